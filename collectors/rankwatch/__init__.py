@@ -1,0 +1,1 @@
+"""What runs beside the job: the SDK in the training process and the agent on its host."""

@@ -1,0 +1,237 @@
+"""The wire schema: what agents send and the service reads. Nothing here does I/O.
+
+One `Batch` is one message: a header and the records of one host's ranks of one attempt. Step and values records
+are columnar (`Table`), everything that comes once a second or more rarely is a list of small structs. As msgpack
+NaN and Inf survive; in the plain JSON form (`docs/design.md`, "Wire") a column is a list in which `null` is "not
+measured" and `"NaN"`, `"Inf"`, `"-Inf"` are values.
+
+Fields are only ever appended and have defaults, so that version N reads N-1 and the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+"""Version of this schema. A batch with a higher one is refused with a dead letter, never guessed at."""
+
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Largest accepted body. 64 steps x 512 ranks x 24 columns x 8 bytes = 6.3 MB; a bigger one must be split."""
+
+METRIC_NAME_BYTES_MAX: Final = 64
+"""Longest metric name, UTF-8."""
+
+
+class Column(msgspec.Struct, array_like=True, frozen=True):
+    """One column of a `Table`: raw little-endian values, one for each row, absent rows included (as zero).
+
+    `dtype` is one of u1 u2 u4 i8 f4 f8. Integer columns hold value - `base`. `mask` has one bit for each row, least
+    significant bit first, 1 = present; None means that every row is present. NaN is a value, not an absence.
+    """
+
+    dtype: str
+    data: bytes
+    base: int = 0
+    mask: bytes | None = None
+
+
+class Table(msgspec.Struct, frozen=True):
+    """`rows` records, by column name.
+
+    Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
+    started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
+    `collective_late_s`, `collective_transfer_s`, `loss`, `grad_norm`, `local_grad_norm`, `nonfinite`
+    (how many local gradients or logged values were not finite), `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `tokens`, `tokens_squared`,
+    `phase.NAME` (seconds of each phase), and any user metric. Values records: `step`, `rank`, and any of the metrics.
+    `step` and `rank` are present in every row.
+    """
+
+    rows: int
+    columns: dict[str, Column]
+
+
+class RankInfo(msgspec.Struct, frozen=True):
+    """Who one rank of an attempt is. Rank numbers move between restarts; (host, device_uuid) does not."""
+
+    rank: int
+    world_size: int
+    local_rank: int = 0
+    host: str = ""
+    device_uuid: str = ""
+    pid: int = 0
+    dp: int = 0
+    tp: int = 0
+    pp: int = 0
+    cp: int = 0
+    ep: int = 0
+    parameters: tuple[str, ...] = ()
+    """Parameter names, in the order that `nonfinite_first` indexes."""
+    replicated: bool = False
+    """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
+    can: tuple[str, ...] = ()
+    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; and relaunch (a launcher restarts it)."""
+
+
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """One rank's progress block as its agent read it. Ages are monotonic-clock differences, safe from clock skew."""
+
+    rank: int
+    step: int
+    """Step the rank is in; -1 before the first."""
+    phase: str
+    """Name of the phase it is in; "" between phases."""
+    phase_age_s: float
+    step_age_s: float
+    collective_seq: int = 0
+    """Collectives this rank has entered, where they are counted."""
+    state: str = "running"
+    """running, held (waits for a directive), left (its loop ended), exited (its process is gone)."""
+    order: str = ""
+    """Id of the newest order the rank has answered."""
+    answer: str = ""
+    """held, done, failed, passed (saw the order after its step), released, went (went on after go)."""
+    answer_step: int = -1
+    answer_k: int = 0
+    """Rollbacks inside the process, counted; part of the attempt's text LAUNCH.k."""
+    answer_fingerprint: int = 0
+    os_state: str = "R"
+    """State letter of the process in /proc: R, S, D, T (stopped by a signal), Z, X; "?" unknown."""
+    cpu_s: float = 0.0
+    """CPU seconds the process has used."""
+    answer_detail: str = ""
+    """For `done`: what the hook returned (a checkpoint's place); for `failed`: the error."""
+
+
+class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
+    """Counters of one device at one time. None means that the device or the driver does not tell."""
+
+    device_uuid: str
+    time_unix_ns: int
+    local_index: int = 0
+    temperature_celsius: float | None = None
+    power_w: float | None = None
+    sm_clock_hz: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    throttle_reasons: int | None = None
+    ecc_uncorrected: int | None = None
+    xid: int | None = None
+    extra: dict[str, float] = {}
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened once. `kind` is one of the names in `EVENT_KINDS`; `fields` belong to the kind."""
+
+    kind: str
+    time_unix_ns: int
+    rank: int | None = None
+    step: int | None = None
+    fields: dict[str, Any] = {}
+
+
+EVENT_KINDS: Final = (
+    "rank_start",  # pid
+    "rank_left",  # reason: end | break | stop
+    "process_exit",  # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str
+    "exception",  # type, message
+    "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
+    "checkpoint_loaded",  # checkpoint, seconds
+    "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, order
+    "agent_start",
+    "agent_stop",
+    "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
+    "note",  # text
+)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One message. `boot` and `seq` number the sender's messages: a repeated pair changes nothing, a gap is counted."""
+
+    schema: int
+    job: str
+    attempt: str
+    """LAUNCH.k"""
+    host: str
+    boot: str
+    seq: int
+    sent_unix_ns: int
+    ranks: tuple[RankInfo, ...] = ()
+    """Sent with the first batch of an attempt and again when it changes."""
+    steps: Table | None = None
+    values: Table | None = None
+    progress: tuple[Progress, ...] = ()
+    devices: tuple[DeviceSample, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+class OrderView(msgspec.Struct, frozen=True):
+    """An open order as the api tells it to agents. A later phase of the same order replaces an earlier one."""
+
+    order: str
+    job: str
+    attempt: str
+    phase: str
+    """view (send progress every 50 ms), hold, do, go, release, kill, closed."""
+    action: str
+    """pause, checkpoint, rollback, stop."""
+    step: int = -1
+    """The step S at whose boundary ranks hold."""
+    lease_s: float = 5.0
+    """How long a rank keeps what this phase asks without hearing more."""
+    checkpoint: str = ""
+    """Id of the registered checkpoint, for rollback."""
+    location: str = ""
+    """Where that checkpoint lies, as its save said."""
+    checkpoint_step: int = -1
+    k: int = 0
+    """For rollback: the k of the attempt that begins with `do`."""
+    culprits: tuple[int, ...] = ()
+    """For kill: ranks to end first."""
+
+
+class ResumeAdvice(msgspec.Struct, frozen=True):
+    """The newest good checkpoint that survives the processes; agents keep it in a file for the next launch."""
+
+    job: str
+    checkpoint: str = ""
+    location: str = ""
+    step: int = -1
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What the command stream carries: all open orders of the job, and the advice for a relaunch."""
+
+    orders: tuple[OrderView, ...] = ()
+    resume: ResumeAdvice | None = None
+
+
+class View(msgspec.Struct, frozen=True):
+    """POSTed by an agent while an order of the attempt is open: its ranks' progress blocks, answers included."""
+
+    job: str
+    attempt: str
+    host: str
+    boot: str
+    sent_unix_ns: int
+    ranks: tuple[Progress, ...]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_BATCH_DECODER: Final = msgspec.msgpack.Decoder(Batch)
+
+
+def encode(message: Batch | View | Orders) -> bytes:
+    """Encode one message as msgpack."""
+    return _ENCODER.encode(message)
+
+
+def decode_batch(body: bytes) -> Batch:
+    """Decode one msgpack batch.
+
+    Raises:
+        msgspec.DecodeError: the body is not msgpack, is cut off, or does not have this shape.
+    """
+    return _BATCH_DECODER.decode(body)

@@ -1,0 +1,1 @@
+"""Pure online detectors over the ranks of one training job."""

@@ -1,0 +1,1 @@
+"""The service: log, stream, incidents, commands, notifications, API, dashboard and command line."""

@@ -1,0 +1,1 @@
+"""Tables, engines and migrations: everything that knows the database."""
