@@ -42,9 +42,10 @@ class Table(msgspec.Struct, frozen=True):
 
     Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
     started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
-    `collective_late_s`, `collective_transfer_s`, `loss`, `grad_norm`, `local_grad_norm`, `nonfinite`
-    (how many local gradients or logged values were not finite), `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `tokens`, `tokens_squared`,
-    `phase.NAME` (seconds of each phase), and any user metric. Values records: `step`, `rank`, and any of the metrics.
+    `collective_late_s`, `collective_transfer_s`, `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many
+    local gradients or logged values were not finite), `nonfinite_first` (index of the first parameter that had one),
+    `fingerprint`, `tokens`, `tokens_squared`, `phase.NAME` (seconds of each phase), and any user metric.
+    Values records: `step`, `rank`, and any of the metrics.
     `step` and `rank` are present in every row.
     """
 
@@ -71,7 +72,7 @@ class RankInfo(msgspec.Struct, frozen=True):
     replicated: bool = False
     """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
     can: tuple[str, ...] = ()
-    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; and relaunch (a launcher restarts it)."""
+    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher)."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):
