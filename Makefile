@@ -1,0 +1,48 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need in .venv first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check unit integration up bench soak clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One stamp for each set of packages, so that a changed pyproject.toml installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")
+	$(BIN)/rankwatch demo $(DEMO_ARGS)
+
+test: check unit integration ## everything that must pass
+
+check: $(VENV)/.installed ## format, lint, types, import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed ## tests of one process each, on all cores
+	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
+
+integration: $(VENV)/.installed ## tests of several real processes, one at a time, and the browser tests
+	$(BIN)/pytest -q -m 'integration or browser' $(TEST_ARGS)
+
+up: $(VENV)/.installed ## run the service here: API, stream, notifier, dashboard
+	$(BIN)/rankwatch up
+
+bench: $(VENV)/.installed ## every benchmark, one table each
+	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+soak: $(VENV)/.installed ## ten clean demo jobs in a row, also with two CPU burners beside them, and 50 command trials
+	$(BIN)/python -m tests.soak
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
