@@ -202,11 +202,22 @@ class ResumeAdvice(msgspec.Struct, frozen=True):
     step: int = -1
 
 
+class StackRequest(msgspec.Struct, frozen=True):
+    """The service wants to see where ranks of an attempt stand. An agent answers each (request, rank) once."""
+
+    request: str
+    """Id; comes back as the field `order` of the event `stack_dump`."""
+    attempt: str
+    ranks: tuple[int, ...] = ()
+    """Empty: every rank of the attempt."""
+
+
 class Orders(msgspec.Struct, frozen=True):
-    """What the command stream carries: all open orders of the job, and the advice for a relaunch."""
+    """What the command stream carries: all open orders of the job, the advice for a relaunch, wanted stacks."""
 
     orders: tuple[OrderView, ...] = ()
     resume: ResumeAdvice | None = None
+    stacks: tuple[StackRequest, ...] = ()
 
 
 class View(msgspec.Struct, frozen=True):
