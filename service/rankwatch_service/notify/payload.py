@@ -1,0 +1,142 @@
+"""Composes the body of a webhook message. Pure: the same incident and transition give the same bytes, so that stream
+can compose a message again after a restart and the outbox row stays what it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Final
+
+MESSAGE_TYPES: Final[Mapping[str, str]] = {
+    "opened": "incident.opened",
+    "updated": "incident.updated",
+    "resolved": "incident.resolved",
+}
+"""Transitions that are told to receivers; the others (acknowledged, commented, evidence) are for the pages only."""
+
+BODY_BYTES_MAX: Final = 20 * 1024
+"""Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then evidence is left out."""
+
+LISTED_MAX: Final = 64
+"""Ranks, hosts, devices and consequences named in a message; counts tell the rest. 64 x 40 bytes = 2.5 KB each."""
+
+TEXT_CHARS_MAX: Final = 2_000
+"""Longest text inside evidence."""
+
+
+def message_id(incident_id: str, transition: int, receiver: str) -> str:
+    """Id of one notification to one receiver: the same for the same transition, however often it is derived."""
+    digest = sha256(f"{incident_id}\n{transition}\n{receiver}".encode()).hexdigest()
+    return f"msg_{digest[:32]}"
+
+
+def incident_message(incident: Mapping[str, Any], transition: Mapping[str, Any], links: Mapping[str, str]) -> bytes:
+    """Compose the JSON body {type, timestamp, data} for one transition of an incident.
+
+    Args:
+        incident: columns of the `incident` row as it is after the transition.
+        transition: columns of the `incident_transition` row; `what` is a key of `MESSAGE_TYPES`.
+        links: where to read on, by name, for instance {"incident": "https://…", "job": "https://…"}.
+
+    Returns:
+        UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
+        texts are cut, and `data.cut` then names what was.
+
+    Raises:
+        ValueError: this kind of transition is not told to receivers.
+    """
+    what = transition["what"]
+    if what not in MESSAGE_TYPES:
+        raise ValueError(f"transition {what!r} is not told to receivers")
+    data = _incident_data(incident, links)
+    data["transition"] = {
+        "number": transition["number"],
+        "what": what,
+        "actor": _shortened(transition["actor"]),
+        "text": _shortened(transition["text"]),
+    }
+    message = {"type": MESSAGE_TYPES[what], "timestamp": _iso(transition["at_unix_ns"]), "data": data}
+    for spare in ("evidence", "consequences", "suggestion", "devices"):
+        body = _encoded(message)
+        if len(body) <= BODY_BYTES_MAX:
+            return body
+        data[spare] = type(data[spare])()
+        data["cut"].append(spare)
+    return _encoded(message)
+
+
+def _incident_data(incident: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
+    cut: list[str] = []
+
+    def listed(name: str) -> list[Any]:
+        values = incident[name]
+        if len(values) > LISTED_MAX:
+            cut.append(name)
+        return _plain(values[:LISTED_MAX])
+
+    evidence = _plain(incident["evidence"])
+    if evidence != _plain(incident["evidence"], text_chars_max=None):
+        cut.append("evidence texts")
+    return {
+        "id": incident["id"],
+        "number": incident["number"],
+        "job": incident["job"],
+        "attempt": incident["attempt"],
+        "kind": incident["kind"],
+        "severity": incident["severity"],
+        "state": incident["state"],
+        "scope": incident["scope"],
+        "cause": incident["cause"],
+        "summary": _shortened(incident["summary"]),
+        "ranks": listed("ranks"),
+        "rank_count": len(incident["ranks"]),
+        "hosts": listed("hosts"),
+        "devices": listed("devices"),
+        "onset_step": incident["onset_step"],
+        "detected_step": incident["detected_step"],
+        "resolved_step": incident["resolved_step"],
+        "onset_time": _iso(incident["onset_unix_ns"]),
+        "detected_time": _iso(incident["detected_unix_ns"]),
+        "resolved_time": _iso(incident["resolved_unix_ns"]),
+        "score": _plain(incident["score"]),
+        "confidence": _plain(incident["confidence"]),
+        "impact_gpu_hours_per_hour": _plain(incident["impact_gpu_hours_per_hour"]),
+        "evidence": evidence,
+        "consequences": listed("consequences"),
+        "suggestion": _plain(incident["suggestion"]),
+        "checkpoint": incident["checkpoint"],
+        "links": dict(links),
+        "cut": cut,
+    }
+
+
+def _plain(value: Any, text_chars_max: int | None = TEXT_CHARS_MAX) -> Any:
+    """The value in JSON types alone: non-finite numbers as strings, long texts shortened."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
+    if isinstance(value, str):
+        return value if text_chars_max is None else _shortened(value, text_chars_max)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, text_chars_max) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item, text_chars_max) for item in value]
+    return value
+
+
+def _shortened(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def _iso(unix_ns: int | None) -> str | None:
+    if unix_ns is None:
+        return None
+    seconds, ns = divmod(unix_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns // 1_000_000:03d}Z"
+
+
+def _encoded(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
