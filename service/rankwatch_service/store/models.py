@@ -328,6 +328,8 @@ class Command(Base):
     requested_by: Mapped[str]
     incident_id: Mapped[str | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    approval_required: Mapped[bool] = mapped_column(default=False)
+    """It waits in `requested` until a person approves it."""
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
@@ -379,9 +381,9 @@ class Checkpoint(Base):
     """One entry of the checkpoint ledger."""
 
     __tablename__ = "checkpoint"
+    job: Mapped[str] = mapped_column(primary_key=True)
     id: Mapped[str] = mapped_column(primary_key=True)
-    """TIER:ATTEMPT:STEP"""
-    job: Mapped[str] = mapped_column(index=True)
+    """TIER:ATTEMPT:STEP; launchers number their launches alike, so it is unique only within the job."""
     attempt: Mapped[str]
     step: Mapped[int]
     tier: Mapped[str]
@@ -421,6 +423,10 @@ class Token(Base):
 
     __tablename__ = "token"
     id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(default="api")
+    """api, ingest, login (good for one browser login), session (a browser's)."""
+    parent: Mapped[str] = mapped_column(default="")
+    """For a session: the token that opened it; revoking that one revokes this one."""
     name: Mapped[str]
     scopes: Mapped[list[Any]]
     """ingest, read, operate (acknowledge, silence, comment), command, admin."""
