@@ -1,0 +1,124 @@
+"""Starts the ranks of one job as processes, ends them together and starts them again, as torchrun would.
+
+When one rank dies the others cannot go on: they are ended, and the job is launched again under the next launch text,
+so that nothing of two launches can be confused. Which checkpoint it goes on from is the ranks' own affair.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RESTARTS_MAX = 5
+"""A job that dies more often than this is not worth another launch."""
+TERMINATE_S = 3.0
+"""Grace between SIGTERM and SIGKILL. A rank that waits in a collective has no Python handler to run; it just ends."""
+
+
+class JobFailedError(RuntimeError):
+    """The job died more often than it may."""
+
+
+@dataclass
+class Launcher:
+    """Runs `command` once for each rank; `poll` must be called often, it does all the work."""
+
+    command: tuple[str, ...]
+    world_size: int
+    job: str
+    logs: Path
+    """Folder for the ranks' output, one file for each launch and rank."""
+    environment: Mapping[str, str]
+    restarts_max: int = RESTARTS_MAX
+    number: int = -1
+    """Launches so far, less one."""
+    ranks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    finished: bool = False
+    """All ranks ended by themselves, with status 0."""
+
+    @property
+    def launch(self) -> str:
+        """Text that all ranks of the present launch share: the first part of their attempt's name."""
+        return f"{self.job}-{self.number}"
+
+    def start(self) -> None:
+        """Launch all ranks."""
+        self.number += 1
+        self.logs.mkdir(parents=True, exist_ok=True)
+        for rank in range(self.world_size):
+            with (self.logs / f"{self.launch}-{rank}.log").open("wb") as log:
+                self.ranks[rank] = subprocess.Popen(
+                    self.command, env=self._rank_environment(rank), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+
+    def poll(self) -> bool:
+        """Take note of ranks that ended and launch again if one died. Returns whether a new launch was made.
+
+        Raises:
+            JobFailedError: a rank died and no restart is left; all ranks are ended then.
+        """
+        codes = {rank: process.poll() for rank, process in self.ranks.items()}
+        if self.finished or all(code is None for code in codes.values()):
+            return False
+        dead = {rank: code for rank, code in codes.items() if code}
+        if not dead:
+            self.finished = all(code == 0 for code in codes.values())
+            return False
+        self.stop()
+        if self.number >= self.restarts_max:
+            raise JobFailedError(
+                f"ranks ended with {_told(dead)} in launch {self.number}, no restart is left; see {self.logs}"
+            )
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """End all ranks, within `TERMINATE_S`; none is left afterwards."""
+        for process in self.ranks.values():
+            # A stopped process acts on SIGTERM only once it runs again.
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                process.send_signal(number)
+        deadline_s = time.monotonic() + TERMINATE_S
+        for process in self.ranks.values():
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.ranks.clear()
+
+    def _rank_environment(self, rank: int) -> dict[str, str]:
+        return {
+            **self.environment,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "RANKWATCH_LAUNCH": self.launch,
+            # The ranks are on this machine: no name has to be resolved, no interface guessed.
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+
+
+def python_module(module: str, *arguments: str) -> tuple[str, ...]:
+    """Command line that runs a module under this Python."""
+    return (sys.executable, "-m", module, *arguments)
+
+
+def own_environment() -> dict[str, str]:
+    """A copy of this process's environment without what would tell a rank about another job or service."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RANKWATCH_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "MASTER_"))
+    }
+
+
+def _told(codes: Mapping[int, int]) -> str:
+    return ", ".join(f"rank {rank}: {signal.Signals(-code).name if code < 0 else code}" for rank, code in codes.items())

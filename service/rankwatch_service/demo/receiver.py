@@ -1,0 +1,99 @@
+"""A webhook receiver that trusts nobody: it checks every Standard Webhooks signature itself and keeps the times."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+BODY_BYTES_MAX = 1024 * 1024
+"""Largest body that is read; an incident with a stack dump is some 20 KB."""
+AGE_MAX_S = 300
+"""How far a signature's time stamp may lie from now, as the Standard Webhooks text asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One webhook as it came. `verified` is False when the signature, the time stamp or the body is wrong."""
+
+    webhook_id: str
+    type: str
+    incident: str
+    verified: bool
+    unix_ns: int
+
+
+class Receiver:
+    """Listens on a free local port from construction until `close`."""
+
+    def __init__(self, secret: str) -> None:
+        """`secret` is "whsec_" and base64, as the service was told it."""
+        self._key = base64.b64decode(secret.removeprefix("whsec_"))
+        self._received: list[Received] = []
+        self._lock = threading.Lock()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                now_ns = time.time_ns()
+                body = self.rfile.read(min(int(self.headers.get("content-length", 0)), BODY_BYTES_MAX))
+                receiver.take(dict(self.headers.items()), body, now_ns)
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                """Keep the terminal for the demo."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where webhooks are to be sent."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/rankwatch"
+
+    @property
+    def received(self) -> list[Received]:
+        """Everything that came so far, in order of arrival."""
+        with self._lock:
+            return list(self._received)
+
+    def take(self, headers: dict[str, str], body: bytes, now_ns: int) -> None:
+        """Judge and keep one delivery."""
+        lowered = {name.lower(): value for name, value in headers.items()}
+        verified = self._is_genuine(lowered, body, now_ns)
+        try:
+            message: dict[str, Any] = json.loads(body)
+            kind, incident = str(message["type"]), _incident_id(message["data"])
+        except (ValueError, KeyError, TypeError):
+            kind, incident, verified = "", "", False
+        with self._lock:
+            self._received.append(Received(lowered.get("webhook-id", ""), kind, incident, verified, now_ns))
+
+    def _is_genuine(self, headers: dict[str, str], body: bytes, now_ns: int) -> bool:
+        webhook_id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+        if not (webhook_id and stamp.isdecimal() and abs(now_ns / 1e9 - int(stamp)) <= AGE_MAX_S):
+            return False
+        signed = f"{webhook_id}.{stamp}.".encode() + body
+        wanted = base64.b64encode(hmac.new(self._key, signed, hashlib.sha256).digest()).decode()
+        offered = headers.get("webhook-signature", "").split()
+        return any(hmac.compare_digest(f"v1,{wanted}", signature) for signature in offered)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _incident_id(data: dict[str, Any]) -> str:
+    incident = data.get("incident", data)
+    return str(incident["id"]) if isinstance(incident, dict) else str(incident)

@@ -1,0 +1,134 @@
+"""One rank of the demo's job, written as a user writes a training script: only the faults and the journal are extra.
+
+It trains with plain DDP over gloo, gives rankwatch its model and optimizer, saves to disk now and then, and goes on
+from the checkpoint that rankwatch advises when its launcher starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import FileStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+import rankwatch
+from rankwatch_service.demo.faulty_rank import FaultyRank
+from rankwatch_service.demo.journal import Journal
+from rankwatch_service.demo.model import GPT, batches, corpus, loss_of, weights_sum
+
+LEARNING_RATE = 1e-3
+GRADIENT_NORM_MAX = 1.0
+FINGERPRINT_STEPS = 10
+"""Steps between two fingerprints of the weights."""
+MEMORY_STEPS = 20
+"""Steps between two checkpoints in memory."""
+MEMORY_KEPT = 6
+"""Checkpoints kept in memory, 8 MB each: 120 steps back, more than any incident here needs to be noticed."""
+DISK_STEPS = 40
+"""Steps between two checkpoints on disk."""
+COLLECTIVE_LIMIT = timedelta(minutes=10)
+"""torch's own patience with a hung rank: the usual figure, far beyond what the demo needs."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the launcher tells every rank."""
+
+    job: str
+    seed: int
+    max_steps: int
+    directory: Path
+
+
+def main() -> None:
+    """Train until `max_steps` or until told to stop."""
+    parser = argparse.ArgumentParser(description="one rank of the demo's training job")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--max-steps", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    options = Options(**vars(parser.parse_args()))
+    rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
+    torch.set_num_threads(1)
+    store = FileStore(str(options.directory / f"store-{launch}"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
+    try:
+        train(options, rank, launch)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(options: Options, rank: int, launch: str) -> None:
+    """Build the model, hand it to rankwatch, and train."""
+    torch.manual_seed(options.seed)
+    model = GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    replica = DistributedDataParallel(model)
+    text = corpus()
+
+    def make_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return batches(text, options.seed, rank, step)
+
+    watch = rankwatch.start(job=options.job)
+    watch.torch(model, optimizer, fingerprint_every=FINGERPRINT_STEPS)
+    watch.state(model=model, optimizer=optimizer, data=make_batches, every=MEMORY_STEPS, keep=MEMORY_KEPT)
+
+    @watch.on_checkpoint
+    def save(step: int) -> str:
+        path = options.directory / "checkpoints" / f"{launch}-{step:06d}.pt"
+        if rank == 0:
+            path.parent.mkdir(exist_ok=True)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            # A reader sees the whole file or none: the rename is the commit.
+            torch.save(state, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+        return str(path)
+
+    def load(location: str) -> int:
+        state = torch.load(location, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+
+    @watch.on_rollback
+    def restore(checkpoint: Any) -> int:
+        return load(checkpoint.location)
+
+    # Ranks may have heard different advice: the first one decides.
+    advice = [watch.resume.location if watch.resume else ""]
+    dist.broadcast_object_list(advice, src=0)
+    first_step = load(advice[0]) if advice[0] else 0
+
+    faulty = FaultyRank(options.directory / "faults", rank)
+    journal = Journal(options.directory / "journal", launch, rank)
+    for step in watch.steps(options.max_steps, start=first_step):
+        faulty.begin_step(watch.attempt, step, model)
+        with watch.phase("data_wait"):
+            inputs, targets = next(watch.batches)
+        with watch.phase("forward"):
+            loss = loss_of(replica(inputs), targets)
+            faulty.in_forward()
+        with watch.phase("backward"):
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        with watch.phase("optimizer"):
+            optimizer.step()
+        watch.log(loss=loss, grad_norm=norm, tokens=inputs.numel())
+        journal.write(watch.attempt, step, weights_sum(model))
+        if (step + 1) % DISK_STEPS == 0:
+            watch.save_checkpoint(step + 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
+
+SLEEPER = "import time; time.sleep(600)"
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    made: list[Launcher] = []
+
+    def make(code: str, *, world_size: int = 3, restarts_max: int = 5) -> Launcher:
+        import sys
+
+        launcher = Launcher(
+            (sys.executable, "-c", code), world_size, "job", tmp_path, own_environment(), restarts_max=restarts_max
+        )
+        made.append(launcher)
+        launcher.start()
+        return launcher
+
+    yield make
+    for launcher in made:
+        launcher.stop()
+
+
+def poll_until(launcher: Launcher, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "the launcher did not get there"
+        launcher.poll()
+        time.sleep(0.01)
+
+
+def test_ranks_are_told_who_they_are(launch: Callable[..., Launcher], tmp_path: Path) -> None:
+    launcher = launch("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['RANKWATCH_LAUNCH'])")
+    poll_until(launcher, lambda: launcher.finished)
+    assert [(tmp_path / f"job-0-{rank}.log").read_text() for rank in range(3)] == [f"{r} 3 job-0\n" for r in range(3)]
+
+
+def test_a_killed_rank_takes_the_others_with_it_and_all_start_again_under_a_new_launch(
+    launch: Callable[..., Launcher],
+) -> None:
+    launcher = launch(SLEEPER)
+    first = [process.pid for process in launcher.ranks.values()]
+    os.kill(first[1], signal.SIGKILL)
+    poll_until(launcher, lambda: launcher.number == 1)
+    assert launcher.launch == "job-1"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+    assert all(process.poll() is None for process in launcher.ranks.values())
+
+
+def test_a_stopped_rank_is_ended_too(launch: Callable[..., Launcher]) -> None:
+    launcher = launch(SLEEPER)
+    pids = [process.pid for process in launcher.ranks.values()]
+    os.kill(pids[0], signal.SIGSTOP)
+    launcher.stop()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(
+    launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankwatch_service.demo.launcher.TERMINATE_S", 0.2)
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    launcher = launch(code, world_size=1)
+    poll_until(launcher, lambda: (tmp_path / "job-0-0.log").read_text() == "deaf\n")
+    pid = launcher.ranks[0].pid
+    launcher.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_job_that_keeps_dying_is_given_up_with_the_reason(launch: Callable[..., Launcher]) -> None:
+    launcher = launch("raise SystemExit(7)", restarts_max=2)
+    with pytest.raises(JobFailedError, match=r"rank \d: 7.*launch 2"):
+        poll_until(launcher, lambda: launcher.finished)
+    assert not launcher.ranks
+
+
+def test_ranks_that_end_well_end_the_job(launch: Callable[..., Launcher]) -> None:
+    launcher = launch("pass")
+    poll_until(launcher, lambda: launcher.finished)
+    assert launcher.number == 0
