@@ -191,6 +191,8 @@ class OrderView(msgspec.Struct, frozen=True):
     """For rollback: the k of the attempt that begins with `do`."""
     culprits: tuple[int, ...] = ()
     """For kill: ranks to end first."""
+    renewal: int = 0
+    """Counts renewals of the lease: when it grows, agents write the same phase again and ranks' leases begin anew."""
 
 
 class ResumeAdvice(msgspec.Struct, frozen=True):
