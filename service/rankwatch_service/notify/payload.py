@@ -76,7 +76,7 @@ def _incident_data(incident: Mapping[str, Any], links: Mapping[str, str]) -> dic
         values = incident[name]
         if len(values) > LISTED_MAX:
             cut.append(name)
-        return _plain(values[:LISTED_MAX])
+        return [_plain(value) for value in values[:LISTED_MAX]]
 
     evidence = _plain(incident["evidence"])
     if evidence != _plain(incident["evidence"], text_chars_max=None):

@@ -1,0 +1,101 @@
+"""Where webhooks may go. A receiver's address is looked up once for each try, every answer is checked, and the
+connection is made to the checked address itself, so that a second answer of the name server cannot lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+ADDRESSES_MAX: Final = 4
+"""Addresses of one name that are tried in turn."""
+
+URL_CHARS_MAX: Final = 2_048
+
+_WEB_PORTS: Final = (80, 443)
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+# Metadata services that lie in private ranges; those in link-local ranges are refused with the range.
+_METADATA: Final = frozenset({ip_address("fd00:ec2::254"), ip_address("100.100.100.200")})
+
+
+class AddressError(Exception):
+    """The target is one that webhooks never go to; trying again helps only after the receiver is changed."""
+
+
+def checked_url(url: str) -> tuple[str, int]:
+    """Split a receiver's URL into host name and port.
+
+    Raises:
+        AddressError: not http or https, user information before the host, a port that is neither 80, 443 nor
+            above 1023, or too long.
+    """
+    if len(url) > URL_CHARS_MAX:
+        raise AddressError(f"the URL is longer than {URL_CHARS_MAX} characters")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise AddressError(f"not a URL: {error}") from error
+    if parts.scheme not in ("http", "https"):
+        raise AddressError("the URL must begin with http:// or https://")
+    if "@" in parts.netloc:
+        raise AddressError("the URL must not hold a user name")
+    if not parts.hostname:
+        raise AddressError("the URL names no host")
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    if port < 1024 and port not in _WEB_PORTS:
+        raise AddressError(f"port {port} belongs to another service")
+    return parts.hostname, port
+
+
+def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> None:
+    """Check one resolved address.
+
+    Args:
+        address: IPv6 forms that carry an IPv4 address (mapped, 6to4, NAT64, Teredo) are judged by that.
+        allow_private: loopback and private ranges are fine. Link-local, multicast, unspecified and reserved ones never.
+
+    Raises:
+        AddressError: webhooks do not go there.
+    """
+    inner = _carried(address)
+    if (
+        inner in _METADATA
+        or inner.is_link_local
+        or inner.is_multicast
+        or inner.is_unspecified
+        or (inner.is_reserved and not inner.is_loopback)
+    ):
+        raise AddressError(f"webhooks never go to {address}")
+    if not inner.is_global and not allow_private:
+        raise AddressError(f"{address} is private; RANKWATCH_NOTIFY_ALLOW_PRIVATE allows it")
+
+
+async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
+    """Look a name up and check every answer.
+
+    Returns:
+        One to `ADDRESSES_MAX` addresses to connect to, in order of preference.
+
+    Raises:
+        AddressError: any of the answers is refused: a name with one good and one bad answer is not to be trusted.
+        OSError: the name cannot be resolved.
+    """
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+    for address in addresses:
+        check_address(ip_address(address), allow_private)
+    return addresses[:ADDRESSES_MAX]
+
+
+def _carried(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None) or address

@@ -1,0 +1,164 @@
+"""The notifier's loop: notices what was committed, keeps tries under way, records how they ended.
+
+All state that matters is in the outbox. Killed at any moment it loses nothing: a message whose try was not recorded
+is tried again under the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from rankwatch_service.clock import Clock
+from rankwatch_service.notify.outbox import Message, OutboxTable
+from rankwatch_service.notify.schedule import Outcome, after_try
+from rankwatch_service.store.engine import StoreBusyError
+
+WATCH_S: Final = 0.02
+"""How often the database is asked whether anything was committed; one asking costs microseconds."""
+
+RETRY_LOOK_S: Final = 0.5
+"""How often the outbox is read without a commit, for messages whose next try has come."""
+
+GIVE_UP_LOOK_S: Final = 60.0
+
+RECORD_RETRY_S: Final = 1.0
+"""Pause before a try's end is recorded again after the database refused it."""
+
+STOP_S: Final = 2.0
+"""How long tries under way may go on after the order to stop; what is cut off is tried again at the next start."""
+
+_DATABASE_ERRORS: Final = (SQLAlchemyError, StoreBusyError)
+
+_log = structlog.get_logger(__name__)
+
+
+class Changes(Protocol):
+    """Tells whether another connection has committed since it was last asked."""
+
+    def changed(self) -> bool:
+        """Cheap enough to be asked fifty times a second."""
+        ...
+
+
+class Sends(Protocol):
+    """What the notifier needs of a sender."""
+
+    async def send(self, url: str, secret: str, message_id: str, body: bytes) -> Outcome:
+        """Try once to deliver a message; never raises for what a receiver does."""
+        ...
+
+
+class Notifier:
+    """Delivers the outbox. One runs at a time; `blocking` runs all database work, on one thread."""
+
+    def __init__(
+        self,
+        outbox: OutboxTable,
+        sender: Sends,
+        changes: Changes,
+        clock: Clock,
+        jitter: random.Random,
+        blocking: Executor,
+    ) -> None:
+        self._outbox = outbox
+        self._sender = sender
+        self._changes = changes
+        self._clock = clock
+        self._jitter = jitter
+        self._blocking = blocking
+        self._in_flight: defaultdict[str, dict[str, asyncio.Task[None]]] = defaultdict(dict)
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Deliver until `stop` is called, then let tries under way end for up to `STOP_S` seconds."""
+        loop = asyncio.get_running_loop()
+        look_s = give_up_s = loop.time()
+        while not self._stopping:
+            woken = self._wake.is_set()
+            self._wake.clear()
+            changed = await self._in_thread(self._changes.changed)
+            if changed or woken or loop.time() >= look_s:
+                await self._start_due()
+                look_s = loop.time() + RETRY_LOOK_S
+            if loop.time() >= give_up_s:
+                await self._give_up()
+                give_up_s = loop.time() + GIVE_UP_LOOK_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), WATCH_S)
+        await self._finish()
+
+    def stop(self) -> None:
+        """Make `run` return; call it on the loop's thread."""
+        self._stopping = True
+        self._wake.set()
+
+    async def _start_due(self) -> None:
+        in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}
+        try:
+            due = await self._in_thread(self._outbox.due, self._clock.unix_ns(), in_flight)
+        except _DATABASE_ERRORS as error:
+            _log.warning("outbox_unreadable", error=str(error))
+            return
+        for message in due:
+            task = asyncio.create_task(self._deliver(message))
+            self._in_flight[message.receiver][message.id] = task
+
+    async def _deliver(self, message: Message) -> None:
+        try:
+            try:
+                outcome = await self._sender.send(message.url, message.secret, message.id, message.body)
+            except Exception as error:  # noqa: BLE001
+                # A fault of ours; as an outcome it is retried later, not at once and for ever.
+                _log.exception("delivery_broke", message_id=message.id)
+                outcome = Outcome(None, f"internal: {type(error).__name__}", 0.0)
+            following = after_try(outcome, message.tries + 1, self._clock.unix_ns(), self._jitter.random())
+            _log.info(
+                "delivery",
+                receiver=message.receiver,
+                message_id=message.id,
+                status=outcome.status,
+                error=outcome.error,
+                state=following.state,
+            )
+            # Until its end is recorded a message counts as under way, or it would be sent again at once.
+            while True:
+                try:
+                    await self._in_thread(self._outbox.record, message, outcome, following, self._clock.unix_ns())
+                    break
+                except _DATABASE_ERRORS as error:
+                    _log.warning("delivery_not_recorded", message_id=message.id, error=str(error))
+                    await asyncio.sleep(RECORD_RETRY_S)
+        finally:
+            del self._in_flight[message.receiver][message.id]
+            self._wake.set()
+
+    async def _give_up(self) -> None:
+        try:
+            given_up = await self._in_thread(self._outbox.give_up, self._clock.unix_ns())
+        except _DATABASE_ERRORS as error:
+            _log.warning("outbox_unwritable", error=str(error))
+            return
+        if given_up:
+            _log.error("notifications_given_up", count=given_up)
+
+    async def _finish(self) -> None:
+        tasks = [task for by_id in self._in_flight.values() for task in by_id.values()]
+        if not tasks:
+            return
+        _, unfinished = await asyncio.wait(tasks, timeout=STOP_S)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
+    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._blocking, call, *arguments)

@@ -1,0 +1,139 @@
+"""The outbox table as the notifier uses it: which messages are due, and what became of a try."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy.orm import aliased
+
+from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, Next, Outcome
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Delivery, Outbox, Receiver
+
+RECEIVER_IN_FLIGHT_MAX: Final = 4
+"""Messages on their way to one receiver at a time. There is no bound over all: a slow one must not delay another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to be tried now."""
+
+    id: str
+    receiver: str
+    url: str
+    secret: str
+    body: bytes
+    tries: int
+
+
+class OutboxTable:
+    """Reads due messages and records tries. Blocking; call it from one thread at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[Message]:
+        """Messages to try now, oldest first for each receiver.
+
+        Of one incident only the earliest undelivered message to a receiver is ever due, so `opened` arrives before
+        `resolved`. Receivers that are not enabled get none; theirs wait.
+
+        Args:
+            now_unix_ns: the time.
+            in_flight: ids of the messages on their way, by receiver; they are left out and count against the bound.
+        """
+        with read(self._engine) as connection:
+            names = connection.scalars(
+                select(Outbox.receiver)
+                .where(Outbox.state == "waiting", Outbox.next_try_unix_ns <= now_unix_ns)
+                .distinct()
+                .order_by(Outbox.receiver)
+            ).all()
+            found: list[Message] = []
+            for name in names:
+                busy = in_flight.get(name, ())
+                if len(busy) < RECEIVER_IN_FLIGHT_MAX:
+                    found += _heads(connection, name, now_unix_ns, busy)
+            return found
+
+    def record(self, message: Message, outcome: Outcome, following: Next, now_unix_ns: int) -> None:
+        """Commit what became of one try: the delivery, the message's state, and what it says about the receiver."""
+        with write(self._engine) as connection:
+            connection.execute(
+                insert(Delivery).values(
+                    outbox_id=message.id,
+                    at_unix_ns=now_unix_ns,
+                    status=outcome.status,
+                    error=outcome.error,
+                    seconds=outcome.seconds,
+                )
+            )
+            connection.execute(
+                update(Outbox)
+                .where(Outbox.id == message.id)
+                .values(
+                    state=following.state,
+                    tries=message.tries + 1,
+                    next_try_unix_ns=following.next_try_unix_ns,
+                    delivered_unix_ns=now_unix_ns if outcome.delivered else None,
+                )
+            )
+            if following.receiver_gone:
+                connection.execute(
+                    update(Receiver)
+                    .where(Receiver.name == message.receiver)
+                    .values(enabled=False, disabled_reason="the receiver answered 410: it is gone")
+                )
+            if outcome.retry_after_s is not None and not outcome.delivered:
+                # It asked for quiet, so its other messages wait as long as this one.
+                until = func.max if connection.dialect.name == "sqlite" else func.greatest
+                connection.execute(
+                    update(Outbox)
+                    .where(Outbox.receiver == message.receiver, Outbox.state == "waiting")
+                    .values(
+                        next_try_unix_ns=until(Outbox.next_try_unix_ns, now_unix_ns + int(outcome.retry_after_s * 1e9))
+                    )
+                )
+
+    def give_up(self, now_unix_ns: int) -> int:
+        """Mark waiting messages that are older than `GIVE_UP_AFTER_S` as failed; say how many."""
+        with write(self._engine) as connection:
+            return connection.execute(
+                update(Outbox)
+                .where(
+                    Outbox.state == "waiting", Outbox.created_unix_ns < now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
+                )
+                .values(state="failed")
+            ).rowcount
+
+
+def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[Message]:
+    earlier = aliased(Outbox)
+    is_behind = (
+        select(earlier.id)
+        .where(
+            earlier.incident_id == Outbox.incident_id,
+            earlier.receiver == Outbox.receiver,
+            earlier.state == "waiting",
+            earlier.transition < Outbox.transition,
+        )
+        .exists()
+    )
+    rows = connection.execute(
+        select(Outbox.id, Outbox.receiver, Receiver.url, Receiver.secret, Outbox.body, Outbox.tries)
+        .join(Receiver, Receiver.name == Outbox.receiver)
+        .where(
+            Outbox.receiver == receiver,
+            Receiver.enabled,
+            Outbox.state == "waiting",
+            Outbox.next_try_unix_ns <= now_unix_ns,
+            Outbox.id.not_in(list(busy)),
+            ~is_behind,
+        )
+        .order_by(Outbox.created_unix_ns, Outbox.id)
+        .limit(RECEIVER_IN_FLIGHT_MAX - len(busy))
+    )
+    return [Message(*row) for row in rows]

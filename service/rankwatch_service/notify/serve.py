@@ -1,0 +1,40 @@
+"""The notifier as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.notifier import Notifier
+from rankwatch_service.notify.outbox import OutboxTable
+from rankwatch_service.notify.sender import Sender
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import ChangeWatch, open_engine
+
+LOOKUP_THREADS: Final = 32
+"""Name look-ups at a time. They block a thread each, and one that hangs must not hold up other receivers."""
+
+
+def run(settings: Settings) -> None:
+    """Deliver the outbox until SIGTERM or SIGINT."""
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
+    clock = SystemClock()
+    engine = open_engine(settings.database_url)
+    changes = ChangeWatch(engine)
+    with ThreadPoolExecutor(1, "database") as database:
+        async with Sender(clock, settings.notify_allow_private) as sender:
+            notifier = Notifier(OutboxTable(engine), sender, changes, clock, random.SystemRandom(), database)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, notifier.stop)
+            await notifier.run()
+    changes.close()
+    engine.dispose()
