@@ -1,0 +1,75 @@
+"""Bringing a database to this version's tables, and refusing one that is not there.
+
+The migrations lie at the repository's root and, in an installed wheel, inside the package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from rankwatch_service.store.engine import read, write
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_ADVISORY_LOCK: Final = 0x72616E6B  # "rank"
+
+
+class SchemaError(Exception):
+    """The database's tables are not those of this version; the message says what to do."""
+
+
+def upgrade(engine: Engine) -> None:
+    """Bring the database to this version's tables. Safe to call from several processes at once: one does the work.
+
+    Raises:
+        SchemaError: the database was made by a newer version.
+    """
+    config = configuration()
+    head = ScriptDirectory.from_config(config).get_current_head()
+    if _revision(engine) == head:
+        return
+    with write(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        _refuse_newer(MigrationContext.configure(connection).get_current_revision(), config)
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def check(engine: Engine) -> None:
+    """Return if the database has exactly this version's tables.
+
+    Raises:
+        SchemaError: it is older, newer or empty.
+    """
+    config = configuration()
+    head, revision = ScriptDirectory.from_config(config).get_current_head(), _revision(engine)
+    if revision == head:
+        return
+    _refuse_newer(revision, config)
+    raise SchemaError(f"the database is at revision {revision}, this version needs {head}: run `rankwatch db upgrade`")
+
+
+def configuration() -> Config:
+    """Alembic's configuration, pointing at the migrations of this installation."""
+    shipped = _PACKAGE / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(shipped if shipped.exists() else _PACKAGE.parents[1] / "migrations"))
+    return config
+
+
+def _revision(engine: Engine) -> str | None:
+    with read(engine) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def _refuse_newer(revision: str | None, config: Config) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise SchemaError(f"the database is at revision {revision}, which this version does not know: it is too old")

@@ -1,0 +1,95 @@
+import threading
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+from rankwatch_service.store.engine import open_engine, read, write
+from rankwatch_service.store.migrate import SchemaError, check, configuration, upgrade
+from rankwatch_service.store.models import Base
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = open_engine(f"sqlite:///{tmp_path}/test.db")
+    yield engine
+    engine.dispose()
+
+
+def downgrade(engine) -> None:
+    config = configuration()
+    with write(engine) as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+
+
+def differences(engine) -> list:
+    with read(engine) as connection:
+        return compare_metadata(MigrationContext.configure(connection), Base.metadata)
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_models(engine):
+    upgrade(engine)
+    assert differences(engine) == []
+
+
+def test_up_down_up_ends_where_it_began(engine):
+    upgrade(engine)
+    downgrade(engine)
+    assert set(inspect(engine).get_table_names()) == {"alembic_version"}
+    upgrade(engine)
+    assert differences(engine) == []
+
+
+def test_there_is_one_head():
+    assert len(ScriptDirectory.from_config(configuration()).get_heads()) == 1
+
+
+def test_an_empty_database_is_refused_until_it_is_migrated(engine):
+    with pytest.raises(SchemaError, match="rankwatch db upgrade"):
+        check(engine)
+    upgrade(engine)
+    check(engine)
+
+
+def test_a_database_of_a_newer_version_is_refused(engine):
+    upgrade(engine)
+    with write(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaError, match="does not know"):
+        check(engine)
+    with pytest.raises(SchemaError, match="does not know"):
+        upgrade(engine)
+
+
+def test_several_processes_may_migrate_at_once(tmp_path):
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        engine = open_engine(f"sqlite:///{tmp_path}/test.db")
+        try:
+            upgrade(engine)
+            check(engine)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            engine.dispose()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_data_survives_a_second_upgrade(engine):
+    upgrade(engine)
+    with write(engine) as connection:
+        connection.execute(text("INSERT INTO setting VALUES ('policy.hands_off', '{}', 1)"))
+    upgrade(engine)
+    with read(engine) as connection:
+        assert connection.execute(text("SELECT count(*) FROM setting")).scalar_one() == 1
