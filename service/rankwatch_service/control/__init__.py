@@ -1,0 +1,1 @@
+"""What is done about a job: commands, orders, policy, the checkpoint ledger, the audit trail."""

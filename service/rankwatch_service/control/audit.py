@@ -1,0 +1,72 @@
+"""The audit trail: append-only, each row chained to the one before by its hash.
+
+A row says who did what to what, from where, and what came of it, denied tries included. Changing or removing a row
+breaks the chain from there on, and `verify` names the first row that does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from sqlalchemy import Connection, insert, select
+
+from rankwatch_service.store.models import Audit
+
+FIRST: Final = "0" * 64
+"""What the first row names as its predecessor."""
+
+
+def append(
+    connection: Connection,
+    at_unix_ns: int,
+    actor: str,
+    action: str,
+    target: str,
+    outcome: str,
+    *,
+    source: str = "",
+    fields: Mapping[str, Any] | None = None,
+) -> None:
+    """Add a row in the caller's writing transaction, which also holds what the row tells about.
+
+    Args:
+        connection: of a writing transaction; two writers at once would otherwise chain to the same row, which the
+            table's unique constraint refuses.
+        at_unix_ns: now.
+        actor: a token's id and name, or "policy".
+        action: what was done, for instance "command.request".
+        target: what it was done to.
+        outcome: ok, denied, refused or failed.
+        source: address of the caller.
+        fields: plain JSON details; never a secret.
+    """
+    newest = connection.execute(select(Audit.sha256).order_by(Audit.id.desc()).limit(1)).scalar()
+    row: dict[str, Any] = {
+        "at_unix_ns": at_unix_ns,
+        "actor": actor,
+        "source": source,
+        "action": action,
+        "target": target,
+        "outcome": outcome,
+        "fields": dict(fields or {}),
+        "previous_sha256": newest or FIRST,
+    }
+    connection.execute(insert(Audit).values(**row, sha256=_digest(row)))
+
+
+def verify(connection: Connection) -> int | None:
+    """Follow the chain from its start; return the id of the first row that does not fit, None if all do."""
+    previous = FIRST
+    for row in connection.execute(select(Audit.__table__).order_by(Audit.id)).mappings():
+        content = {key: row[key] for key in row if key not in ("id", "sha256")}
+        if row["previous_sha256"] != previous or row["sha256"] != _digest(content):
+            return int(row["id"])
+        previous = row["sha256"]
+    return None
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(row, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
