@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.demo.faults import Armed, Fault, Injected, mark_path
 
 MANTISSA_BIT = 12
@@ -21,10 +22,11 @@ MANTISSA_BIT = 12
 class FaultyRank:
     """One rank's own faults. The two calls cost a few microseconds while nothing is armed."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
+    def __init__(self, directory: Path, rank: int, clock: Clock | None = None) -> None:
         self._directory = directory
         self._armed_file = directory / "armed.json"
         self._rank = rank
+        self._clock = clock or SystemClock()
         self._stamp_ns = 0
         self._armed: list[Armed] = []
         self._now: Armed | None = None
@@ -78,7 +80,7 @@ class FaultyRank:
         if path.exists():
             return
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(Injected(attempt, step, time.time_ns()))))
+        fresh.write_text(json.dumps(asdict(Injected(attempt, step, self._clock.unix_ns()))))
         fresh.replace(path)
 
 

@@ -7,10 +7,15 @@ ranks that stand at one step of one attempt with different sums have mixed weigh
 from __future__ import annotations
 
 import os
-import time
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+from rankwatch_service.clock import Clock, SystemClock
+
+STEP_TIMES_COUNT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +33,63 @@ class Entry:
 class Journal:
     """One rank's side. Each line goes to the kernel at once, so it outlives the process."""
 
-    def __init__(self, directory: Path, launch: str, rank: int) -> None:
+    def __init__(self, directory: Path, launch: str, rank: int, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         directory.mkdir(parents=True, exist_ok=True)
         self._file = os.open(directory / f"{launch}-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, attempt: str, step: int, weights: int) -> None:
         """Note that `step` is finished with weights that sum to `weights`."""
-        os.write(self._file, f"{attempt} {step} {time.time_ns()} {weights}\n".encode())
+        os.write(self._file, f"{attempt} {step} {self._clock.unix_ns()} {weights}\n".encode())
 
 
-class JournalReader:
-    """Reads all ranks' journals of one directory, each line once."""
+class Witness:
+    """Knows from all ranks' journals how far training is, and whether the ranks agree. `look` reads what is new."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, world_size: int) -> None:
         self._directory = directory
+        self._world_size = world_size
         self._read_bytes: dict[str, int] = {}
+        self._steps: dict[tuple[str, int], dict[int, Entry]] = {}
+        self.attempt = ""
+        """The newest attempt that any rank has finished a step of."""
+        self._step: dict[int, int] = {}
 
-    def new_entries(self) -> Iterator[Entry]:
-        """Yield what was written since the last call, rank by rank; a line that is still being written waits."""
+    @property
+    def step(self) -> int:
+        """The newest step of the newest attempt that every rank has finished; -1 before."""
+        return min(self._step.values()) if len(self._step) == self._world_size else -1
+
+    def look(self) -> None:
+        """Read what the ranks wrote since the last call."""
+        for entry in self._new_entries():
+            self._steps.setdefault((entry.attempt, entry.step), {})[entry.rank] = entry
+            if _order(entry.attempt) > _order(self.attempt):
+                self.attempt, self._step = entry.attempt, {}
+            if entry.attempt == self.attempt:
+                self._step[entry.rank] = entry.step
+
+    def ended_unix_ns(self, attempt: str, step: int) -> int | None:
+        """When the last rank finished this step; None where none did."""
+        ranks = self._steps.get((attempt, step), {})
+        return max((entry.unix_ns for entry in ranks.values()), default=None)
+
+    def step_time_s(self) -> float:
+        """Median time of one step over the newest `STEP_TIMES_COUNT` of this attempt; 0 before there are two."""
+        newest = range(max(self.step - STEP_TIMES_COUNT, 0), self.step + 1)
+        ends = [end for step in newest if (end := self.ended_unix_ns(self.attempt, step)) is not None]
+        return statistics.median(b - a for a, b in pairwise(ends)) / 1e9 if len(ends) > 1 else 0.0
+
+    def mixed(self) -> list[tuple[str, int]]:
+        """Steps (attempt, step) after which the ranks' weights were not all the same, in the order of their time."""
+        return [place for place, ranks in self._steps.items() if len({entry.weights for entry in ranks.values()}) > 1]
+
+    def _new_entries(self) -> Iterator[Entry]:
         if not self._directory.exists():
             return
         for path in sorted(self._directory.iterdir()):
             rank = int(path.name.rpartition("-")[2])
+            # A line that is still being written waits for the next call.
             with path.open("rb") as file:
                 file.seek(self._read_bytes.get(path.name, 0))
                 whole = file.read().rpartition(b"\n")[0]
@@ -59,3 +99,11 @@ class JournalReader:
             for line in whole.decode().splitlines():
                 attempt, step, unix_ns, weights = line.split()
                 yield Entry(rank, attempt, int(step), int(unix_ns), int(weights))
+
+
+def _order(attempt: str) -> tuple[int, int]:
+    """Attempts in the order of time: by number of the launch, then by rollback."""
+    if not attempt:
+        return (-1, -1)
+    launch, _, k = attempt.rpartition(".")
+    return int(launch.rpartition("-")[2]), int(k)

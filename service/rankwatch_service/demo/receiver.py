@@ -7,10 +7,11 @@ import hashlib
 import hmac
 import json
 import threading
-import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from rankwatch_service.clock import Clock, SystemClock
 
 BODY_BYTES_MAX = 1024 * 1024
 """Largest body that is read; an incident with a stack dump is some 20 KB."""
@@ -25,6 +26,8 @@ class Received:
     webhook_id: str
     type: str
     incident: str
+    transition: int
+    """Number of the incident's transition that it tells."""
     verified: bool
     unix_ns: int
 
@@ -32,8 +35,9 @@ class Received:
 class Receiver:
     """Listens on a free local port from construction until `close`."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, clock: Clock | None = None) -> None:
         """`secret` is "whsec_" and base64, as the service was told it."""
+        clock = clock or SystemClock()
         self._key = base64.b64decode(secret.removeprefix("whsec_"))
         self._received: list[Received] = []
         self._lock = threading.Lock()
@@ -41,7 +45,7 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                now_ns = time.time_ns()
+                now_ns = clock.unix_ns()
                 body = self.rfile.read(min(int(self.headers.get("content-length", 0)), BODY_BYTES_MAX))
                 receiver.take(dict(self.headers.items()), body, now_ns)
                 self.send_response(204)
@@ -72,11 +76,12 @@ class Receiver:
         verified = self._is_genuine(lowered, body, now_ns)
         try:
             message: dict[str, Any] = json.loads(body)
-            kind, incident = str(message["type"]), _incident_id(message["data"])
+            kind, incident = str(message["type"]), str(message["data"]["id"])
+            transition = int(message["data"]["transition"]["number"])
         except (ValueError, KeyError, TypeError):
-            kind, incident, verified = "", "", False
+            kind, incident, transition, verified = "", "", -1, False
         with self._lock:
-            self._received.append(Received(lowered.get("webhook-id", ""), kind, incident, verified, now_ns))
+            self._received.append(Received(lowered.get("webhook-id", ""), kind, incident, transition, verified, now_ns))
 
     def _is_genuine(self, headers: dict[str, str], body: bytes, now_ns: int) -> bool:
         webhook_id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
@@ -92,8 +97,3 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _incident_id(data: dict[str, Any]) -> str:
-    incident = data.get("incident", data)
-    return str(incident["id"]) if isinstance(incident, dict) else str(incident)

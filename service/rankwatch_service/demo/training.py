@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -60,8 +59,9 @@ def main() -> None:
     options = Options(**vars(parser.parse_args()))
     rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
     torch.set_num_threads(1)
-    store = FileStore(str(options.directory / f"store-{launch}"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
+    # A file to meet at instead of a port: nothing else on the machine can be there first.
+    meet = f"file://{options.directory}/store-{launch}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
     try:
         train(options, rank, launch)
     finally:

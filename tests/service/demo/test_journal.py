@@ -1,18 +1,87 @@
 from pathlib import Path
 
-from rankwatch_service.demo.journal import JournalReader
+from rankwatch_service.demo.journal import Journal, Witness
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+
+    def unix_ns(self) -> int:
+        self.now_ns += 100_000_000
+        return self.now_ns
+
+    def monotonic_s(self) -> float:
+        raise AssertionError("a journal needs the wall clock only")
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("a journal never waits")
+
+
+def test_progress_is_that_of_the_slowest_rank_in_the_newest_attempt(tmp_path: Path) -> None:
+    clock = FakeClock()
+    witness = Witness(tmp_path, world_size=2)
+    first, second = (Journal(tmp_path, "job-0", rank, clock) for rank in range(2))
+    first.write("job-0.0", 7, 42)
+    witness.look()
+    assert (witness.attempt, witness.step) == ("job-0.0", -1)
+    second.write("job-0.0", 7, 42)
+    first.write("job-0.0", 8, 43)
+    witness.look()
+    assert (witness.attempt, witness.step) == ("job-0.0", 7)
+    second.write("job-0.1", 5, 44)
+    first.write("job-0.1", 5, 44)
+    second.write("job-0.1", 6, 44)
+    witness.look()
+    assert (witness.attempt, witness.step) == ("job-0.1", 5)
+
+
+def test_the_tenth_launch_is_newer_than_the_ninth(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, world_size=1)
+    for number in (10, 9):
+        Journal(tmp_path, f"job-{number}", 0, FakeClock()).write(f"job-{number}.0", number, 1)
+    witness.look()
+    assert witness.attempt == "job-10.0"
+
+
+def test_a_step_ends_when_its_last_rank_ends_it(tmp_path: Path) -> None:
+    clock = FakeClock()
+    witness = Witness(tmp_path, world_size=2)
+    ranks = [Journal(tmp_path, "job-0", rank, clock) for rank in range(2)]
+    for step in range(3):
+        for rank in ranks:
+            rank.write("job-0.0", step, step)
+    witness.look()
+    assert witness.ended_unix_ns("job-0.0", 0) == 1_200_000_000
+    assert witness.ended_unix_ns("job-0.0", 3) is None
+    assert witness.step_time_s() == 0.2
+
+
+def test_weights_that_differ_at_one_step_of_one_attempt_are_mixed(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, world_size=2)
+    first, second = (Journal(tmp_path, "job-0", rank, FakeClock()) for rank in range(2))
+    for journal in (first, second):
+        journal.write("job-0.0", 1, 10)
+    first.write("job-0.0", 2, 11)
+    second.write("job-0.0", 2, 12)
+    first.write("job-0.1", 2, 11)
+    witness.look()
+    assert witness.mixed() == [("job-0.0", 2)]
 
 
 def test_each_line_is_read_once_and_an_unfinished_one_waits(tmp_path: Path) -> None:
-    reader = JournalReader(tmp_path)
-    file = tmp_path / "job-0-3"
+    witness = Witness(tmp_path, world_size=1)
+    file = tmp_path / "job-0-0"
     file.write_text("job-0.0 7 1000 42\njob-0.0 8 20")
-    assert [(entry.rank, entry.step, entry.weights) for entry in reader.new_entries()] == [(3, 7, 42)]
-    assert list(reader.new_entries()) == []
+    witness.look()
+    assert witness.step == 7
     with file.open("a") as more:
         more.write("00 43\n")
-    assert [(entry.attempt, entry.step, entry.unix_ns) for entry in reader.new_entries()] == [("job-0.0", 8, 2000)]
+    witness.look()
+    assert witness.ended_unix_ns("job-0.0", 8) == 2000
 
 
 def test_a_folder_that_is_not_there_yet_has_no_entries(tmp_path: Path) -> None:
-    assert list(JournalReader(tmp_path / "later").new_entries()) == []
+    witness = Witness(tmp_path / "later", world_size=1)
+    witness.look()
+    assert (witness.attempt, witness.step) == ("", -1)

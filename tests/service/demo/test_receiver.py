@@ -10,7 +10,7 @@ from standardwebhooks import Webhook
 from rankwatch_service.demo.receiver import Receiver
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
-BODY = json.dumps({"type": "incident.opened", "data": {"incident": {"id": "inc_1"}}})
+BODY = json.dumps({"type": "incident.opened", "data": {"id": "inc_1", "transition": {"number": 1}}})
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_a_webhook_signed_by_the_reference_library_is_verified(receiver: Receive
     (received,) = receiver.received
     assert received.verified
     assert (received.webhook_id, received.type, received.incident) == ("msg_1", "incident.opened", "inc_1")
+    assert received.transition == 1
 
 
 def test_one_of_several_signatures_is_enough(receiver: Receiver) -> None:
