@@ -1,0 +1,1 @@
+"""The log: the ordered, durable record of everything that decides."""

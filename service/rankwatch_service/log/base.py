@@ -1,0 +1,100 @@
+"""What a log is: partitions of records with positions that only grow. Two forms, one contract (tests/service/log).
+
+Records of one key lie in one partition, in the order in which they were appended. A record that has a position was
+durable before anybody could read it, and no record with a smaller position appears later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+from zlib import crc32
+
+from sqlalchemy import Connection
+
+ALL_JOBS: Final = "*"
+"""Key of records that concern every job: they are appended to every partition."""
+
+READ_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Values returned by one read, unless the first alone is larger: four batches of the largest accepted size."""
+
+
+class RecordKind(StrEnum):
+    """What a record's value is."""
+
+    TELEMETRY = "telemetry"
+    """A `rankwatch.wire.Batch` as msgpack."""
+    CONTROL = "control"
+    """A `control.records.ControlRecord` as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something to append. The key is the job's name, or `ALL_JOBS`."""
+
+    key: str
+    kind: RecordKind
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An entry with its place. `appended_unix_ns` is the service's clock, never an agent's."""
+
+    partition: int
+    position: int
+    key: str
+    kind: str
+    value: bytes
+    appended_unix_ns: int
+
+
+class Log(Protocol):
+    """An ordered, durable record of entries."""
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are; they are numbered from 0."""
+        ...
+
+    def partition_of(self, key: str) -> int:
+        """The partition that holds the records of `key`."""
+        ...
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append in order; durable, all of them, when this returns. If it raises, none may be counted on.
+
+        Raises:
+            StoreBusyError: not now; the same entries may be appended again later.
+        """
+        ...
+
+    def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
+        """Append as part of a writing transaction of the store: they exist if and only if it commits."""
+        ...
+
+    def read(self, partition: int, position: int, limit: int) -> list[Record]:
+        """Up to `limit` records from `position` on, in order; fewer than exist if they are large (`READ_BYTES_MAX`).
+
+        Positions may be missing (trimmed); an empty list means that nothing lies there yet.
+        """
+        ...
+
+    def end(self, partition: int) -> int:
+        """The position that the next record will have, or more."""
+        ...
+
+    def begin(self, partition: int) -> int:
+        """The position of the oldest record kept; `end` where there is none."""
+        ...
+
+    def trim(self, partition: int, before: int, limit: int) -> int:
+        """Forget up to `limit` of the oldest records with positions below `before`; returns how many went."""
+        ...
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """The same partition for a key in every process and version."""
+    return crc32(key.encode()) % partitions

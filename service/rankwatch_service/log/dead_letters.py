@@ -1,0 +1,35 @@
+"""Records that could not be used, kept with the reason, so that nothing vanishes without a word."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from rankwatch_service.store.models import DeadLetter
+
+VALUE_BYTES_MAX: Final = 64 * 1024
+"""Kept of each value: enough to see what it was."""
+
+ROWS_MAX: Final = 2_000
+"""Kept in all, the newest: 2,000 x 64 KB = 128 MB at most. Whoever sends rubbish must not fill the disk."""
+
+
+def keep(connection: Connection, source: str, reason: str, detail: str, value: bytes, at_unix_ns: int) -> None:
+    """Store one dead letter as part of a writing transaction; the oldest beyond `ROWS_MAX` leave.
+
+    Args:
+        connection: of a writing transaction.
+        source: who refused it: api or stream.
+        reason: one of a closed list (`stream.decode.Reason`), for counting.
+        detail: one sentence for a person.
+        value: what came; cut at `VALUE_BYTES_MAX`.
+        at_unix_ns: when it was refused.
+    """
+    connection.execute(
+        insert(DeadLetter).values(
+            source=source, reason=reason, detail=detail, value=value[:VALUE_BYTES_MAX], at_unix_ns=at_unix_ns
+        )
+    )
+    newest = connection.scalar(select(func.max(DeadLetter.id))) or 0
+    connection.execute(delete(DeadLetter).where(DeadLetter.id <= newest - ROWS_MAX))

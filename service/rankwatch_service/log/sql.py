@@ -1,0 +1,115 @@
+"""The log as a table of the store: no further service, and control records commit with the rows they explain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import ALL_JOBS, READ_BYTES_MAX, Entry, Record, partition_of
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import LogPartition, LogRecord
+
+PARTITIONS: Final = 1
+"""One stream process reads everything; a job that outgrows it goes to Kafka."""
+
+
+class SqlLog:
+    """The `Log` in the store's database. Thread-safe; opens no transaction longer than one append."""
+
+    def __init__(self, engine: Engine, clock: Clock, partitions: int = PARTITIONS) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._partitions = partitions
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are; they are numbered from 0."""
+        return self._partitions
+
+    def partition_of(self, key: str) -> int:
+        """The partition that holds the records of `key`."""
+        return partition_of(key, self._partitions)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append in order, in one transaction."""
+        with write(self._engine) as connection:
+            self.append_in(connection, entries)
+
+    def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
+        """Append as part of a writing transaction of the store."""
+        by_partition: dict[int, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            every = range(self._partitions) if entry.key == ALL_JOBS else (self.partition_of(entry.key),)
+            for partition in every:
+                by_partition[partition].append(entry)
+        now = self._clock.unix_ns()
+        rows = []
+        for partition, these in sorted(by_partition.items()):
+            first = _reserve(connection, partition, len(these))
+            rows += [
+                {
+                    "partition": partition,
+                    "position": first + index,
+                    "key": entry.key,
+                    "kind": entry.kind,
+                    "value": entry.value,
+                    "appended_unix_ns": now,
+                }
+                for index, entry in enumerate(these)
+            ]
+        if rows:
+            connection.execute(insert(LogRecord), rows)
+
+    def read(self, partition: int, position: int, limit: int) -> list[Record]:
+        """Up to `limit` records from `position` on, in order."""
+        query = (
+            select(LogRecord.__table__)
+            .where(LogRecord.partition == partition, LogRecord.position >= position)
+            .order_by(LogRecord.position)
+            .limit(limit)
+        )
+        records: list[Record] = []
+        total = 0
+        with read(self._engine) as connection:
+            for row in connection.execution_options(yield_per=64).execute(query):
+                total += len(row.value)
+                if records and total > READ_BYTES_MAX:
+                    break
+                records.append(Record(*row))
+        return records
+
+    def end(self, partition: int) -> int:
+        """The position that the next record will have."""
+        with read(self._engine) as connection:
+            return connection.scalar(select(LogPartition.next_position).filter_by(partition=partition)) or 0
+
+    def begin(self, partition: int) -> int:
+        """The position of the oldest record kept; `end` where there is none."""
+        with read(self._engine) as connection:
+            oldest = connection.scalar(select(func.min(LogRecord.position)).filter_by(partition=partition))
+        return self.end(partition) if oldest is None else oldest
+
+    def trim(self, partition: int, before: int, limit: int) -> int:
+        """Forget up to `limit` of the oldest records with positions below `before`; returns how many went."""
+        with write(self._engine) as connection:
+            oldest = connection.scalar(select(func.min(LogRecord.position)).filter_by(partition=partition))
+            if oldest is None or oldest >= before:
+                return 0
+            stop = min(before, oldest + limit)
+            gone = delete(LogRecord).where(LogRecord.partition == partition, LogRecord.position < stop)
+            return int(connection.execute(gone).rowcount)
+
+
+def _reserve(connection: Connection, partition: int, count: int) -> int:
+    """Take `count` positions. The updated row stays locked until the commit, so positions commit in their order."""
+    taken = update(LogPartition).where(LogPartition.partition == partition)
+    taken = taken.values(next_position=LogPartition.next_position + count)
+    after = connection.scalar(taken.returning(LogPartition.next_position))
+    if after is None:
+        connection.execute(insert(LogPartition).values(partition=partition, next_position=count))
+        return 0
+    return after - count
