@@ -21,9 +21,7 @@ FORBIDDEN_IN_TRAINING = (
 
 
 def modules_after(statement: str) -> set[str]:
-    code = (
-        f"import sys, json; before = set(sys.modules); {statement}; print(json.dumps(list(set(sys.modules) - before)))"
-    )
+    code = f"import sys, json; before = set(sys.modules); {statement}; print(json.dumps([*set(sys.modules) - old]))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     return set(json.loads(done.stdout))
 
