@@ -1,0 +1,279 @@
+"""The recorder file: where everything lies, and the words and cells it is made of.
+
+Little-endian, 2 MiB, one file for each (job, launch, rank, process). The rank writes everything but the directive
+cell, the agent writes only that one. Nobody ever waits for the other: single facts are words (one aligned 8-byte
+store), composed facts are cells (two copies, each with a checksum), records are ring entries with sequence number
+and checksum. So the file can be read at any moment, also after its writer was killed in the middle of a store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+MAGIC: Final = b"RNKWATCH"
+VERSION: Final = 1
+
+# ---- regions ---------------------------------------------------------------------------------------------------------
+
+FILE_BYTES: Final = 2 * 1024 * 1024
+"""Per rank: eight ranks take 16 MiB of the 64 MiB that a container's /dev/shm has by default."""
+PROGRESS_OFFSET: Final = 4_096
+ANSWER_OFFSET: Final = PROGRESS_OFFSET + 256
+DIRECTIVE_OFFSET: Final = 8_192
+METRICS_OFFSET: Final = 16_384
+PHASES_OFFSET: Final = METRICS_OFFSET + 4_608
+IDENTITY_OFFSET: Final = PHASES_OFFSET + 4_608
+RING_OFFSET: Final = 65_536
+ENTRY_BYTES: Final = 256
+RING_ENTRIES: Final = (FILE_BYTES - RING_OFFSET) // ENTRY_BYTES
+"""7,936 entries: 13 min of steps at 10 steps/s, and as many steps as there are when each takes one entry."""
+
+HEADER: Final = struct.Struct("<8sIIIIIIQQQ")
+"""magic, version, ring offset, entry bytes, entries, pid, uid, start_unix_ns, start_monotonic_ns, start_ticks (field 22
+of /proc/PID/stat, which tells this process from a later one with the same pid). The magic is written last."""
+
+# ---- progress words: each is one aligned 8-byte store, so a reader never sees half of one ---------------------------
+
+POSITION: Final = 0  # k << 48 | step + 1
+STEP_ENTERED: Final = 1  # monotonic ns
+PHASE: Final = 2  # index in the phase table; NO_PHASE between phases
+PHASE_ENTERED: Final = 3  # monotonic ns
+COLLECTIVES: Final = 4  # collectives entered
+STATE: Final = 5  # index in STATES
+HEAD: Final = 6  # sequence number of the newest complete ring entry
+RELATIVE_STEP: Final = 7  # steps this process has begun
+PROGRESS_WORDS: Final = 8
+
+NO_PHASE: Final = 0xFFFF
+K_MAX: Final = 0xFFFF
+STEP_MASK: Final = (1 << 48) - 1
+STATES: Final = ("running", "held", "left")
+RUNNING, HELD, LEFT = range(3)
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+NAMES_MAX: Final = 64
+"""Metrics, and phases, that one process can name; further ones are dropped and counted."""
+NAME_BYTES_MAX: Final = 64
+NAME_ROW_BYTES: Final = 72
+NAME_EXACT: Final = 1
+"""Flag of a name row: values of this metric are 64-bit integers."""
+_NAME_ROW: Final = struct.Struct("<BB")
+
+# ---- ring entries ----------------------------------------------------------------------------------------------------
+
+STEP, VALUES, NOTE = 1, 2, 3
+ENTRY: Final = struct.Struct("<QBBBBIqqIHH")
+"""sequence, type, kind (0 train, 1 eval, 2 checkpoint), page (16 metrics each) or part of a note, count (phases; parts
+of the note), k, step, time_unix_ns, relative step, presence mask, note bytes in this part."""
+TIMES_OFFSET: Final = 40
+TIMES: Final = struct.Struct("<ffff")
+"""step_time_s, busy_s, busy_cpu_s, wait_s: 24 bits are 1 us of 10 s."""
+VALUES_OFFSET: Final = 56
+PAGE_VALUES: Final = 16
+"""Metric i stands on page i // 16 at place i % 16: page 0 in the step entry, the others in values entries."""
+PAGES: Final = NAMES_MAX // PAGE_VALUES
+PHASE_INDEX_OFFSET: Final = 184
+PHASE_TIMES_OFFSET: Final = 196
+PHASES_PER_STEP_MAX: Final = 12
+"""Different phases in one step; further ones are dropped and counted."""
+NOTE_OFFSET: Final = 40
+NOTE_PART_BYTES: Final = 212
+NOTE_PARTS_MAX: Final = 8
+CRC_OFFSET: Final = 252
+
+KINDS: Final = ("train", "eval", "checkpoint")
+
+RING_SUFFIX: Final = ".ring"
+STACK_SUFFIX: Final = ".stack"
+"""Beside each ring: where faulthandler writes the rank's stacks."""
+RESUME_FILE_SUFFIX: Final = ".resume.json"
+
+
+class Directive(NamedTuple):
+    """What an order asks of the rank now, as the agent writes it into the directive cell."""
+
+    order: str
+    attempt: str
+    phase: str
+    """hold, do, go, release; closed clears the cell."""
+    action: str = ""
+    """pause, checkpoint, rollback, stop."""
+    step: int = -1
+    """S: the rank holds at the boundary before this step."""
+    lease_s: float = 5.0
+    checkpoint: str = ""
+    location: str = ""
+    checkpoint_step: int = -1
+    k: int = 0
+
+
+class Answer(NamedTuple):
+    """What a rank said to the newest order it obeyed or refused."""
+
+    order: str = ""
+    answer: str = ""
+    """held, done, failed, passed, released, went."""
+    step: int = -1
+    """The step whose boundary it stands at; after a rollback the step it goes on from."""
+    k: int = 0
+    fingerprint: int = 0
+    detail: str = ""
+    """For done: the checkpoint (rollback) or the place it was saved in (checkpoint); for failed: the error."""
+
+
+class Cell:
+    """One composed fact in two copies, so that a write which is cut off leaves the older copy whole.
+
+    A write fills the copy that is not current and then moves one word on; the word is what a reader compares to
+    learn that something changed. Exactly one process writes a cell.
+    """
+
+    _HEAD: Final = struct.Struct("<QII")
+
+    def __init__(self, view: memoryview, offset: int, size: int) -> None:
+        self._view = view
+        self._offset = offset
+        self.words = view[offset : offset + 8].cast("Q")
+        self._copy_bytes = (size - 8) // 2 // 8 * 8
+        self.capacity_bytes = self._copy_bytes - self._HEAD.size
+
+    def write(self, payload: bytes) -> None:
+        """Replace the content.
+
+        Raises:
+            ValueError: the payload is longer than `capacity_bytes`; the old content stays.
+        """
+        if len(payload) > self.capacity_bytes:
+            raise ValueError(f"{len(payload)} bytes do not fit into a cell of {self.capacity_bytes}")
+        number = self.words[0] + 1
+        at = self._copy_offset(number)
+        self._HEAD.pack_into(self._view, at, number, len(payload), crc32(payload, number & 0xFFFFFFFF))
+        self._view[at + self._HEAD.size : at + self._HEAD.size + len(payload)] = payload
+        self.words[0] = number
+
+    def read(self) -> tuple[int, bytes] | None:
+        """Return (number, payload) of the newest whole copy; None before the first write, or if both are torn."""
+        for _ in range(2):
+            latest = self.words[0]
+            for number in (latest, latest - 1):
+                payload = self._copy(number) if number > 0 else None
+                if payload is not None:
+                    return number, payload
+        return None
+
+    def release(self) -> None:
+        """Let go of the mapping; the cell cannot be used afterwards."""
+        self.words.release()
+
+    def _copy_offset(self, number: int) -> int:
+        return self._offset + 8 + (number & 1) * self._copy_bytes
+
+    def _copy(self, number: int) -> bytes | None:
+        at = self._copy_offset(number)
+        stored, length, checksum = self._HEAD.unpack_from(self._view, at)
+        if stored != number or length > self.capacity_bytes:
+            return None
+        payload = bytes(self._view[at + self._HEAD.size : at + self._HEAD.size + length])
+        return payload if crc32(payload, number & 0xFFFFFFFF) == checksum else None
+
+
+def answer_cell(view: memoryview) -> Cell:
+    """The rank's answer to the newest order; JSON of `Answer`."""
+    return Cell(view, ANSWER_OFFSET, DIRECTIVE_OFFSET - ANSWER_OFFSET)
+
+
+def directive_cell(view: memoryview) -> Cell:
+    """What the agent asks; JSON of `Directive`."""
+    return Cell(view, DIRECTIVE_OFFSET, METRICS_OFFSET - DIRECTIVE_OFFSET)
+
+
+def identity_cell(view: memoryview) -> Cell:
+    """Who the rank is and what its job can do; deflated JSON, since parameter names are many and alike."""
+    return Cell(view, IDENTITY_OFFSET, RING_OFFSET - IDENTITY_OFFSET)
+
+
+def encode_directive(directive: Directive) -> bytes:
+    """The cell's text of a directive."""
+    return json.dumps(directive._asdict(), separators=(",", ":")).encode()
+
+
+def decode_directive(payload: bytes) -> Directive:
+    """Read a directive; fields that a newer agent added are left out.
+
+    Raises:
+        ValueError: not a directive.
+    """
+    return Directive(**_known(payload, Directive._fields))
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """The cell's text of an answer; the detail is cut to 512 characters."""
+    return json.dumps(answer._replace(detail=answer.detail[:512])._asdict(), separators=(",", ":")).encode()
+
+
+def decode_answer(payload: bytes) -> Answer:
+    """Read an answer.
+
+    Raises:
+        ValueError: not an answer.
+    """
+    return Answer(**_known(payload, Answer._fields))
+
+
+def _known(payload: bytes, names: tuple[str, ...]) -> dict[str, Any]:
+    fields = json.loads(payload)
+    if not isinstance(fields, dict):
+        raise ValueError(f"an object was expected, not {type(fields).__name__}")  # noqa: TRY004 - bad content
+    return {name: fields[name] for name in names if name in fields}
+
+
+def write_name(view: memoryview, table: int, index: int, name: bytes, flags: int) -> None:
+    """Append one row to a name table. The length comes last: a reader that finds 0 knows the table ends there."""
+    at = table + index * NAME_ROW_BYTES
+    view[at + 8 : at + 8 + len(name)] = name
+    _NAME_ROW.pack_into(view, at, flags, len(name))
+
+
+def read_names(view: memoryview, table: int) -> list[tuple[str, int]]:
+    """All rows of a name table so far, as (name, flags), in index order."""
+    names = []
+    for index in range(NAMES_MAX):
+        at = table + index * NAME_ROW_BYTES
+        flags, length = _NAME_ROW.unpack_from(view, at)
+        if length == 0:
+            break
+        names.append((bytes(view[at + 8 : at + 8 + length]).decode("utf-8", "replace"), flags))
+    return names
+
+
+# ---- paths -----------------------------------------------------------------------------------------------------------
+
+
+def file_stem(text: str) -> str:
+    """A file name that a person recognises and no other text shares: cleaned, cut, and with a checksum.
+
+    >>> file_stem("gpt/small run")
+    'gpt_small_run-2be3e8f6'
+    """
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', text)[:40]}-{crc32(text.encode()):08x}"
+
+
+def agent_lock_path(directory: str, job: str) -> str:
+    """The file whose POSIX lock the job's agent on this host holds as long as it lives."""
+    return os.path.join(directory, f"{file_stem(job)}.agent.lock")
+
+
+def resume_path(directory: str, job: str) -> str:
+    """Where agents keep the advice for a relaunch of the job."""
+    return os.path.join(directory, file_stem(job) + RESUME_FILE_SUFFIX)
+
+
+def stack_path(ring_path: str) -> str:
+    """Where the rank with this ring writes its stacks."""
+    return ring_path.removesuffix(RING_SUFFIX) + STACK_SUFFIX

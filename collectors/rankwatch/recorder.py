@@ -1,0 +1,373 @@
+"""The rank's side of the recorder file: creates it, keeps its lock, writes entries, words and names.
+
+Nothing here waits, and nothing grows: one mapping, two scratch buffers, two name tables of 64. Where no directory can
+take the file the recorder is off, which is the same code writing into a scrap of private memory. A forked child is
+switched off the same way, since its parent goes on writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import warnings
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Any, Final
+from zlib import crc32
+
+from rankwatch import layout
+
+_CRC: Final = Struct("<I")
+_MAGIC: Final = Struct("<8s")
+NOTE_TEXT_CHARACTERS_MAX: Final = 400
+"""Longest text in a note that is too long for its 8 entries."""
+
+_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def directories(env: Mapping[str, str], uid: int) -> list[str]:
+    """Where a recorder file may lie, best place first; the first that takes it is used."""
+    places = [env["RANKWATCH_DIR"]] if env.get("RANKWATCH_DIR") else []
+    return [*places, f"/dev/shm/rankwatch-{uid}", os.path.join(env.get("TMPDIR") or "/tmp", f"rankwatch-{uid}")]  # noqa: S108
+
+
+class Recorder:
+    """One rank's recorder file, or nothing that can be told from it where there is no room.
+
+    For the training thread only. `path` is None while it is off. `dropped` counts by reason what could not be
+    recorded. After construction no method raises for lack of space.
+    """
+
+    def __init__(self, view: memoryview, path: str | None, descriptor: int = -1) -> None:
+        self.path = path
+        self.dropped: dict[str, int] = {}
+        self.on_switch_off: Callable[[], None] | None = None
+        self.start_unix_ns = 0
+        self.start_monotonic_ns = 0
+        self._descriptor = descriptor
+        self._identity: dict[str, Any] = {}
+        self._metrics: dict[str, int] = {}
+        self._exact = 0
+        self._phases: dict[str, int] = {}
+        # Values wait here by metric index, floats and integers over the same bytes; the step entry is made in place.
+        self._values = memoryview(bytearray(8 * layout.NAMES_MAX))
+        self.floats = self._values.cast("d")
+        self.integers = self._values.cast("q")
+        self._step = memoryview(bytearray(layout.ENTRY_BYTES))
+        self.phase_index = self._step[layout.PHASE_INDEX_OFFSET : layout.PHASE_TIMES_OFFSET]
+        times_end = layout.PHASE_TIMES_OFFSET + 4 * layout.PHASES_PER_STEP_MAX
+        self.phase_times = self._step[layout.PHASE_TIMES_OFFSET : times_end].cast("f")
+        self._other = memoryview(bytearray(layout.ENTRY_BYTES))
+        self._map(view)
+        _watch_forks()
+        _live.add(self)
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        identity: Mapping[str, Any],
+        places: list[str],
+        *,
+        monotonic_ns: int,
+        unix_ns: int,
+    ) -> Recorder:
+        """Reserve, map and lock a new file in the first place that takes it; warn once and be off if none does.
+
+        Args:
+            identity: becomes the identity block; `job`, `launch` and `rank` also name the file.
+            places: directories, best first.
+            monotonic_ns: now, on the clock that all later times are read from.
+            unix_ns: now, for display.
+        """
+        stem = layout.file_stem(f"{identity['job']}.{identity['launch']}")
+        name = f"{stem}-r{identity['rank']}-p{os.getpid()}-{monotonic_ns:x}{layout.RING_SUFFIX}"
+        refusals = []
+        for place in places:
+            try:
+                recorder = cls._create_in(place, name)
+            except OSError as error:
+                refusals.append(f"{place}: {error.strerror or error}")
+                continue
+            break
+        else:
+            recorder = cls.off()
+            # Who turns warnings into errors did not mean to lose a training run to this one.
+            with contextlib.suppress(RuntimeWarning):
+                warnings.warn(f"rankwatch records nothing: {'; '.join(refusals)}", RuntimeWarning, stacklevel=3)
+        recorder.start_monotonic_ns = monotonic_ns
+        recorder.start_unix_ns = unix_ns
+        recorder.words[layout.PHASE] = layout.NO_PHASE
+        recorder.words[layout.STEP_ENTERED] = recorder.words[layout.PHASE_ENTERED] = monotonic_ns
+        recorder.declare(identity)
+        recorder._write_header()
+        return recorder
+
+    @classmethod
+    def off(cls) -> Recorder:
+        """A recorder without a file."""
+        return cls(_scrap(), None)
+
+    @classmethod
+    def _create_in(cls, place: str, name: str) -> Recorder:
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        path = os.path.join(place, name)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Before the mapping: a store into a hole of a full tmpfs is SIGBUS, and that ends the training.
+            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mapping = mmap.mmap(descriptor, layout.FILE_BYTES)
+        except OSError:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        # The descriptor stays open: closing any descriptor of the file would drop the lock.
+        return cls(memoryview(mapping), path, descriptor)
+
+    def switch_off(self) -> None:
+        """Write into private memory from now on; the file stays as it is."""
+        self.path = None
+        self._map(_scrap())
+        if self.on_switch_off is not None:
+            self.on_switch_off()
+
+    def close(self) -> None:
+        """Switch off and drop the lock, which tells the agent that this rank is gone."""
+        if self.path is not None:
+            self.switch_off()
+            os.close(self._descriptor)
+
+    def _map(self, view: memoryview) -> None:
+        self._view = view
+        self.words = view[layout.PROGRESS_OFFSET : layout.PROGRESS_OFFSET + 8 * layout.PROGRESS_WORDS].cast("Q")
+        self.answer = layout.answer_cell(view)
+        self.directive = layout.directive_cell(view)
+        self._identity_cell = layout.identity_cell(view)
+        self._end = len(view)
+        self._at = layout.RING_OFFSET
+        self._sequence = 0
+
+    def _write_header(self) -> None:
+        layout.HEADER.pack_into(
+            self._view,
+            0,
+            b"",
+            layout.VERSION,
+            layout.RING_OFFSET,
+            layout.ENTRY_BYTES,
+            layout.RING_ENTRIES,
+            os.getpid(),
+            os.getuid(),
+            self.start_unix_ns,
+            self.start_monotonic_ns,
+            start_ticks(),
+        )
+        _MAGIC.pack_into(self._view, 0, layout.MAGIC)
+
+    # ---- names -------------------------------------------------------------------------------------------------------
+
+    def metric(self, name: str, *, exact: bool = False) -> int:
+        """Index of a metric, entered into the table if it is new; -1, counted, if there is no room for the name.
+
+        Args:
+            name: at most 64 bytes of UTF-8.
+            exact: its values are 64-bit integers, carried bit by bit. Fixed by the first call with this name.
+        """
+        index = self._metrics.get(name)
+        if index is None:
+            index = self._enter(self._metrics, layout.METRICS_OFFSET, name, layout.NAME_EXACT if exact else 0)
+            if index < 0:
+                self.drop("metric_names")
+            elif exact:
+                self._exact |= 1 << index
+        return index
+
+    def is_exact(self, index: int) -> bool:
+        """Whether the metric carries integers."""
+        return bool(self._exact >> index & 1)
+
+    def phase(self, name: str) -> int:
+        """Index of a phase, or -1, counted, if there is no room for the name."""
+        index = self._phases.get(name)
+        if index is None:
+            index = self._enter(self._phases, layout.PHASES_OFFSET, name, 0)
+            if index < 0:
+                self.drop("phase_names")
+        return index
+
+    def _enter(self, known: dict[str, int], table: int, name: str, flags: int) -> int:
+        text = name.encode("utf-8", "replace")
+        if len(known) >= layout.NAMES_MAX or not 0 < len(text) <= layout.NAME_BYTES_MAX:
+            return -1
+        index = known[name] = len(known)
+        layout.write_name(self._view, table, index, text, flags)
+        return index
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count what could not be recorded."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def declare(self, fields: Mapping[str, Any]) -> None:
+        """Merge fields into the identity block. Parameter names are cut, and counted, if the block gets too long."""
+        self._identity |= fields
+        payload = _deflated(self._identity)
+        names = list(self._identity.get("parameters", ()))
+        while len(payload) > self._identity_cell.capacity_bytes and names:
+            kept = names[: len(names) // 2]
+            self.drop("parameters", len(names) - len(kept))
+            names = kept
+            payload = _deflated({**self._identity, "parameters": names})
+        try:
+            self._identity_cell.write(payload)
+        except ValueError:
+            self.drop("identity")
+
+    # ---- entries -----------------------------------------------------------------------------------------------------
+
+    def write_step(
+        self,
+        step: int,
+        k: int,
+        kind: int,
+        relative_step: int,
+        end_ns: int,
+        times: tuple[float, float, float, float],
+        phases: int,
+        mask: int,
+    ) -> None:
+        """Write the step entry from `floats`/`integers`, `phase_index` and `phase_times`, and values beyond page 0.
+
+        Args:
+            step: the step that ended.
+            k: rollbacks inside the process so far.
+            kind: index in `layout.KINDS`.
+            relative_step: steps begun since this process started.
+            end_ns: monotonic time of the end.
+            times: step_time_s, busy_s, busy_cpu_s, wait_s.
+            phases: how many of the phase places are filled.
+            mask: bit i set = metric i has a value.
+        """
+        entry = self._step
+        self._sequence += 1
+        unix_ns = self.start_unix_ns + end_ns - self.start_monotonic_ns
+        layout.ENTRY.pack_into(
+            entry, 0, self._sequence, layout.STEP, kind, 0, phases, k, step, unix_ns, relative_step, mask & 0xFFFF, 0
+        )
+        layout.TIMES.pack_into(entry, layout.TIMES_OFFSET, *times)
+        entry[layout.VALUES_OFFSET : layout.PHASE_INDEX_OFFSET] = self._values[: 8 * layout.PAGE_VALUES]
+        self._publish(entry)
+        if mask > 0xFFFF:
+            self._write_pages(self._values, step, k, unix_ns, mask & ~0xFFFF)
+
+    def write_values(
+        self, step: int, k: int, now_ns: int, values: Mapping[int, float], exact: Mapping[int, int] | None = None
+    ) -> None:
+        """Write values that arrived after their step ended, as values entries of that step.
+
+        Args:
+            step: the step they belong to.
+            k: the k they belong to.
+            now_ns: monotonic time.
+            values: by metric index; negative indices were counted when the name was refused.
+            exact: the same for metrics that carry integers.
+        """
+        late = memoryview(bytearray(8 * layout.NAMES_MAX))
+        floats, integers = late.cast("d"), late.cast("q")
+        mask = 0
+        for index, value in values.items():
+            if index >= 0:
+                floats[index] = value
+                mask |= 1 << index
+        for index, number in (exact or {}).items():
+            if index >= 0:
+                integers[index] = number
+                mask |= 1 << index
+        self._write_pages(late, step, k, self.start_unix_ns + now_ns - self.start_monotonic_ns, mask)
+
+    def _write_pages(self, values: memoryview, step: int, k: int, unix_ns: int, mask: int) -> None:
+        entry = self._other
+        for page in range(layout.PAGES):
+            present = mask >> page * layout.PAGE_VALUES & 0xFFFF
+            if present:
+                self._sequence += 1
+                layout.ENTRY.pack_into(
+                    entry, 0, self._sequence, layout.VALUES, 0, page, 0, k, step, unix_ns, 0, present, 0
+                )
+                begin = 8 * layout.PAGE_VALUES * page
+                end = begin + 8 * layout.PAGE_VALUES
+                entry[layout.VALUES_OFFSET : layout.PHASE_INDEX_OFFSET] = values[begin:end]
+                self._publish(entry)
+
+    def note(self, kind: str, fields: Mapping[str, Any], step: int, k: int, now_ns: int) -> None:
+        """Write a small event, over up to 8 entries. Texts are cut to 400 characters if it would be longer."""
+        text = _note_text(kind, fields)
+        if len(text) > layout.NOTE_PART_BYTES * layout.NOTE_PARTS_MAX:
+            text = _note_text(kind, {name: _cut(value) for name, value in fields.items()})
+        if len(text) > layout.NOTE_PART_BYTES * layout.NOTE_PARTS_MAX:
+            self.drop("notes")
+            return
+        entry = self._other
+        unix_ns = self.start_unix_ns + now_ns - self.start_monotonic_ns
+        parts = [text[at : at + layout.NOTE_PART_BYTES] for at in range(0, len(text), layout.NOTE_PART_BYTES)]
+        for number, part in enumerate(parts):
+            self._sequence += 1
+            layout.ENTRY.pack_into(
+                entry, 0, self._sequence, layout.NOTE, 0, number, len(parts), k, step, unix_ns, 0, 0, len(part)
+            )
+            entry[layout.NOTE_OFFSET : layout.NOTE_OFFSET + len(part)] = part
+            self._publish(entry)
+
+    def _publish(self, entry: memoryview) -> None:
+        _CRC.pack_into(entry, layout.CRC_OFFSET, crc32(entry[: layout.CRC_OFFSET]))
+        at = self._at
+        self._view[at : at + layout.ENTRY_BYTES] = entry
+        self.words[layout.HEAD] = self._sequence
+        at += layout.ENTRY_BYTES
+        self._at = at if at < self._end else layout.RING_OFFSET
+
+
+def start_ticks() -> int:
+    """When this process started, in clock ticks since boot; 0 where /proc does not tell."""
+    try:
+        with open("/proc/self/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _scrap() -> memoryview:
+    return memoryview(bytearray(layout.RING_OFFSET + layout.ENTRY_BYTES))
+
+
+def _deflated(identity: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(identity, separators=(",", ":")).encode(), 6)
+
+
+def _note_text(kind: str, fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"kind": kind, "fields": fields}, separators=(",", ":"), default=str).encode()
+
+
+def _cut(value: Any) -> Any:
+    return value[:NOTE_TEXT_CHARACTERS_MAX] if isinstance(value, str) else value
+
+
+_watching_forks = False
+
+
+def _watch_forks() -> None:
+    global _watching_forks  # noqa: PLW0603 - os.register_at_fork cannot be undone, so it is done once for a process
+    if not _watching_forks:
+        _watching_forks = True
+        os.register_at_fork(after_in_child=_switch_off_in_child)
+
+
+def _switch_off_in_child() -> None:
+    for recorder in list(_live):
+        recorder.switch_off()
