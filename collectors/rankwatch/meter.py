@@ -1,0 +1,327 @@
+"""The step that is being recorded: its values, phases, busy and waiting time; and the seam to the torch probe.
+
+This is the hot path of the training thread. One boundary reads the wall clock and the CPU clock once, for the step
+that ends and the one that begins; a phase mark reads the wall clock only; the CPU clock is read again only where
+busy time ends and begins: around data_wait and collective phases and the waits that the probe reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from rankwatch import layout
+from rankwatch.recorder import Recorder
+
+IDLE_PHASES: Final = {"data_wait": False, "collective": True}
+"""Phases that are not busy time; True = the rank waits for other ranks."""
+KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
+"""A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
+
+EXACT_METRICS: Final = frozenset({"fingerprint", "nonfinite", "nonfinite_first"})
+"""Metrics whose values are always 64-bit integers."""
+_RESERVED: Final = frozenset(
+    {"step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s"}
+)
+
+
+class Sink(Protocol):
+    """What a probe writes to. For the training thread; nothing raises, what finds no room is counted.
+
+    Times are monotonic nanoseconds (`time.monotonic_ns`).
+    """
+
+    def metric(self, name: str, *, exact: bool = False) -> int:
+        """Index of a metric in the file's name table, for `put` and `late`; -1 if there is no room."""
+
+    def put(self, index: int, value: float) -> None:
+        """Set a value of the current step. The last one counts; NaN and Inf are values."""
+
+    def put_exact(self, name: str, number: int) -> None:
+        """Set a 64-bit signed integer of the current step: fingerprint, nonfinite, nonfinite_first."""
+
+    def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
+        """Record values of a step that has ended; `step` and `k` are those of its `step_begin`."""
+
+    def busy_off(self, now_ns: int, *, waiting: bool = True) -> None:
+        """Busy time ends here; `waiting` = the rank waits for others, so it counts as wait time. May nest.
+
+        Call both from the training thread: it is this thread's CPU time that is read.
+        """
+
+    def busy_on(self, now_ns: int) -> None:
+        """Busy time goes on. Whatever is still off at the end of a step is forgotten."""
+
+    def collective(self) -> None:
+        """One more collective was entered; shown at once in the progress block."""
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record a small event; `kind` is one of `rankwatch.wire.EVENT_KINDS`."""
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count values that could not be recorded, for instance reason `late_values`."""
+
+    def declare(self, fields: Mapping[str, Any]) -> None:
+        """Add to the identity block: `parameters` (names), `replicated`, `device_uuid`."""
+
+
+class Probe(Protocol):
+    """What the watch calls. `rankwatch.torch_probe.TorchProbe(sink, model, optimizer, ...)` is one."""
+
+    def step_begin(self, step: int, k: int) -> None:
+        """A step begins; its boundary is passed."""
+
+    def step_end(self, step: int, k: int) -> None:
+        """The loop's body of this step has ended; values may still be put."""
+
+    def log(self, name: str, value: Any) -> None:
+        """A value that is no plain number: a tensor, on any device. Never wait for it."""
+
+    def after_restore(self) -> int:
+        """State was loaded in place. Forget what belonged to the old steps; return the parameters' fingerprint.
+
+        Ranks that must be equal return equal numbers; 0 where parameters are sharded or not known.
+        """
+
+    def close(self) -> None:
+        """Remove all hooks."""
+
+
+class Phase:
+    """One named part of the step, as a context manager that is made once and used again."""
+
+    __slots__ = ("index", "kind", "meter", "name", "ns", "outer", "since")
+
+    def __init__(self, meter: StepMeter, name: str, index: int) -> None:
+        self.meter = meter
+        self.name = name
+        self.index = index
+        self.kind = KIND_OF_PHASE.get(name, 0)
+        self.ns = 0
+        self.since = 0
+        self.outer: Phase | None = None
+
+    def __enter__(self) -> None:
+        meter = self.meter
+        words = meter.words
+        self.since = now = meter.now()
+        words[layout.PHASE_ENTERED] = now
+        words[layout.PHASE] = self.index
+        self.outer = meter.inner
+        meter.inner = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        meter = self.meter
+        now = meter.now()
+        if not self.ns:
+            meter.touched.append(self)
+        self.ns += now - self.since
+        self.since = 0
+        outer = meter.inner = self.outer
+        words = meter.words
+        if outer is None:
+            words[layout.PHASE_ENTERED] = now
+            words[layout.PHASE] = layout.NO_PHASE
+        else:
+            words[layout.PHASE_ENTERED] = outer.since
+            words[layout.PHASE] = outer.index
+
+
+class IdlePhase(Phase):
+    """A phase that is not busy time."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, meter: StepMeter, name: str, index: int, waiting: bool) -> None:
+        super().__init__(meter, name, index)
+        self.waiting = waiting
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.meter.busy_off(self.since, waiting=self.waiting)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self.meter.busy_on(self.meter.now())
+
+
+class NoPhase:
+    """Stands in for a phase that has no name left in the table, or that is already open."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+NO_PHASE: Final = NoPhase()
+
+
+class StepMeter:
+    """Measures one step at a time and writes its entry at its end. Implements `Sink`."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+        cpu: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self.recorder = recorder
+        self.now = now
+        self.cpu = cpu
+        self.k = 0
+        self.step = -1
+        self.inner: Phase | None = None
+        self.touched: list[Phase] = []
+        self._phases: dict[str, Phase] = {}
+        self._mask = 0
+        self._relative_step = 0
+        self._begin_ns = 0
+        self._begin_cpu_ns = 0
+        self._off_depth = 0
+        self._off_waiting = False
+        self._off_ns = 0
+        self._off_cpu_ns = 0
+        self._idle_ns = 0
+        self._idle_cpu_ns = 0
+        self._wait_ns = 0
+        self._floats = recorder.floats
+        recorder.on_switch_off = self._take_words
+        self._take_words()
+
+    def _take_words(self) -> None:
+        self.words = self.recorder.words
+
+    # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, now_ns: int, cpu_ns: int) -> None:
+        """A step begins: its boundary is passed at this wall and CPU time."""
+        self.step = step
+        self._begin_ns = now_ns
+        self._begin_cpu_ns = cpu_ns
+        self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
+        self._off_depth = 0
+        self._mask = 0
+        if self.touched:
+            self._clear_phases()
+        self._relative_step += 1
+        words = self.words
+        words[layout.STEP_ENTERED] = now_ns
+        words[layout.POSITION] = self.k << 48 | step + 1
+        if self.inner is None:
+            words[layout.PHASE_ENTERED] = now_ns
+            words[layout.PHASE] = layout.NO_PHASE
+        words[layout.RELATIVE_STEP] = self._relative_step
+
+    def end(self, now_ns: int, cpu_ns: int) -> None:
+        """The step ends at this wall and CPU time; its entry is written."""
+        recorder = self.recorder
+        kind = count = 0
+        index, seconds = recorder.phase_index, recorder.phase_times
+        for phase in self.touched:
+            if count == layout.PHASES_PER_STEP_MAX:
+                recorder.drop("phases")
+                continue
+            index[count] = phase.index
+            seconds[count] = phase.ns * 1e-9
+            count += 1
+            if phase.kind > kind:
+                kind = phase.kind
+        step_ns = now_ns - self._begin_ns
+        times = (
+            step_ns * 1e-9,
+            (step_ns - self._idle_ns) * 1e-9,
+            (cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns) * 1e-9,
+            self._wait_ns * 1e-9,
+        )
+        recorder.write_step(self.step, self.k, kind, self._relative_step, now_ns, times, count, self._mask)
+
+    def _clear_phases(self) -> None:
+        for phase in self.touched:
+            phase.ns = 0
+        self.touched.clear()
+
+    def phase(self, name: str) -> Phase | NoPhase:
+        """The context manager of a phase. A phase inside itself counts once."""
+        phase = self._phases.get(name) or self._new_phase(name)
+        return NO_PHASE if phase is None or phase.since else phase
+
+    def _new_phase(self, name: str) -> Phase | None:
+        index = self.recorder.phase(name)
+        if index < 0:
+            return None
+        waiting = IDLE_PHASES.get(name)
+        phase = Phase(self, name, index) if waiting is None else IdlePhase(self, name, index, waiting)
+        self._phases[name] = phase
+        return phase
+
+    # ---- the sink ----------------------------------------------------------------------------------------------------
+
+    def metric(self, name: str, *, exact: bool = False) -> int:
+        """See `Sink.metric`. Names of the step record's own columns are refused."""
+        if name in _RESERVED or name.startswith("phase."):
+            self.recorder.drop("metric_names")
+            return -1
+        return self.recorder.metric(name, exact=exact or name in EXACT_METRICS)
+
+    def put(self, index: int, value: float) -> None:
+        """See `Sink.put`."""
+        if index >= 0:
+            self._floats[index] = value
+            self._mask |= 1 << index
+
+    def put_exact(self, name: str, number: int) -> None:
+        """See `Sink.put_exact`."""
+        index = self.metric(name, exact=True)
+        if index >= 0:
+            self.recorder.integers[index] = number
+            self._mask |= 1 << index
+
+    def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
+        """See `Sink.late`."""
+        numbers = {self.metric(name, exact=True): number for name, number in (exact or {}).items()}
+        self.recorder.write_values(step, k, self.now(), values, numbers)
+
+    def busy_off(self, now_ns: int, *, waiting: bool = True) -> None:
+        """See `Sink.busy_off`."""
+        self._off_depth += 1
+        if self._off_depth == 1:
+            self._off_waiting = waiting
+            self._off_ns = now_ns
+            self._off_cpu_ns = self.cpu()
+
+    def busy_on(self, now_ns: int) -> None:
+        """See `Sink.busy_on`."""
+        self._off_depth -= 1
+        if self._off_depth == 0:  # below 0: it went off in a step that has ended
+            off_ns = now_ns - self._off_ns
+            self._idle_ns += off_ns
+            self._idle_cpu_ns += self.cpu() - self._off_cpu_ns
+            if self._off_waiting:
+                self._wait_ns += off_ns
+
+    def collective(self) -> None:
+        """See `Sink.collective`."""
+        self.words[layout.COLLECTIVES] += 1
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """See `Sink.note`."""
+        self.recorder.note(kind, fields, self.step, self.k, self.now())
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """See `Sink.drop`."""
+        self.recorder.drop(reason, count)
+
+    def declare(self, fields: Mapping[str, Any]) -> None:
+        """See `Sink.declare`."""
+        self.recorder.declare(fields)
