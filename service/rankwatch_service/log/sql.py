@@ -101,14 +101,14 @@ class SqlLog:
                 return 0
             stop = min(before, oldest + limit)
             gone = delete(LogRecord).where(LogRecord.partition == partition, LogRecord.position < stop)
-            return int(connection.execute(gone).rowcount)
+            return connection.execute(gone).rowcount
 
 
 def _reserve(connection: Connection, partition: int, count: int) -> int:
     """Take `count` positions. The updated row stays locked until the commit, so positions commit in their order."""
     taken = update(LogPartition).where(LogPartition.partition == partition)
     taken = taken.values(next_position=LogPartition.next_position + count)
-    after = connection.scalar(taken.returning(LogPartition.next_position))
+    after: int | None = connection.scalar(taken.returning(LogPartition.next_position))
     if after is None:
         connection.execute(insert(LogPartition).values(partition=partition, next_position=count))
         return 0

@@ -1,0 +1,1 @@
+"""Reads the log, assembles frames, detects, correlates and commits, once."""

@@ -1,0 +1,223 @@
+"""The border for telemetry: bytes become a checked `wire.Batch`, or a `BadBatchError` with the reason.
+
+The api checks what it is sent before it appends it; stream checks again what it reads. After this point no rank, step,
+length, name or number can surprise anyone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from rankwatch import wire
+from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.stream.columns import ColumnError, records
+from rankwatch_service.stream.plain_json import JsonBatch, from_json
+
+WORLD_SIZE_MAX: Final = 131_072
+"""Largest accepted attempt: twice the largest published training job, and 1 MB for each metric of a frame."""
+
+STEP_MAX: Final = 2**53
+"""Largest accepted step: beyond it JSON readers lose digits."""
+
+NAME_CHARS_MAX: Final = 200
+"""Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
+
+LIST_MAX: Final = 8_192
+"""Rank infos, progress blocks, device samples and events in one batch, each: 64 hosts' worth of 128 ranks."""
+
+PARAMETERS_MAX: Final = 65_536
+"""Parameter names that one rank may declare: 10 times those of the largest published models."""
+
+FIELDS_DEPTH_MAX: Final = 4
+"""Nesting of an event's fields; ours have one level."""
+
+MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+JSON_TYPE: Final = "application/json"
+
+# A name appears in URLs, on pages and in file names: printable, no separators at its ends, no slash.
+_NAME: Final = re.compile(
+    r"[^\s\x00-\x1f\x7f/\ud800-\udfff](?:[^\x00-\x1f\x7f/\ud800-\udfff]*[^\s\x00-\x1f\x7f/\ud800-\udfff])?"
+)
+_ATTEMPT: Final = re.compile(r".+\.\d{1,9}", re.DOTALL)
+
+
+class Reason(StrEnum):
+    """Why a batch can never be accepted."""
+
+    TOO_LARGE = "too_large"
+    CONTENT_TYPE = "content_type"
+    MALFORMED = "malformed"
+    """Not msgpack or JSON, cut off, or of another shape."""
+    VERSION = "version"
+    """A schema version that this service does not know."""
+    NAME = "name"
+    """A job, attempt, host, boot or metric name that cannot be one."""
+    COLUMNS = "columns"
+    """Columns whose length, type or mask does not fit their table."""
+    RANGE = "range"
+    """A rank, step, world size or age that cannot be."""
+    FAILED = "failed"
+    """It is sound as far as we can tell, and processing it failed all the same: our error."""
+
+
+class BadBatchError(Exception):
+    """A batch that can never be accepted, however often it is sent."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def validate(body: bytes, content_type: str) -> wire.Batch:
+    """Decode and check one telemetry body.
+
+    Args:
+        body: as it was sent.
+        content_type: of the HTTP request; parameters (`; charset=...`) are ignored.
+
+    Returns:
+        The batch; columns of a JSON body are raw columns like those of a msgpack body.
+
+    Raises:
+        BadBatchError: it can never be accepted.
+    """
+    if len(body) > wire.BATCH_BYTES_MAX:
+        raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type in MSGPACK_TYPES:
+        batch: wire.Batch = _decode(body, msgspec.msgpack.Decoder(wire.Batch), msgspec.msgpack.Decoder(_Version))
+    elif media_type == JSON_TYPE:
+        plain = _decode(body, msgspec.json.Decoder(JsonBatch), msgspec.json.Decoder(_Version))
+        try:
+            batch = from_json(plain)
+        except ColumnError as error:
+            raise BadBatchError(Reason.COLUMNS, str(error)) from error
+    else:
+        raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
+    check(batch)
+    return batch
+
+
+def check(batch: wire.Batch) -> None:
+    """Return if everything in the batch is possible.
+
+    Raises:
+        BadBatchError: something is not.
+    """
+    if batch.schema != wire.SCHEMA_VERSION:
+        raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
+    for what in ("job", "attempt", "host", "boot"):
+        _check_name(what, getattr(batch, what))
+    if batch.job == ALL_JOBS:
+        raise BadBatchError(Reason.NAME, f"no job can be called {ALL_JOBS!r}")
+    if not _ATTEMPT.fullmatch(batch.attempt):
+        raise BadBatchError(Reason.NAME, f"attempt {batch.attempt!r} is not LAUNCH.k")
+    _check_range("seq", batch.seq, 0, STEP_MAX)
+    _check_range("sent_unix_ns", batch.sent_unix_ns, 0, 2**63 - 1)
+    for what in ("ranks", "progress", "devices", "events"):
+        if len(getattr(batch, what)) > LIST_MAX:
+            raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} {what}")
+    _check_ranks(batch.ranks)
+    _check_progress(batch.progress)
+    for sample in batch.devices:
+        _check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
+    for event in batch.events:
+        _check_event(event)
+    for what, table in (("steps", batch.steps), ("values", batch.values)):
+        if table is not None:
+            _check_table(what, table)
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+def _decode(body: bytes, decoder: Any, version: Any) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # A newer version may have another shape: then its number is the better reason.
+        try:
+            schema = version.decode(body).schema
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            schema = wire.SCHEMA_VERSION
+        if schema != wire.SCHEMA_VERSION:
+            detail = f"schema {schema}; this service reads {wire.SCHEMA_VERSION}"
+            raise BadBatchError(Reason.VERSION, detail) from error
+        raise BadBatchError(Reason.MALFORMED, str(error)) from error
+
+
+def _check_name(what: str, name: str) -> None:
+    if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        raise BadBatchError(Reason.NAME, f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/'")
+
+
+def _check_range(what: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise BadBatchError(Reason.RANGE, f"{what} {value} is not in {low}..{high}")
+
+
+def _check_ranks(ranks: Sequence[wire.RankInfo]) -> None:
+    for info in ranks:
+        _check_range("world_size", info.world_size, 1, WORLD_SIZE_MAX)
+        _check_range("rank", info.rank, 0, info.world_size - 1)
+        for what in ("local_rank", "dp", "tp", "pp", "cp", "ep"):
+            _check_range(what, getattr(info, what), 0, WORLD_SIZE_MAX)
+        _check_range("pid", info.pid, 0, 2**31)
+        if len(info.parameters) > PARAMETERS_MAX:
+            raise BadBatchError(Reason.TOO_LARGE, f"more than {PARAMETERS_MAX} parameter names")
+    if len({info.world_size for info in ranks}) > 1:
+        raise BadBatchError(Reason.RANGE, "ranks of one attempt disagree on its world size")
+
+
+def _check_progress(progress: Sequence[wire.Progress]) -> None:
+    for block in progress:
+        _check_range("rank", block.rank, 0, WORLD_SIZE_MAX - 1)
+        _check_range("step", block.step, -1, STEP_MAX)
+        _check_range("collective_seq", block.collective_seq, 0, 2**63 - 1)
+        for age in (block.phase_age_s, block.step_age_s, block.cpu_s):
+            if not 0 <= age < 1e9:  # NaN is not either
+                raise BadBatchError(Reason.RANGE, f"rank {block.rank}: {age} is no number of seconds")
+
+
+def _check_event(event: wire.Event) -> None:
+    if event.rank is not None:
+        _check_range("rank", event.rank, 0, WORLD_SIZE_MAX - 1)
+    if event.step is not None:
+        _check_range("step", event.step, -1, STEP_MAX)
+    _check_range("time_unix_ns", event.time_unix_ns, 0, 2**63 - 1)
+    if not _is_json(event.fields, FIELDS_DEPTH_MAX):
+        raise BadBatchError(Reason.MALFORMED, f"fields of event {event.kind[:80]!r} are not plain JSON")
+
+
+def _is_json(value: Any, depth: int) -> bool:
+    if value is None or isinstance(value, str | bool | float):
+        return True
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if depth == 0:
+        return False
+    if isinstance(value, list):
+        return all(_is_json(item, depth - 1) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item, depth - 1) for key, item in value.items())
+    return False
+
+
+def _check_table(what: str, table: wire.Table) -> None:
+    try:
+        found = records(table)
+    except ColumnError as error:
+        raise BadBatchError(Reason.COLUMNS, f"{what}: {error}") from error
+    if len(found.step):
+        _check_range("step", int(found.step.min()), 0, STEP_MAX)
+        _check_range("step", int(found.step.max()), 0, STEP_MAX)
+        _check_range("rank", int(found.rank.min()), 0, WORLD_SIZE_MAX - 1)
+        _check_range("rank", int(found.rank.max()), 0, WORLD_SIZE_MAX - 1)
+        _check_range("kind", int(found.kind.max()), 0, 2)

@@ -1,0 +1,40 @@
+"""Small telemetry batches, written out by hand."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwatch import wire
+
+
+def column(values: Sequence[Any], dtype: str = "f8") -> wire.Column:
+    """None is absent."""
+    present = np.array([value is not None for value in values])
+    data = np.array([0 if value is None else value for value in values], dtype=f"<{dtype}").tobytes()
+    return wire.Column(dtype, data, 0, None if present.all() else np.packbits(present, bitorder="little").tobytes())
+
+
+def table(
+    step: Sequence[int], rank: Sequence[int], exact: Mapping[str, Sequence[Any]] | None = None, **values: Sequence[Any]
+) -> wire.Table:
+    columns = {"step": column(step, "i8"), "rank": column(rank, "u4")}
+    columns |= {name: column(cells) for name, cells in values.items()}
+    columns |= {name: column(cells, "i8") for name, cells in (exact or {}).items()}
+    return wire.Table(len(step), columns)
+
+
+def batch(seq: int = 0, **fields: Any) -> wire.Batch:
+    header = {"job": "gpt", "attempt": "l.0", "host": "node-1", "boot": "b1", "sent_unix_ns": 1}
+    return wire.Batch(**({"schema": wire.SCHEMA_VERSION, "seq": seq} | header | fields))
+
+
+def ranks(world_size: int, host: str = "node-1", chosen: Sequence[int] | None = None) -> tuple[wire.RankInfo, ...]:
+    return tuple(
+        wire.RankInfo(rank, world_size, rank, host, f"GPU-{rank}", 1_000 + rank, dp=rank)
+        for rank in (range(world_size) if chosen is None else chosen)
+    )
+
+
+def progress(rank: int, step: int, **fields: Any) -> wire.Progress:
+    return wire.Progress(rank, step, **({"phase": "forward", "phase_age_s": 0.0, "step_age_s": 0.0} | fields))
