@@ -74,6 +74,14 @@ class Witness:
         ranks = self._steps.get((attempt, step), {})
         return max((entry.unix_ns for entry in ranks.values()), default=None)
 
+    def first_step(self, attempt: str) -> int:
+        """The first step that any rank finished in this attempt.
+
+        Raises:
+            ValueError: none did.
+        """
+        return min(step for known, step in self._steps if known == attempt)
+
     def step_time_s(self) -> float:
         """Median time of one step over the newest `STEP_TIMES_COUNT` of this attempt; 0 before there are two."""
         newest = range(max(self.step - STEP_TIMES_COUNT, 0), self.step + 1)

@@ -1,4 +1,4 @@
-"""Finds and ends every process that works for one demo, by the folder that stands in its environment.
+"""Finds and ends every process that works for one demo, by a name that stands in its environment or command line.
 
 The ranks' agents live in sessions of their own and outlive the ranks on purpose, so the process tree does not tell.
 """
@@ -11,39 +11,40 @@ import time
 from pathlib import Path
 
 
-def working_in(folder: Path) -> list[int]:
-    """Process ids, ascending, of those that were started with `RANKWATCH_DIR=folder` and still run."""
-    mark = f"RANKWATCH_DIR={folder}\0".encode()
+def working_for(name: str, module: str = "") -> list[int]:
+    """Process ids, ascending, of others that carry `name`, which must be unique, and whose command names `module`."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark in (entry / "environ").read_bytes() + b"\0":
-                found.append(int(entry.name))
+            command = (entry / "cmdline").read_bytes()
+            carried = command + (entry / "environ").read_bytes()
         except OSError:
             # Gone meanwhile, or another user's.
             continue
+        if name.encode() in carried and module.encode() in command:
+            found.append(int(entry.name))
     return sorted(found)
 
 
-def await_none(folder: Path, limit_s: float) -> bool:
-    """Wait until no process works in `folder`; False when some still do after `limit_s`."""
+def await_none(name: str, limit_s: float, module: str = "") -> bool:
+    """Wait until no such process runs; False when one still does after `limit_s`."""
     deadline_s = time.monotonic() + limit_s
-    while working_in(folder):
+    while working_for(name, module):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.05)
     return True
 
 
-def end_all(folder: Path, grace_s: float = 2.0) -> None:
-    """End whatever works in `folder`: asked first, killed after `grace_s`."""
+def end_all(name: str, grace_s: float = 2.0) -> None:
+    """End whatever carries `name`: asked first, killed after `grace_s`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in working_in(folder):
+        for pid in working_for(name):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
-        if await_none(folder, grace_s):
+        if await_none(name, grace_s):
             return

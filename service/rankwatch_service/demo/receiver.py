@@ -37,7 +37,7 @@ class Receiver:
 
     def __init__(self, secret: str, clock: Clock | None = None) -> None:
         """`secret` is "whsec_" and base64, as the service was told it."""
-        clock = clock or SystemClock()
+        receipt_clock = clock or SystemClock()
         self._key = base64.b64decode(secret.removeprefix("whsec_"))
         self._received: list[Received] = []
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                now_ns = clock.unix_ns()
+                now_ns = receipt_clock.unix_ns()
                 body = self.rfile.read(min(int(self.headers.get("content-length", 0)), BODY_BYTES_MAX))
                 receiver.take(dict(self.headers.items()), body, now_ns)
                 self.send_response(204)

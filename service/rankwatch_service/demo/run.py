@@ -1,0 +1,202 @@
+"""Runs the demo from nothing to nothing: sets the stage, plays the script, judges it, and clears everything away."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+from rankwatch_service.demo import processes
+from rankwatch_service.demo.faults import FaultFile
+from rankwatch_service.demo.journal import Witness
+from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment, python_module
+from rankwatch_service.demo.play import FOUND_LIMIT_S, STEP_LIMIT_S, play
+from rankwatch_service.demo.receiver import Receiver
+from rankwatch_service.demo.script import (
+    SCENES,
+    WARM_UP_STEPS,
+    Check,
+    Outcome,
+    checks,
+    mixed_weights,
+    unexpected,
+    webhooks,
+)
+from rankwatch_service.demo.service import Service, ServiceError
+from rankwatch_service.demo.stage import NotInTimeError, Stage
+from rankwatch_service.demo.view import View, table, verdict
+
+JOB = "gpt-demo"
+WORLD_SIZE = 4
+STEPS = 700
+"""Steps of training, about what the whole script needs."""
+STEPS_MAX = 100_000
+"""Training ends because it is told to stop; this is far beyond."""
+START_LIMIT_S = 120.0
+"""Patience for the first step: four processes import torch on shared cores."""
+AGENT_END_S = 10.0
+"""An agent ends by itself some seconds after its ranks."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the recorder's usual place
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    faults: bool = True
+    keep: bool = False
+    """Leave the service up at the end, until Ctrl-C."""
+    port: int = 0
+    """0: any free one."""
+    steps: int = STEPS
+    seed: int = 1
+
+
+def run(options: Options, console: Console | None = None) -> int:
+    """Run the demo.
+
+    Returns:
+        The exit status: 0 only if everything was found, told, mended and cleared away as it should be; 1 if not; 130
+        after Ctrl-C, 143 after SIGTERM.
+    """
+    console = console or Console()
+    outcomes = [Outcome(scene) for scene in SCENES] if options.faults else []
+    try:
+        with _terminable(), _folders() as (folder, recorder):
+            results = _perform(options, console, outcomes, folder, recorder)
+    except _TerminatedError:
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if outcomes:
+        console.print(table(outcomes))
+    verdict(console, results)
+    return 0 if all(check.right for check in results) else 1
+
+
+def _perform(options: Options, console: Console, outcomes: list[Outcome], folder: Path, recorder: Path) -> list[Check]:
+    """Set the stage, play, and judge."""
+    environment = own_environment() | {"RANKWATCH_DIR": str(recorder), "XDG_CONFIG_HOME": str(folder / "config")}
+    secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+    with ExitStack() as stack:
+        receiver = Receiver(secret)
+        stack.callback(receiver.close)
+        service = Service(folder / "service", options.port, environment)
+        stack.callback(service.stop)
+        service.start()
+        _configure(service, receiver, secret)
+        arguments = (
+            "--job",
+            JOB,
+            "--seed",
+            str(options.seed),
+            "--max-steps",
+            str(STEPS_MAX),
+            "--directory",
+            str(folder),
+        )
+        launcher = Launcher(
+            python_module("rankwatch_service.demo.training", *arguments), WORLD_SIZE, JOB, folder / "ranks", environment
+        )
+        stack.callback(launcher.stop)
+        view = stack.enter_context(View(console, outcomes))
+        stage = Stage(
+            JOB,
+            launcher,
+            Witness(folder / "journal", WORLD_SIZE),
+            service,
+            receiver,
+            FaultFile(folder / "faults"),
+            view,
+        )
+        view.headline(f"rankwatch demo · {WORLD_SIZE} ranks train a small GPT · dashboard: {service.login_url}")
+        launcher.start()
+        results = _train(options, stage, outcomes)
+        results.append(
+            Check("agents end by themselves", processes.await_none(folder.name, AGENT_END_S, "rankwatch.agent"))
+        )
+        if options.keep:
+            view.event(f"the service stays up at {service.url} until Ctrl-C")
+            signal.pause()
+    return results
+
+
+def _configure(service: Service, receiver: Receiver, secret: str) -> None:
+    """Tell the service whom to tell, and what it may do by itself."""
+    service.write("POST", "/api/v1/receivers", {"name": "demo", "url": receiver.url, "secret": secret})
+
+
+def _train(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Check]:
+    """Play all scenes and bring training to its end."""
+    results: list[Check] = []
+    try:
+        stage.wait_for_step(0, START_LIMIT_S)
+        stage.wait_for_step(WARM_UP_STEPS, STEP_LIMIT_S)
+        for outcome in outcomes:
+            play(outcome, stage)
+        stage.wait_for_step(options.steps, STEP_LIMIT_S + options.steps)
+        stop = stage.applied(stage.command("stop", "the demo is over")["id"], FOUND_LIMIT_S)
+        stage.view.event(f"stopped at step {stop['applied_step']} on all ranks")
+        stage.wait_for("end of all ranks", FOUND_LIMIT_S, lambda: stage.launcher.finished)
+        if outcomes:
+            stage.wait_for("last webhook", FOUND_LIMIT_S, lambda: _all_told(stage, outcomes))
+        stage.wait_for_time(2.0)
+    except (NotInTimeError, JobFailedError, ServiceError) as error:
+        results.append(Check("the job trains to its end", False, str(error)))
+    for outcome in outcomes:
+        results += checks(outcome)
+    results += unexpected(stage.incidents, outcomes)
+    results += webhooks(stage.receiver.received, outcomes)
+    results += mixed_weights(stage.witness.mixed(), outcomes)
+    return results
+
+
+def _all_told(stage: Stage, outcomes: list[Outcome]) -> bool:
+    told = {webhook.incident for webhook in stage.receiver.received if webhook.type == "incident.resolved"}
+    return all(outcome.incident.get("id") in told for outcome in outcomes)
+
+
+@contextmanager
+def _folders() -> Iterator[tuple[Path, Path]]:
+    """Make a folder for everything and one for the ranks' recorders; end who works there, and remove both."""
+    folder = Path(tempfile.mkdtemp(prefix="rankwatch-demo-"))
+    recorder = (SHARED_MEMORY if SHARED_MEMORY.is_dir() else folder) / folder.name
+    recorder.mkdir(mode=0o700)
+    try:
+        yield folder, recorder
+    finally:
+        # A second Ctrl-C must not leave things behind; what follows takes seconds at most.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        processes.end_all(folder.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(recorder, ignore_errors=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM came. Not an Exception, so that nothing on the way takes it for a failure of its own."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

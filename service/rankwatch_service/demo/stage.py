@@ -1,0 +1,105 @@
+"""Everything that plays together in a demo, moved on by one loop: ranks, witness, service and what is shown of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rankwatch_service.demo.faults import FaultFile
+from rankwatch_service.demo.journal import Witness
+from rankwatch_service.demo.launcher import Launcher
+from rankwatch_service.demo.receiver import Receiver
+from rankwatch_service.demo.service import Service
+from rankwatch_service.demo.view import View
+
+POLL_S = 0.02
+REFRESH_S = 0.25
+"""How often the service is asked how things are."""
+
+T = TypeVar("T")
+
+
+class NotInTimeError(Exception):
+    """Something that had to happen did not happen in time. The text says what."""
+
+
+@dataclass
+class Stage:
+    """Holds the parts of one demo; `wait_for` is the only place where time passes."""
+
+    job: str
+    launcher: Launcher
+    witness: Witness
+    service: Service
+    receiver: Receiver
+    faults: FaultFile
+    view: View
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """The service's view of the job; empty until it has one."""
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    _refreshed_s: float = 0.0
+
+    def poll(self) -> None:
+        """Let everything do what is due.
+
+        Raises:
+            JobFailedError: the job died more often than its launcher bears.
+        """
+        if self.launcher.poll():
+            self.view.event(f"launcher: a rank died, all ranks start again as {self.launcher.launch}")
+        self.witness.look()
+        now_s = time.monotonic()
+        if now_s - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = now_s
+            self._refresh()
+        self.view.progress(self.seen, self.witness.attempt, self.witness.step, self.witness.step_time_s())
+
+    def wait_for(self, what: str, limit_s: float, condition: Callable[[], T | None]) -> T:
+        """Poll until `condition` gives something true, and return that.
+
+        Raises:
+            NotInTimeError: `limit_s` passed.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            self.poll()
+            if result := condition():
+                return result
+            if time.monotonic() > deadline_s:
+                raise NotInTimeError(f"no {what} within {limit_s:g} s")
+            time.sleep(POLL_S)
+
+    def wait_for_step(self, step: int, limit_s: float) -> None:
+        """Wait until all ranks have finished `step` of the newest attempt."""
+        self.wait_for(f"step {step}", limit_s, lambda: self.witness.step >= step)
+
+    def wait_for_time(self, seconds: float) -> None:
+        """Let everything go on for a while."""
+        until_s = time.monotonic() + seconds
+        self.wait_for("end of a wait", 2 * seconds, lambda: time.monotonic() >= until_s)
+
+    def command(self, action: str, reason: str) -> dict[str, Any]:
+        """Ask the service to command the job, as an engineer would."""
+        return self.service.write("POST", f"/api/v1/jobs/{self.job}/commands", {"action": action, "reason": reason})
+
+    def applied(self, command_id: str, limit_s: float) -> dict[str, Any]:
+        """Wait until all ranks have obeyed a command.
+
+        Raises:
+            NotInTimeError: it was refused, it failed, or nothing was heard.
+        """
+
+        def finished() -> dict[str, Any] | None:
+            command = self.service.get(f"/api/v1/commands/{command_id}")
+            return command if command["state"] in ("applied", "refused", "expired", "failed", "cancelled") else None
+
+        command = self.wait_for("answer to a command", limit_s, finished)
+        if command["state"] != "applied":
+            raise NotInTimeError(f"{command['action']} was {command['state']}: {command['result']}")
+        return command
+
+    def _refresh(self) -> None:
+        self.incidents = self.service.items("/api/v1/incidents", job=self.job)
+        self.seen = self.service.find(f"/api/v1/jobs/{self.job}")
