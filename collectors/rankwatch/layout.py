@@ -46,8 +46,7 @@ PHASE_ENTERED: Final = 3  # monotonic ns
 COLLECTIVES: Final = 4  # collectives entered
 STATE: Final = 5  # index in STATES
 HEAD: Final = 6  # sequence number of the newest complete ring entry
-RELATIVE_STEP: Final = 7  # steps this process has begun
-PROGRESS_WORDS: Final = 8
+PROGRESS_WORDS: Final = 7
 
 NO_PHASE: Final = 0xFFFF
 K_MAX: Final = 0xFFFF
@@ -68,24 +67,23 @@ _NAME_ROW: Final = struct.Struct("<BB")
 # ---- ring entries ----------------------------------------------------------------------------------------------------
 
 STEP, VALUES, NOTE = 1, 2, 3
-ENTRY: Final = struct.Struct("<QBBBBIqqIHH")
-"""sequence, type, kind (0 train, 1 eval, 2 checkpoint), page (16 metrics each) or part of a note, count (phases; parts
-of the note), k, step, time_unix_ns, relative step, presence mask, note bytes in this part."""
-TIMES_OFFSET: Final = 40
-TIMES: Final = struct.Struct("<ffff")
-"""step_time_s, busy_s, busy_cpu_s, wait_s: 24 bits are 1 us of 10 s."""
-VALUES_OFFSET: Final = 56
+ENTRY: Final = struct.Struct("<IBBBBQqqIIHHffff")
+"""crc32 of the rest, type, kind (0 train, 1 eval, 2 checkpoint), page (16 metrics each) or part of a note, count
+(phases; parts of the note), sequence, step, time_unix_ns, k, relative step, presence mask, note bytes in this part,
+step_time_s, busy_s, busy_cpu_s, wait_s (24 bits are 1 us of 10 s)."""
+CRC_BYTES: Final = 4
+NOTE_OFFSET: Final = 60
+NOTE_PART_BYTES: Final = 196
+NOTE_PARTS_MAX: Final = 8
+PHASE_INDEX_OFFSET: Final = 60
+PHASE_TIMES_OFFSET: Final = 72
+PHASES_PER_STEP_MAX: Final = 12
+"""Different phases in one step; further ones are dropped and counted."""
+VALUES_OFFSET: Final = 128
+"""Last in the entry, so that the step's values can be gathered in place, with the further pages behind."""
 PAGE_VALUES: Final = 16
 """Metric i stands on page i // 16 at place i % 16: page 0 in the step entry, the others in values entries."""
 PAGES: Final = NAMES_MAX // PAGE_VALUES
-PHASE_INDEX_OFFSET: Final = 184
-PHASE_TIMES_OFFSET: Final = 196
-PHASES_PER_STEP_MAX: Final = 12
-"""Different phases in one step; further ones are dropped and counted."""
-NOTE_OFFSET: Final = 40
-NOTE_PART_BYTES: Final = 212
-NOTE_PARTS_MAX: Final = 8
-CRC_OFFSET: Final = 252
 
 KINDS: Final = ("train", "eval", "checkpoint")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 from rankwatch import layout
@@ -92,13 +91,13 @@ class Probe(Protocol):
 class Phase:
     """One named part of the step, as a context manager that is made once and used again."""
 
-    __slots__ = ("index", "kind", "meter", "name", "ns", "outer", "since")
+    __slots__ = ("index", "kind", "meter", "ns", "outer", "since", "waiting")
 
     def __init__(self, meter: StepMeter, name: str, index: int) -> None:
         self.meter = meter
-        self.name = name
         self.index = index
         self.kind = KIND_OF_PHASE.get(name, 0)
+        self.waiting = IDLE_PHASES.get(name)
         self.ns = 0
         self.since = 0
         self.outer: Phase | None = None
@@ -111,44 +110,26 @@ class Phase:
         words[layout.PHASE] = self.index
         self.outer = meter.inner
         meter.inner = self
+        if self.waiting is not None:
+            meter.busy_off(now, waiting=self.waiting)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         meter = self.meter
+        words = meter.words
         now = meter.now()
         if not self.ns:
             meter.touched.append(self)
         self.ns += now - self.since
         self.since = 0
         outer = meter.inner = self.outer
-        words = meter.words
         if outer is None:
             words[layout.PHASE_ENTERED] = now
             words[layout.PHASE] = layout.NO_PHASE
         else:
             words[layout.PHASE_ENTERED] = outer.since
             words[layout.PHASE] = outer.index
-
-
-class IdlePhase(Phase):
-    """A phase that is not busy time."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self, meter: StepMeter, name: str, index: int, waiting: bool) -> None:
-        super().__init__(meter, name, index)
-        self.waiting = waiting
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self.meter.busy_off(self.since, waiting=self.waiting)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self.meter.busy_on(self.meter.now())
+        if self.waiting is not None:
+            meter.busy_on(now)
 
 
 class NoPhase:
@@ -157,9 +138,7 @@ class NoPhase:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 
@@ -218,10 +197,6 @@ class StepMeter:
         words = self.words
         words[layout.STEP_ENTERED] = now_ns
         words[layout.POSITION] = self.k << 48 | step + 1
-        if self.inner is None:
-            words[layout.PHASE_ENTERED] = now_ns
-            words[layout.PHASE] = layout.NO_PHASE
-        words[layout.RELATIVE_STEP] = self._relative_step
 
     def end(self, now_ns: int, cpu_ns: int) -> None:
         """The step ends at this wall and CPU time; its entry is written."""
@@ -260,8 +235,7 @@ class StepMeter:
         index = self.recorder.phase(name)
         if index < 0:
             return None
-        waiting = IDLE_PHASES.get(name)
-        phase = Phase(self, name, index) if waiting is None else IdlePhase(self, name, index, waiting)
+        phase = Phase(self, name, index)
         self._phases[name] = phase
         return phase
 

@@ -20,7 +20,7 @@ from rankwatch import layout
 from rankwatch.layout import Answer, Cell, Directive
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
-_CRC: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<I4sQ")
 POLL_ENTRIES_MAX: Final = layout.RING_ENTRIES
 """Entries that one `poll` returns at most: the whole ring."""
 
@@ -111,7 +111,6 @@ class Progress:
     collective_seq: int
     state: str
     """running, held, left."""
-    relative_step: int
     answer: Answer = field(default_factory=Answer)
 
 
@@ -202,7 +201,6 @@ class RingReader:
             step_entered_ns=words[layout.STEP_ENTERED],
             collective_seq=words[layout.COLLECTIVES],
             state=layout.STATES[state] if state < len(layout.STATES) else layout.STATES[0],
-            relative_step=words[layout.RELATIVE_STEP],
             answer=layout.decode_answer(found[1]) if found is not None else Answer(),
         )
 
@@ -222,10 +220,8 @@ class RingReader:
         while True:
             at = layout.RING_OFFSET + (self.position - 1) % layout.RING_ENTRIES * layout.ENTRY_BYTES
             entry = bytes(self._view[at : at + layout.ENTRY_BYTES])
-            sequence = int.from_bytes(entry[:8], "little")
-            if sequence == self.position and _CRC.unpack_from(entry, layout.CRC_OFFSET)[0] == crc32(
-                entry[: layout.CRC_OFFSET]
-            ):
+            checksum, *_, sequence = _HEAD.unpack_from(entry)
+            if sequence == self.position and checksum == crc32(entry[layout.CRC_BYTES :]):
                 return entry
             head = self.head
             if head < self.position:
@@ -244,19 +240,15 @@ class RingReader:
 
     def _decode(self, entry: bytes, poll: Poll) -> None:
         fields = layout.ENTRY.unpack_from(entry)
-        sequence, kind, step_kind, page, count, k, step, unix_ns, relative_step, mask, length = fields
+        _, kind, step_kind, page, count, sequence, step, unix_ns, k, relative_step, mask, length, *times = fields
         if kind == layout.STEP:
-            step_s, busy_s, busy_cpu_s, wait_s = layout.TIMES.unpack_from(entry, layout.TIMES_OFFSET)
             phases = struct.unpack_from(f"<{count}f", entry, layout.PHASE_TIMES_OFFSET)
             names = [self._phase_name(index) for index in entry[layout.PHASE_INDEX_OFFSET :][:count]]
             values = self._values(entry, 0, mask)
             seconds = dict(zip(names, phases, strict=True))
             poll.entries.append(
-                StepEntry(
-                    sequence, step, k, step_kind, relative_step, unix_ns, step_s, busy_s, busy_cpu_s, wait_s, values,
-                    seconds,
-                )
-            )  # fmt: skip
+                StepEntry(sequence, step, k, step_kind, relative_step, unix_ns, *times, values, seconds)  # type: ignore[call-arg]
+            )
         elif kind == layout.VALUES:
             poll.entries.append(ValuesEntry(sequence, step, k, unix_ns, self._values(entry, page, mask)))
         elif kind == layout.NOTE:

@@ -54,15 +54,12 @@ class Recorder:
         self._metrics: dict[str, int] = {}
         self._exact = 0
         self._phases: dict[str, int] = {}
-        # Values wait here by metric index, floats and integers over the same bytes; the step entry is made in place.
-        self._values = memoryview(bytearray(8 * layout.NAMES_MAX))
-        self.floats = self._values.cast("d")
-        self.integers = self._values.cast("q")
-        self._step = memoryview(bytearray(layout.ENTRY_BYTES))
-        self.phase_index = self._step[layout.PHASE_INDEX_OFFSET : layout.PHASE_TIMES_OFFSET]
+        self._step = _Scratch()
+        self._late = _Scratch()
+        self.floats, self.integers = self._step.floats, self._step.integers
+        self.phase_index = self._step.entry[layout.PHASE_INDEX_OFFSET : layout.PHASE_TIMES_OFFSET]
         times_end = layout.PHASE_TIMES_OFFSET + 4 * layout.PHASES_PER_STEP_MAX
-        self.phase_times = self._step[layout.PHASE_TIMES_OFFSET : times_end].cast("f")
-        self._other = memoryview(bytearray(layout.ENTRY_BYTES))
+        self.phase_times = self._step.entry[layout.PHASE_TIMES_OFFSET : times_end].cast("f")
         self._map(view)
         _watch_forks()
         _live.add(self)
@@ -254,17 +251,16 @@ class Recorder:
             phases: how many of the phase places are filled.
             mask: bit i set = metric i has a value.
         """
-        entry = self._step
-        self._sequence += 1
+        scratch = self._step
+        self._sequence = sequence = self._sequence + 1
         unix_ns = self.start_unix_ns + end_ns - self.start_monotonic_ns
         layout.ENTRY.pack_into(
-            entry, 0, self._sequence, layout.STEP, kind, 0, phases, k, step, unix_ns, relative_step, mask & 0xFFFF, 0
-        )
-        layout.TIMES.pack_into(entry, layout.TIMES_OFFSET, *times)
-        entry[layout.VALUES_OFFSET : layout.PHASE_INDEX_OFFSET] = self._values[: 8 * layout.PAGE_VALUES]
-        self._publish(entry)
+            scratch.entry, 0, 0, layout.STEP, kind, 0, phases,
+            sequence, step, unix_ns, k, relative_step, mask & 0xFFFF, 0, *times,
+        )  # fmt: skip
+        self._publish(scratch)
         if mask > 0xFFFF:
-            self._write_pages(self._values, step, k, unix_ns, mask & ~0xFFFF)
+            self._write_pages(scratch, step, k, unix_ns, mask & ~0xFFFF)
 
     def write_values(
         self, step: int, k: int, now_ns: int, values: Mapping[int, float], exact: Mapping[int, int] | None = None
@@ -278,8 +274,8 @@ class Recorder:
             values: by metric index; negative indices were counted when the name was refused.
             exact: the same for metrics that carry integers.
         """
-        late = memoryview(bytearray(8 * layout.NAMES_MAX))
-        floats, integers = late.cast("d"), late.cast("q")
+        late = self._late
+        floats, integers = late.floats, late.integers
         mask = 0
         for index, value in values.items():
             if index >= 0:
@@ -291,19 +287,19 @@ class Recorder:
                 mask |= 1 << index
         self._write_pages(late, step, k, self.start_unix_ns + now_ns - self.start_monotonic_ns, mask)
 
-    def _write_pages(self, values: memoryview, step: int, k: int, unix_ns: int, mask: int) -> None:
-        entry = self._other
+    def _write_pages(self, scratch: _Scratch, step: int, k: int, unix_ns: int, mask: int) -> None:
+        # Page 0 was written, or is the one that is written first: the other pages move into its place.
         for page in range(layout.PAGES):
             present = mask >> page * layout.PAGE_VALUES & 0xFFFF
             if present:
+                if page:
+                    scratch.pages[0][:] = scratch.pages[page]
                 self._sequence += 1
                 layout.ENTRY.pack_into(
-                    entry, 0, self._sequence, layout.VALUES, 0, page, 0, k, step, unix_ns, 0, present, 0
-                )
-                begin = 8 * layout.PAGE_VALUES * page
-                end = begin + 8 * layout.PAGE_VALUES
-                entry[layout.VALUES_OFFSET : layout.PHASE_INDEX_OFFSET] = values[begin:end]
-                self._publish(entry)
+                    scratch.entry, 0, 0, layout.VALUES, 0, page, 0,
+                    self._sequence, step, unix_ns, k, 0, present, 0, 0.0, 0.0, 0.0, 0.0,
+                )  # fmt: skip
+                self._publish(scratch)
 
     def note(self, kind: str, fields: Mapping[str, Any], step: int, k: int, now_ns: int) -> None:
         """Write a small event, over up to 8 entries. Texts are cut to 400 characters if it would be longer."""
@@ -313,24 +309,41 @@ class Recorder:
         if len(text) > layout.NOTE_PART_BYTES * layout.NOTE_PARTS_MAX:
             self.drop("notes")
             return
-        entry = self._other
+        entry = self._late.entry
         unix_ns = self.start_unix_ns + now_ns - self.start_monotonic_ns
         parts = [text[at : at + layout.NOTE_PART_BYTES] for at in range(0, len(text), layout.NOTE_PART_BYTES)]
         for number, part in enumerate(parts):
             self._sequence += 1
             layout.ENTRY.pack_into(
-                entry, 0, self._sequence, layout.NOTE, 0, number, len(parts), k, step, unix_ns, 0, 0, len(part)
-            )
+                entry, 0, 0, layout.NOTE, 0, number, len(parts),
+                self._sequence, step, unix_ns, k, 0, 0, len(part), 0.0, 0.0, 0.0, 0.0,
+            )  # fmt: skip
             entry[layout.NOTE_OFFSET : layout.NOTE_OFFSET + len(part)] = part
-            self._publish(entry)
+            self._publish(self._late)
 
-    def _publish(self, entry: memoryview) -> None:
-        _CRC.pack_into(entry, layout.CRC_OFFSET, crc32(entry[: layout.CRC_OFFSET]))
+    def _publish(self, scratch: _Scratch) -> None:
+        _CRC.pack_into(scratch.entry, 0, crc32(scratch.body))
         at = self._at
-        self._view[at : at + layout.ENTRY_BYTES] = entry
+        end = at + layout.ENTRY_BYTES
+        self._view[at:end] = scratch.entry
         self.words[layout.HEAD] = self._sequence
-        at += layout.ENTRY_BYTES
-        self._at = at if at < self._end else layout.RING_OFFSET
+        self._at = end if end < self._end else layout.RING_OFFSET
+
+
+class _Scratch:
+    """Where an entry is made: its bytes, and the values of all pages by metric index, page 0 in the entry itself."""
+
+    __slots__ = ("body", "entry", "floats", "integers", "pages")
+
+    def __init__(self) -> None:
+        buffer = memoryview(bytearray(layout.VALUES_OFFSET + 8 * layout.NAMES_MAX))
+        values = buffer[layout.VALUES_OFFSET :]
+        self.entry = buffer[: layout.ENTRY_BYTES]
+        self.body = self.entry[layout.CRC_BYTES :]
+        self.floats = values.cast("d")
+        self.integers = values.cast("q")
+        page_bytes = 8 * layout.PAGE_VALUES
+        self.pages = [values[page * page_bytes : (page + 1) * page_bytes] for page in range(layout.PAGES)]
 
 
 def start_ticks() -> int:
