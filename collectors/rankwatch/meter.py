@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from rankwatch import layout
+from rankwatch.layout import NO_PHASE, PHASE, PHASE_ENTERED
 from rankwatch.recorder import Recorder
 
 IDLE_PHASES: Final = {"data_wait": False, "collective": True}
@@ -105,15 +106,14 @@ class Phase:
     def __enter__(self) -> None:
         meter = self.meter
         words = meter.words
-        self.since = now = meter.now()
-        words[layout.PHASE_ENTERED] = now
-        words[layout.PHASE] = self.index
+        self.since = words[PHASE_ENTERED] = now = meter.now()
+        words[PHASE] = self.index
         self.outer = meter.inner
         meter.inner = self
         if self.waiting is not None:
             meter.busy_off(now, waiting=self.waiting)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         meter = self.meter
         words = meter.words
         now = meter.now()
@@ -123,11 +123,11 @@ class Phase:
         self.since = 0
         outer = meter.inner = self.outer
         if outer is None:
-            words[layout.PHASE_ENTERED] = now
-            words[layout.PHASE] = layout.NO_PHASE
+            words[PHASE_ENTERED] = now
+            words[PHASE] = NO_PHASE
         else:
-            words[layout.PHASE_ENTERED] = outer.since
-            words[layout.PHASE] = outer.index
+            words[PHASE_ENTERED] = outer.since
+            words[PHASE] = outer.index
         if self.waiting is not None:
             meter.busy_on(now)
 
@@ -138,11 +138,11 @@ class NoPhase:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         pass
 
 
-NO_PHASE: Final = NoPhase()
+NOTHING: Final = NoPhase()
 
 
 class StepMeter:
@@ -229,7 +229,7 @@ class StepMeter:
     def phase(self, name: str) -> Phase | NoPhase:
         """The context manager of a phase. A phase inside itself counts once."""
         phase = self._phases.get(name) or self._new_phase(name)
-        return NO_PHASE if phase is None or phase.since else phase
+        return NOTHING if phase is None or phase.since else phase
 
     def _new_phase(self, name: str) -> Phase | None:
         index = self.recorder.phase(name)
