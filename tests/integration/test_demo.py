@@ -1,0 +1,81 @@
+"""The demo as a user starts it: what it finds, what it must not find, and that it leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.demo.processes import working_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
+
+RANKWATCH = str(Path(sys.executable).with_name("rankwatch"))
+CLEAN_STEPS = 300
+START_S = 120.0
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a demo that keeps everything under `folder`, as far as it keeps anything."""
+    return subprocess.Popen(
+        [RANKWATCH, "demo", *arguments],
+        env=os.environ | {"TMPDIR": str(folder), "COLUMNS": "160"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(demo: subprocess.Popen[str], limit_s: float) -> str:
+    try:
+        return demo.communicate(timeout=limit_s)[0]
+    finally:
+        demo.kill()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"no {what} within {START_S:g} s"
+        time.sleep(0.05)
+
+
+def assert_nothing_is_left(folder: Path, name: str) -> None:
+    assert working_for(name) == []
+    assert list(folder.iterdir()) == []
+    assert not (Path("/dev/shm") / name).exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--no-faults", "--steps", str(CLEAN_STEPS))
+    output = finish(demo, 280)
+    assert demo.returncode == 0, output
+    assert "✔ nothing else opened" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(480)
+def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path) -> None:
+    demo = start(tmp_path)
+    output = finish(demo, 450)
+    assert demo.returncode == 0, output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_demo_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    demo = start(tmp_path, "--no-faults")
+    wait_until(lambda: any(tmp_path.glob("*/journal/*")), "training rank")
+    (folder,) = tmp_path.iterdir()
+    assert len(working_for(folder.name, "demo.training")) == 4
+    assert working_for(folder.name, "rankwatch.agent")
+    demo.send_signal(number)
+    output = finish(demo, 60)
+    assert demo.returncode == 128 + number, output
+    assert_nothing_is_left(tmp_path, folder.name)
