@@ -87,12 +87,12 @@ class Notifier:
             woken = self._wake.is_set()
             self._wake.clear()
             changed = await self._in_thread(self._changes.changed)
-            if changed or woken or loop.time() >= look_s:
-                await self._start_due()
-                look_s = loop.time() + RETRY_LOOK_S
             if loop.time() >= give_up_s:
                 await self._give_up()
                 give_up_s = loop.time() + GIVE_UP_LOOK_S
+            if changed or woken or loop.time() >= look_s:
+                await self._start_due()
+                look_s = loop.time() + RETRY_LOOK_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), WATCH_S)
         await self._finish()
@@ -144,7 +144,8 @@ class Notifier:
 
     async def _give_up(self) -> None:
         try:
-            given_up = await self._in_thread(self._outbox.give_up, self._clock.unix_ns())
+            in_flight = [message_id for tasks in self._in_flight.values() for message_id in tasks]
+            given_up = await self._in_thread(self._outbox.give_up, self._clock.unix_ns(), in_flight)
         except _DATABASE_ERRORS as error:
             _log.warning("outbox_unwritable", error=str(error))
             return

@@ -98,13 +98,21 @@ class OutboxTable:
                     )
                 )
 
-    def give_up(self, now_unix_ns: int) -> int:
-        """Mark waiting messages that are older than `GIVE_UP_AFTER_S` as failed; say how many."""
+    def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
+        """Mark waiting messages that are older than `GIVE_UP_AFTER_S` as failed; say how many.
+
+        Args:
+            now_unix_ns: the time.
+            in_flight: ids of the messages on their way; what becomes of their try is recorded first.
+        """
+        oldest_unix_ns = now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
         with write(self._engine) as connection:
             return connection.execute(
                 update(Outbox)
                 .where(
-                    Outbox.state == "waiting", Outbox.created_unix_ns < now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
+                    Outbox.state == "waiting",
+                    Outbox.created_unix_ns < oldest_unix_ns,
+                    Outbox.id.not_in(list(in_flight)),
                 )
                 .values(state="failed")
             ).rowcount

@@ -1,0 +1,125 @@
+"""Where webhooks never go."""
+
+import asyncio
+import socket
+from ipaddress import ip_address
+
+import pytest
+
+from rankwatch_service.notify.address import ADDRESSES_MAX, AddressError, check_address, checked_url, resolved
+
+NEVER = [
+    "169.254.169.254",
+    "0.0.0.0",
+    "255.255.255.255",
+    "224.0.0.1",
+    "240.0.0.1",
+    "100.100.100.200",
+    "::",
+    "fe80::1",
+    "ff02::1",
+    "fd00:ec2::254",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "2002:a9fe:a9fe::",
+]
+PRIVATE = [
+    "127.0.0.1",
+    "127.9.9.9",
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "::1",
+    "fd12::1",
+    "::ffff:10.0.0.1",
+]
+
+
+@pytest.mark.parametrize("address", NEVER)
+@pytest.mark.parametrize("allow_private", [True, False])
+def test_never(address, allow_private):
+    with pytest.raises(AddressError, match="never"):
+        check_address(ip_address(address), allow_private)
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_only_where_allowed(address):
+    check_address(ip_address(address), allow_private=True)
+    with pytest.raises(AddressError, match="private"):
+        check_address(ip_address(address), allow_private=False)
+
+
+@pytest.mark.parametrize("address", ["93.184.215.14", "2606:4700::1111", "::ffff:93.184.215.14"])
+def test_public_addresses_are_fine(address):
+    check_address(ip_address(address), allow_private=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("https://pager.example/hook?x=1", ("pager.example", 443)),
+        ("http://pager.example/", ("pager.example", 80)),
+        ("http://127.0.0.1:9999/hook", ("127.0.0.1", 9999)),
+        ("https://[2606:4700::1111]/", ("2606:4700::1111", 443)),
+    ],
+)
+def test_web_addresses_are_split(url, where):
+    assert checked_url(url) == where
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://a/",
+        "file:///etc/passwd",
+        "gopher://a:70/",
+        "unix:///run/x.sock",
+        "http:///path",
+        "http://user@evil.example/",
+        "http://good.example:80@evil.example/",
+        "http://a:22/",
+        "http://a:25/",
+        "http://a:99999/",
+        "http://a:b/",
+        "http://[::1/",
+        "https://a/" + "x" * 3_000,
+    ],
+)
+def test_other_urls_are_refused(url):
+    with pytest.raises(AddressError):
+        checked_url(url)
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0177.0.0.1", "127.1", "0x7f.1", "localhost"])
+def test_other_spellings_of_loopback_are_seen_through(host):
+    with pytest.raises(AddressError, match="private"):
+        asyncio.run(resolved(host, 80, allow_private=False))
+
+
+def answers(*addresses):
+    async def getaddrinfo(self, host, port, **_kwargs):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    return getaddrinfo
+
+
+def test_one_bad_answer_among_good_ones_refuses_the_name(monkeypatch):
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", answers("93.184.215.14", "169.254.169.254"))
+    with pytest.raises(AddressError, match="never"):
+        asyncio.run(resolved("rebinding.example", 80, allow_private=True))
+
+
+def test_addresses_are_tried_in_the_name_servers_order_up_to_the_bound(monkeypatch):
+    given = [f"93.184.215.{n}" for n in (9, 1, 5, 1, 2, 3, 4)]
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", answers(*given))
+    assert (
+        asyncio.run(resolved("many.example", 80, allow_private=False))
+        == [
+            "93.184.215.9",
+            "93.184.215.1",
+            "93.184.215.5",
+            "93.184.215.2",
+        ][:ADDRESSES_MAX]
+    )

@@ -1,0 +1,335 @@
+"""The loop over a real database, with a sender and a clock that tests move."""
+
+import asyncio
+import contextlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from rankwatch_service.notify.notifier import Notifier
+from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
+from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
+from rankwatch_service.store.engine import ChangeWatch, StoreBusyError, read, write
+from rankwatch_service.store.models import Delivery, Outbox, Receiver
+from tests.support.database import new_database
+from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, transition_row
+
+DEADLINE_S = 20.0
+OK = Outcome(204, "", 0.01)
+
+
+class MovedClock:
+    """A wall clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.now_ns = NOON_UNIX_NS
+
+    def unix_ns(self):
+        return self.now_ns
+
+    def monotonic_s(self):
+        return self.now_ns / 1e9
+
+    def sleep(self, seconds):
+        self.now_ns += int(seconds * 1e9)
+
+
+class ScriptedSender:
+    """Answers by receiver's URL; keeps what was sent in order. An answer may be an event to wait for."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.sent = []
+        self.now_to = {}
+        self.most_to = {}
+
+    async def send(self, url, secret, message_id, body):
+        name = url.rsplit("/", 1)[1]
+        self.sent.append((name, message_id))
+        self.now_to[name] = self.now_to.get(name, 0) + 1
+        self.most_to[name] = max(self.most_to.get(name, 0), self.now_to[name])
+        try:
+            answer = self.answers.get(name, OK)
+            if callable(answer):
+                answer = answer(message_id)
+            if isinstance(answer, asyncio.Event):
+                await answer.wait()
+                answer = OK
+            return answer
+        finally:
+            self.now_to[name] -= 1
+
+
+class Desk:
+    """A database with receivers and messages, and notifiers that can be started on it."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.clock = MovedClock()
+
+    def receiver(self, name):
+        with write(self.engine) as connection:
+            connection.execute(insert(Receiver).values(**receiver_row(name, url=f"http://127.0.0.1:9/{name}")))
+
+    def told(self, incident="inc_1", what="opened", number=1, to=("pager",)):
+        rows = outbox_rows(
+            incident_row(id=incident),
+            transition_row(what, number),
+            [receiver_row(name) for name in to],
+            [],
+            {},
+            self.clock.now_ns,
+        )
+        with write(self.engine) as connection:
+            connection.execute(insert(Outbox), rows)
+        return [row["id"] for row in rows]
+
+    def states(self):
+        with read(self.engine) as connection:
+            return dict(connection.execute(select(Outbox.id, Outbox.state).order_by(Outbox.transition)).all())
+
+    def deliveries(self):
+        with read(self.engine) as connection:
+            return connection.execute(select(Delivery).order_by(Delivery.id)).all()
+
+    def waiting(self):
+        return [one for one, state in self.states().items() if state == "waiting"]
+
+    def work(self, sender, until, outbox=None):
+        """Run a notifier until a condition holds."""
+        asyncio.run(self._work(sender, until, outbox or OutboxTable(self.engine)))
+
+    async def _work(self, sender, until, outbox):
+        changes = ChangeWatch(self.engine)
+        with ThreadPoolExecutor(1) as database:
+            notifier = Notifier(outbox, sender, changes, self.clock, random.Random(1), database)
+            running = asyncio.create_task(notifier.run())
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    while not until():  # noqa: ASYNC110 - what is awaited is a row in a database
+                        await asyncio.sleep(0.005)
+            finally:
+                notifier.stop()
+                await running
+                changes.close()
+
+
+@pytest.fixture
+def desk(tmp_path):
+    engine = new_database(tmp_path)
+    desk = Desk(engine)
+    desk.receiver("pager")
+    yield desk
+    engine.dispose()
+
+
+def test_what_is_committed_is_delivered_once_and_recorded(desk):
+    ids = desk.told()
+    sender = ScriptedSender()
+    desk.work(sender, lambda: not desk.waiting())
+    assert sender.sent == [("pager", ids[0])]
+    assert desk.states() == {ids[0]: "delivered"}
+    (delivery,) = desk.deliveries()
+    assert (delivery.outbox_id, delivery.status, delivery.error) == (ids[0], 204, "")
+
+
+def test_a_message_committed_while_the_notifier_runs_is_noticed(desk):
+    sender = ScriptedSender()
+    ids = []
+
+    def until():
+        if not ids:
+            ids.extend(desk.told())
+        return desk.states() == {ids[0]: "delivered"}
+
+    desk.work(sender, until)
+
+
+def test_resolved_waits_until_opened_has_arrived(desk):
+    answers = iter([Outcome(500, "answered 500", 0.1), OK, OK, OK])
+    desk.told(what="opened", number=1)
+    desk.told(what="updated", number=2)
+    desk.told(what="resolved", number=3)
+    sender = ScriptedSender(pager=lambda _: next(answers))
+
+    def until():
+        if len(desk.deliveries()) == 1:
+            desk.clock.sleep(RETRY_DELAYS_S[0] * 1.2)
+        return not desk.waiting()
+
+    desk.work(sender, until)
+    order = [message_id for _, message_id in sender.sent]
+    opened, updated, resolved = desk.states()
+    assert order == [opened, opened, updated, resolved]
+
+
+def test_other_incidents_do_not_wait_behind_one_that_fails(desk):
+    bad, good = desk.told("inc_bad") + desk.told("inc_good")
+    sender = ScriptedSender(pager=lambda one: Outcome(500, "answered 500", 0.1) if one == bad else OK)
+    desk.work(sender, lambda: desk.states()[good] == "delivered" and desk.deliveries())
+    assert desk.states() == {bad: "waiting", good: "delivered"}
+
+
+def test_a_receiver_that_hangs_delays_no_other_and_is_bounded(desk):
+    desk.receiver("slow")
+    for n in range(20):
+        desk.told(f"inc_{n}", to=("pager", "slow"))
+    hang = asyncio.Event()
+    sender = ScriptedSender(slow=hang)
+
+    def until():
+        # All of the fast receiver's are through while not one of the slow receiver's has ended.
+        if len([one for one in desk.states().values() if one == "delivered"]) == 20:
+            assert sender.most_to["slow"] == RECEIVER_IN_FLIGHT_MAX
+            hang.set()
+        return not desk.waiting()
+
+    desk.work(sender, until)
+    assert sender.most_to["slow"] == RECEIVER_IN_FLIGHT_MAX
+    assert len(sender.sent) == 40
+
+
+def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(desk):
+    (one,) = desk.told()
+    sender = ScriptedSender(pager=Outcome(503, "answered 503", 0.1))
+    at_s = []
+    for tries, delay_s in enumerate(RETRY_DELAYS_S[:6], start=1):
+        desk.work(sender, lambda tries=tries: len(desk.deliveries()) == tries)
+        at_s.append(desk.deliveries()[-1].at_unix_ns)
+        desk.clock.sleep(delay_s * 1.2)
+    assert sender.sent == [("pager", one)] * 6
+    sender.answers["pager"] = OK
+    desk.work(sender, lambda: not desk.waiting())
+    assert [delivery.status for delivery in desk.deliveries()] == [503] * 6 + [204]
+
+
+def test_nothing_is_tried_before_its_time(desk):
+    failing = desk.told()[0]
+    sender = ScriptedSender(pager=lambda one: Outcome(503, "answered 503", 0.1) if one == failing else OK)
+    desk.work(sender, lambda: len(desk.deliveries()) == 1)
+    desk.clock.sleep(RETRY_DELAYS_S[0] * 0.99)
+    later = desk.told("inc_2")[0]
+    desk.work(sender, lambda: desk.states()[later] == "delivered")
+    assert [one for _, one in sender.sent] == [failing, later]
+
+
+def test_retry_after_quiets_all_messages_to_that_receiver(desk):
+    desk.receiver("other")
+    first = desk.told("inc_1")[0]
+    sender = ScriptedSender(pager=Outcome(429, "answered 429", 0.1, retry_after_s=600.0))
+    held = []
+
+    def until():
+        if desk.deliveries() and not held:
+            with read(desk.engine) as connection:
+                held.extend(connection.scalars(select(Outbox.next_try_unix_ns).where(Outbox.id == first)))
+        return held
+
+    desk.work(sender, until)
+    assert held == [desk.clock.now_ns + 600 * 10**9]
+
+
+def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
+    gone = desk.told("inc_1")[0]
+    sender = ScriptedSender(pager=Outcome(410, "answered 410", 0.1))
+    desk.work(sender, lambda: desk.states()[gone] == "failed")
+    with read(desk.engine) as connection:
+        enabled, reason = connection.execute(select(Receiver.enabled, Receiver.disabled_reason)).one()
+    assert (enabled, reason) == (False, "the receiver answered 410: it is gone")
+
+    desk.receiver("other")
+    told, kept = desk.told("inc_2", to=("other", "pager"))
+    desk.work(sender, lambda: desk.states()[told] == "delivered")
+    assert desk.states()[kept] == "waiting"
+
+    with write(desk.engine) as connection:
+        connection.execute(update(Receiver).values(enabled=True))
+    sender.answers["pager"] = OK
+    desk.work(sender, lambda: desk.states()[kept] == "delivered")
+
+
+def test_a_message_that_nobody_took_for_days_is_given_up(desk):
+    (old,) = desk.told()
+    desk.clock.sleep(GIVE_UP_AFTER_S + 1)
+    sender = ScriptedSender(pager=Outcome(500, "answered 500", 0.1))
+    desk.work(sender, lambda: not desk.waiting())
+    assert desk.states() == {old: "failed"}
+
+
+def test_messages_to_a_receiver_that_was_removed_are_given_up_in_the_end(desk):
+    (orphan,) = desk.told(to=("removed",))
+    desk.clock.sleep(GIVE_UP_AFTER_S + 1)
+    desk.work(ScriptedSender(), lambda: desk.states() == {orphan: "failed"})
+
+
+def test_a_fault_of_the_sender_is_recorded_and_retried_later_not_at_once(desk):
+    (one,) = desk.told()
+
+    class Broken:
+        calls = 0
+
+        async def send(self, *_arguments):
+            self.calls += 1
+            raise ZeroDivisionError("ours")
+
+    broken = Broken()
+    desk.work(broken, lambda: len(desk.deliveries()) == 1)
+    assert broken.calls == 1
+    assert desk.deliveries()[0].error == "internal: ZeroDivisionError"
+    assert desk.states() == {one: "waiting"}
+
+
+class FailsOnce(OutboxTable):
+    """The database refuses the k-th call, before or after it took effect; `killed` calls never come back."""
+
+    def __init__(self, engine, call, after, killed):
+        super().__init__(engine)
+        self.left, self.after, self.killed = call, after, killed
+        self.dead = False
+
+    def _step(self, do):
+        self.left -= 1
+        if self.dead or self.left == 0:
+            if self.after and not self.dead:
+                do()
+            self.dead = self.killed
+            raise RuntimeError("killed") if self.killed else StoreBusyError("locked")
+        return do()
+
+    def due(self, *arguments):
+        return self._step(lambda: super(FailsOnce, self).due(*arguments))
+
+    def record(self, *arguments):
+        return self._step(lambda: super(FailsOnce, self).record(*arguments))
+
+    def give_up(self, *arguments):
+        return self._step(lambda: super(FailsOnce, self).give_up(*arguments))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(desk, call, after, monkeypatch):
+    monkeypatch.setattr("rankwatch_service.notify.notifier.RECORD_RETRY_S", 0.01)
+    ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
+    sender = ScriptedSender()
+    desk.work(sender, lambda: not desk.waiting(), FailsOnce(desk.engine, call, after, killed=False))
+    assert [one for _, one in sender.sent] == ids
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_notifier_that_dies_at_any_database_call_doubles_only_the_message_in_flight(desk, call, after):
+    ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
+    sender = ScriptedSender()
+    outbox = FailsOnce(desk.engine, call, after, killed=True)
+    # Whether its death shows depends on the call: of a task that died only the notifier's silence is seen.
+    with contextlib.suppress(RuntimeError):
+        desk.work(sender, lambda: outbox.dead or not desk.waiting(), outbox)
+    assert outbox.dead
+    desk.work(sender, lambda: not desk.waiting())
+    sent = [one for _, one in sender.sent]
+    assert list(dict.fromkeys(sent)) == ids
+    assert len(sent) <= len(ids) + 1

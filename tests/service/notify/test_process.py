@@ -1,0 +1,123 @@
+"""The notifier as a real process: fast, and killed with SIGKILL at many points."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import func, insert, select
+from standardwebhooks import Webhook
+
+from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Outbox, Receiver
+from tests.support.database import new_database
+from tests.support.incidents import SECRET, incident_row, receiver_row, transition_row
+from tests.support.webhook_receiver import Answer, webhook_receiver
+
+RUN = (
+    "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
+    "run(Settings(database_url=sys.argv[1]))"
+)
+INCIDENTS_A_KILL = 6
+KILLS = 12
+
+
+@contextmanager
+def notifier(engine):
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url)], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell(engine, incident, what, number):
+    rows = outbox_rows(
+        incident_row(id=incident), transition_row(what, number), [receiver_row()], [], {}, time.time_ns()
+    )
+    with write(engine) as connection:
+        connection.execute(insert(Outbox), rows)
+    return rows[0]["id"]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = new_database(tmp_path)
+    yield engine
+    engine.dispose()
+
+
+def add_receiver(engine, url):
+    with write(engine) as connection:
+        connection.execute(insert(Receiver).values(**receiver_row(url=url)))
+
+
+@pytest.mark.integration
+def test_a_commit_reaches_the_receiver_signed_and_the_process_ends_on_sigterm(engine):
+    with webhook_receiver() as receiver:
+        add_receiver(engine, receiver.url)
+        with notifier(engine) as process:
+            tell(engine, "inc_first", "opened", 1)
+            receiver.wait_for(lambda calls: len(calls) == 1)
+            for n in range(20):
+                committed_s = time.monotonic()
+                tell(engine, f"inc_{n}", "opened", 1)
+                receiver.wait_for(lambda calls, n=n: len(calls) == n + 2)
+                # A generous bound: what it really takes stands in docs/performance.md.
+                assert receiver.calls[-1].at_s - committed_s < 5.0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+    for call in receiver.calls:
+        assert Webhook(SECRET).verify(call.body, call.headers) == json.loads(call.body)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_the_same_id(engine):
+    chance = random.Random(20260101)
+    expected, refused = [], set()
+
+    def answer(n, call):
+        # Every seventh call fails, so that kills also fall between retries; no message fails twice.
+        if n % 7 == 6 and call.message_id not in refused:
+            refused.add(call.message_id)
+            return Answer(503, delay_s=0.01)
+        return Answer(204, delay_s=0.01)
+
+    with webhook_receiver(answer) as receiver:
+        add_receiver(engine, receiver.url)
+        for kill in range(KILLS):
+            for n in range(INCIDENTS_A_KILL):
+                name = f"inc_{kill}_{n}"
+                expected.append((tell(engine, name, "opened", 1), tell(engine, name, "resolved", 2)))
+            before = len(receiver.calls)
+            with notifier(engine):
+                receiver.wait_for(lambda calls, before=before: len(calls) > before)
+                time.sleep(chance.uniform(0, 0.05))  # where in its work the kill falls
+        with notifier(engine):
+            deadline_s = time.monotonic() + 60
+            while waiting(engine):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+        calls = receiver.calls
+    ids = receiver.ids
+    assert set(ids) == {one for pair in expected for one in pair}
+    # At most what was under way at each kill is sent again.
+    assert len(ids) <= 2 * len(expected) + len(refused) + KILLS * 4
+    for opened, resolved in expected:
+        assert ids.index(opened) < ids.index(resolved)
+        first_resolved = ids.index(resolved)
+        assert opened not in ids[first_resolved:]
+    bodies = {call.message_id: call.body for call in calls}
+    assert all(bodies[call.message_id] == call.body for call in calls)
+
+
+def waiting(engine):
+    with read(engine) as connection:
+        return connection.scalar(select(func.count()).select_from(Outbox).where(Outbox.state == "waiting"))

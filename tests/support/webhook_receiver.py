@@ -1,0 +1,96 @@
+"""A real HTTP server that takes webhooks and answers as it is told."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 204
+    headers: dict[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Call:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    at_s: float
+
+    @property
+    def message_id(self) -> str:
+        return self.headers["webhook-id"]
+
+
+class WebhookReceiver:
+    """Keeps every call; `answer` decides on the reply, by the number of calls before it."""
+
+    def __init__(self, answer: Callable[[int, Call], Answer]):
+        self.calls: list[Call] = []
+        self._answer = answer
+        self._came = threading.Condition()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["content-length"])
+                body = self.rfile.read(length)
+                if len(body) < length:
+                    return  # the sender died in the middle: this never became a message
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                call = Call(self.path, headers, body, time.monotonic())
+                with outer._came:
+                    answer = outer._answer(len(outer.calls), call)
+                    outer.calls.append(call)
+                    outer._came.notify_all()
+                if answer.delay_s:
+                    time.sleep(answer.delay_s)
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def handle(self) -> None:
+                # The sender was killed or gave up; what counts was kept.
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        return Handler
+
+    @property
+    def ids(self) -> list[str]:
+        return [call.message_id for call in self.calls]
+
+    def wait_for(self, done: Callable[[list[Call]], bool], deadline_s: float = DEADLINE_S) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: done(self.calls), deadline_s), f"after {deadline_s} s: {self.ids}"
+
+
+@contextmanager
+def webhook_receiver(answer: Callable[[int, Call], Answer] = lambda *_: Answer()) -> Iterator[WebhookReceiver]:
+    receiver = WebhookReceiver(answer)
+    receiver.server.daemon_threads = True
+    thread = threading.Thread(target=receiver.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        receiver.server.server_close()
+        thread.join()
