@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from rankwatch import layout
@@ -53,6 +54,9 @@ class Sink(Protocol):
 
     def busy_on(self, now_ns: int) -> None:
         """Busy time goes on. Whatever is still off at the end of a step is forgotten."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """The context manager of a phase of the current step; one inside itself counts once."""
 
     def collective(self) -> None:
         """One more collective was entered; shown at once in the progress block."""

@@ -1,0 +1,299 @@
+"""`watch.torch(model, optimizer)`: joins the measuring parts and hands what they see to the recorder.
+
+Nothing here makes a collective, waits for a device (`on_nonfinite="skip"` excepted) or raises into training. What lives
+on a device is recorded when it has arrived, one or more steps later.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Final, Literal, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwatch.meter import Sink
+from rankwatch.torch_probe.backward import BackwardMarks
+from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
+from rankwatch.torch_probe.gradients import LocalGradients, total_norm
+from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
+from rankwatch.torch_probe.measures import Measures, judge
+from rankwatch.torch_probe.phases import AutomaticPhases
+
+FINGERPRINT_STEPS: Final = 10
+"""Default distance of fingerprints. One costs a pass over the parameters, about a third of their norm; every 10th step
+that is some 0.03 % of a step, and a corrupted replica shows before many steps build on it."""
+
+_CPU: Final = torch.device("cpu")
+_LOG: Final = logging.getLogger("rankwatch")
+
+
+class Scaler(Protocol):
+    """torch.amp.GradScaler, as far as it is read."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Multiply by the loss scale."""
+
+    def is_enabled(self) -> bool:
+        """Whether it scales at all."""
+
+
+class TorchProbe:
+    """What torch can tell about a rank, measured while it trains. Implements `rankwatch.meter.Probe`.
+
+    Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
+    `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint`, `optimizer_skipped` (1 in steps
+    whose update was left out because gradients were not finite), `device.PHASE` (seconds of device time). A loss scale
+    is taken out of all norms, and what overflowed only because of it is a skip, not a non-finite gradient.
+
+    Compile a model before it is handed over: hooks are not traced.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scaler: Scaler | None = None,
+        grad_norm: bool = True,
+        local_gradients: bool = True,
+        phases: bool = True,
+        fingerprint_every: int = FINGERPRINT_STEPS,
+        on_nonfinite: Literal["record", "skip"] = "record",
+        device: Device | None = None,
+    ) -> None:
+        """Place the hooks on `model` and `optimizer`.
+
+        Where parameters are sharded (DTensor, FSDP) their norm would take a collective, so both gradient parts are
+        left out, and the fingerprint is that of the rank's own shards.
+
+        Args:
+            sink: where values go.
+            model: what is trained; plain or wrapped by DistributedDataParallel, which is made first.
+            optimizer: the one whose step changes the parameters.
+            scaler: the job's torch.amp.GradScaler, if it uses one.
+            grad_norm: measure the total norm. Leave it out where the loop logs what `clip_grad_norm_` returned.
+                Where another wrapper or the loop itself reduces gradients it is taken before the optimizer's step.
+            local_gradients: measure this rank's gradients before the reduction. Correct if gradients were cleared
+                since the last reduction.
+            phases: mark forward, backward, optimizer and, with DDP, the wait for its reduction (collective).
+            fingerprint_every: steps between fingerprints of the parameters; 0 for none.
+            on_nonfinite: "skip" leaves out the update of a step whose total norm is not finite. After the reduction
+                every rank sees the same norm, so all decide alike. On an accelerator this waits for the norm.
+            device: the accelerator; found from the parameters if left out.
+
+        Raises:
+            ValueError: the arguments contradict each other.
+        """
+        if fingerprint_every < 0:
+            raise ValueError(f"fingerprint_every must be 0 or more, not {fingerprint_every}")
+        if on_nonfinite not in ("record", "skip"):
+            raise ValueError(f'on_nonfinite must be "record" or "skip", not {on_nonfinite!r}')
+        if on_nonfinite == "skip" and not grad_norm:
+            raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
+        self._sink = sink
+        self._told = False
+        self._now = Measures()
+        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        named = dict((self._ddp.module if self._ddp else model).named_parameters())
+        sharded = any(_is_sharded(tensor) for tensor in named.values())
+        self._tensors = list(named.values())
+        self._home = next((tensor.device for tensor in self._tensors if tensor.device.type != "cpu"), _CPU)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._one = torch.ones((), device=self._home)
+        self._fingerprint_every = fingerprint_every
+        self._skips = on_nonfinite == "skip"
+        self._replicated = self._ddp is not None and not sharded
+        # In DDP, and alone, the gradients are whole when backward ends and not yet clipped.
+        self._norm_after_backward = self._ddp is not None or not _distributed()
+        self._norm_wanted = grad_norm and not sharded
+        self._device = device or (CudaDevice() if self._home.type == "cuda" else None)
+        self._late = self._ring(self._device) if self._device is not None else None
+        self._local = LocalGradients(self._reads_at_once()) if local_gradients and not sharded else None
+        self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
+        self._marks = BackwardMarks(
+            self._tensors,
+            gradient=self._on_gradient,
+            computed=self._on_computed,
+            reduced=self._on_reduced,
+            failed=self._failed,
+        )
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_update),
+            optimizer.register_step_post_hook(self._after_update),
+        ]
+        if self._phases is not None:
+            self._handles += self._phases.watch_model(model)
+        self._clear()
+        sink.declare({"parameters": list(named), "replicated": self._replicated})
+
+    # ---- what the watch calls ----------------------------------------------------------------------------------------
+
+    def step_begin(self, step: int, k: int) -> None:
+        """A step begins; whatever an exception cut off in the last one is forgotten."""
+        del step, k
+        self._clear()
+
+    def step_end(self, step: int, k: int) -> None:
+        """Hand over what was measured in the step: host values at once, device values when they have arrived."""
+        floats, ints = self._measured(step)
+        if self._late is None:
+            self._put({name: float(value) for name, value in floats.items()}, {n: int(v) for n, v in ints.items()})
+            return
+        self._late.collect()
+        spans = self._phases.take_spans() if self._phases is not None else ()
+        self._late.send(step, k, floats, ints, spans)
+
+    def log(self, name: str, value: Any) -> None:
+        """Record a tensor of one element under the user's name. On a device it is never waited for."""
+        value = value.detach()  # else it would keep the whole graph of its step
+        if value.device.type == "cpu":
+            self._sink.put(self._sink.metric(name), float(value))
+            return
+        if self._late is None:
+            self._late = self._ring(CudaDevice())
+        self._now.logged[name] = value
+
+    def after_restore(self) -> int:
+        """Parameters were replaced: what was measured of the cut-off step is void.
+
+        Returns:
+            Their fingerprint; 0 where ranks need not be equal. Waits for the device: the rank is held.
+        """
+        self._clear()
+        return fingerprint(self._tensors) if self._replicated else 0
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        self._marks.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    # ---- marks within the step ---------------------------------------------------------------------------------------
+
+    def _on_gradient(self, index: int, gradient: torch.Tensor) -> None:
+        if self._local is not None:
+            self._local.add(index, gradient)
+
+    def _on_computed(self) -> None:
+        if self._local is not None:
+            self._local.flush()
+        if self._phases is not None:
+            self._phases.leave("backward")
+        if self._reduces():
+            self._sink.collective()
+            if self._phases is not None:
+                self._phases.enter("collective")
+
+    def _on_reduced(self) -> None:
+        if self._phases is not None:
+            self._phases.leave("collective")
+        if self._local is not None:
+            self._now.local = self._local.result()
+        if self._scaler is not None:
+            self._now.scale = self._scaler.scale(self._one)
+        if self._norm_wanted and self._norm_after_backward:
+            local = self._now.local if self._ddp is None else None
+            self._now.norm = local.norm if local is not None else total_norm(self._gradients())
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        try:
+            self._now.updated = True
+            # Fused optimizers are called for every step and leave out the update themselves, on the device.
+            self._now.overflowed = getattr(optimizer, "found_inf", None)
+            if self._phases is not None:
+                self._phases.enter("optimizer")
+            if self._norm_wanted and not self._norm_after_backward:
+                self._now.norm = total_norm(self._gradients())
+                if getattr(optimizer, "grad_scale", None) is None:
+                    self._now.norm_scaled = False
+            norm = self._now.norm
+            if self._skips and norm is not None and not math.isfinite(norm.item()):
+                optimizer.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
+                self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
+        except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's step
+            self._failed(error)
+
+    def _after_update(self, *_: Any) -> None:
+        try:
+            if self._phases is not None:
+                self._phases.leave("optimizer")
+        except Exception as error:  # noqa: BLE001 -- the same
+            self._failed(error)
+
+    # ---- what the marks found ----------------------------------------------------------------------------------------
+
+    def _measured(self, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        floats, ints = self._now.values()
+        if self._fingerprint_every and step % self._fingerprint_every == 0:
+            total = bit_sum([_own_part(tensor) for tensor in self._tensors])
+            if total is not None:
+                ints["fingerprint"] = total
+        return floats, ints
+
+    def _put(self, floats: dict[str, float], ints: dict[str, int]) -> None:
+        """Put host values into the step that ends now."""
+        judge(floats, ints)
+        for name, value in floats.items():
+            self._sink.put(self._sink.metric(name), value)
+        for name, number in ints.items():
+            self._sink.put_exact(name, number)
+
+    def _arrived(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
+        """Record device values of a step that has ended."""
+        judge(floats, ints)
+        self._sink.late(step, k, {self._sink.metric(name): value for name, value in floats.items()}, ints)
+
+    def _clear(self) -> None:
+        """Nothing is known of a step that begins."""
+        self._marks.reset()
+        if self._phases is not None:
+            self._phases.reset()
+        if self._local is not None:
+            self._local.clear()
+        self._now = Measures()
+
+    def _failed(self, error: Exception) -> None:
+        """Nothing of ours may end a user's forward, backward or step: count it, and tell the first time."""
+        self._sink.drop("probe_errors")
+        if not self._told:
+            self._told = True
+            _LOG.warning("a hook of the torch probe failed; training goes on", exc_info=error)
+
+    # ---- how this job is made ----------------------------------------------------------------------------------------
+
+    def _ring(self, device: Device) -> LateValues:
+        return LateValues(device, self._arrived, lambda count: self._sink.drop("late_values", count))
+
+    def _reads_at_once(self) -> bool:
+        """Whether a local gradient may be gone once the next one is computed.
+
+        DDP reduces in place where gradients are views of its buckets, and with a static graph its first reduction
+        begins early. On a CPU reading at once is also the fastest: the gradient still lies in the cache.
+        """
+        in_place = self._ddp is not None and (self._ddp.gradient_as_bucket_view or self._ddp.static_graph)
+        return self._home.type == "cpu" or in_place
+
+    def _reduces(self) -> bool:
+        """Whether the backward under way ends with DDP's reduction; within `no_sync` it does not."""
+        return self._ddp is not None and self._ddp.require_backward_grad_sync
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [tensor.grad for tensor in self._tensors if tensor.grad is not None]
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    """DTensor (FSDP2, tensor parallel) and FSDP1's flat parameters, told without importing them."""
+    return hasattr(tensor, "to_local") or getattr(tensor, "_is_flat_param", False)
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter that this rank holds; reading a DTensor as a whole would be a collective."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _distributed() -> bool:
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
