@@ -11,9 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-ALL_JOBS: Final = "*"
-"""Key of the records that concern every job."""
-
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     """An order entered a phase. From `hold` on, until `closed`, ranks that stand still do so because we said so."""
