@@ -72,63 +72,52 @@ def run(options: Options, console: Console | None = None) -> int:
     console = console or Console()
     outcomes = [Outcome(scene) for scene in SCENES] if options.faults else []
     try:
-        with _terminable(), _folders() as (folder, recorder):
-            results = _perform(options, console, outcomes, folder, recorder)
+        with _terminable(), opened_stage(options.port, options.seed, View(console, outcomes)) as stage:
+            results = _perform(options, stage, outcomes)
+            if options.keep:
+                console.print(f"The service stays up until Ctrl-C: {stage.service.login_url}")
+                signal.pause()
     except _TerminatedError:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if outcomes:
-        console.print(table(outcomes))
-    verdict(console, results)
     return 0 if all(check.right for check in results) else 1
 
 
-def _perform(options: Options, console: Console, outcomes: list[Outcome], folder: Path, recorder: Path) -> list[Check]:
-    """Set the stage, play, and judge."""
-    environment = own_environment() | {"RANKWATCH_DIR": str(recorder), "XDG_CONFIG_HOME": str(folder / "config")}
-    secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
-    with ExitStack() as stack:
+def _perform(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Check]:
+    """Play, judge and tell."""
+    with stage.view as view:
+        view.headline(
+            f"rankwatch demo: {WORLD_SIZE} ranks train a small GPT on Python's own documentation\n"
+            f"dashboard: {stage.service.login_url}"
+        )
+        results = _train(options, stage, outcomes)
+        ended = processes.await_none(stage.name, AGENT_END_S, "rankwatch.agent")
+        results.append(Check("the agent ended after its job", ended))
+    if outcomes:
+        view.console.print(table(outcomes))
+    verdict(view.console, results)
+    return results
+
+
+@contextmanager
+def opened_stage(port: int, seed: int, view: View) -> Iterator[Stage]:
+    """Start a service and set up everything else, ranks not yet launched; at the end nothing of it is left."""
+    with _folders() as (folder, recorder), ExitStack() as stack:
+        environment = own_environment() | {"RANKWATCH_DIR": str(recorder), "XDG_CONFIG_HOME": str(folder / "config")}
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         receiver = Receiver(secret)
         stack.callback(receiver.close)
-        service = Service(folder / "service", options.port, environment)
+        service = Service(folder / "service", port, environment)
         stack.callback(service.stop)
         service.start()
         _configure(service, receiver, secret)
-        arguments = (
-            "--job",
-            JOB,
-            "--seed",
-            str(options.seed),
-            "--max-steps",
-            str(STEPS_MAX),
-            "--directory",
-            str(folder),
-        )
-        launcher = Launcher(
-            python_module("rankwatch_service.demo.training", *arguments), WORLD_SIZE, JOB, folder / "ranks", environment
-        )
+        arguments = ("--job", JOB, "--seed", str(seed), "--max-steps", str(STEPS_MAX), "--directory", str(folder))
+        command = python_module("rankwatch_service.demo.training", *arguments)
+        launcher = Launcher(command, WORLD_SIZE, JOB, folder / "ranks", environment)
         stack.callback(launcher.stop)
-        view = stack.enter_context(View(console, outcomes))
-        stage = Stage(
-            JOB,
-            launcher,
-            Witness(folder / "journal", WORLD_SIZE),
-            service,
-            receiver,
-            FaultFile(folder / "faults"),
-            view,
-        )
-        view.headline(f"rankwatch demo · {WORLD_SIZE} ranks train a small GPT · dashboard: {service.login_url}")
-        launcher.start()
-        results = _train(options, stage, outcomes)
-        results.append(
-            Check("agents end by themselves", processes.await_none(folder.name, AGENT_END_S, "rankwatch.agent"))
-        )
-        if options.keep:
-            view.event(f"the service stays up at {service.url} until Ctrl-C")
-            signal.pause()
-    return results
+        witness = Witness(folder / "journal", WORLD_SIZE)
+        yield Stage(folder.name, JOB, launcher, witness, service, receiver, FaultFile(folder / "faults"), view)
 
 
 def _configure(service: Service, receiver: Receiver, secret: str) -> None:
@@ -140,6 +129,7 @@ def _train(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Chec
     """Play all scenes and bring training to its end."""
     results: list[Check] = []
     try:
+        stage.launcher.start()
         stage.wait_for_step(0, START_LIMIT_S)
         stage.wait_for_step(WARM_UP_STEPS, STEP_LIMIT_S)
         for outcome in outcomes:

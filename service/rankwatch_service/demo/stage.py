@@ -29,6 +29,8 @@ class NotInTimeError(Exception):
 class Stage:
     """Holds the parts of one demo; `wait_for` is the only place where time passes."""
 
+    name: str
+    """Unique; every process of this demo carries it."""
     job: str
     launcher: Launcher
     witness: Witness

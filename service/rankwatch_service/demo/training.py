@@ -80,7 +80,7 @@ def train(options: Options, rank: int, launch: str) -> None:
         return batches(text, options.seed, rank, step)
 
     watch = rankwatch.start(job=options.job)
-    watch.torch(model, optimizer, fingerprint_every=FINGERPRINT_STEPS)
+    watch.torch(replica, optimizer, fingerprint_every=FINGERPRINT_STEPS)
     watch.state(model=model, optimizer=optimizer, data=make_batches, every=MEMORY_STEPS, keep=MEMORY_KEPT)
 
     @watch.on_checkpoint
@@ -110,21 +110,18 @@ def train(options: Options, rank: int, launch: str) -> None:
     first_step = load(advice[0]) if advice[0] else 0
 
     faulty = FaultyRank(options.directory / "faults", rank)
+    model.norm.register_forward_pre_hook(lambda *_: faulty.in_forward())
     journal = Journal(options.directory / "journal", launch, rank)
     for step in watch.steps(options.max_steps, start=first_step):
         faulty.begin_step(watch.attempt, step, model)
         with watch.phase("data_wait"):
             inputs, targets = next(watch.batches)
-        with watch.phase("forward"):
-            loss = loss_of(replica(inputs), targets)
-            faulty.in_forward()
-        with watch.phase("backward"):
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
-        with watch.phase("optimizer"):
-            optimizer.step()
-        watch.log(loss=loss, grad_norm=norm, tokens=inputs.numel())
+        loss = loss_of(replica(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        optimizer.step()
+        watch.log(loss=loss, tokens=inputs.numel())
         journal.write(watch.attempt, step, weights_sum(model))
         if (step + 1) % DISK_STEPS == 0:
             watch.save_checkpoint(step + 1)

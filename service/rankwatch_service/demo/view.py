@@ -34,7 +34,7 @@ class View:
     """Shows the demo while it runs. `console` decides by itself whether it is a terminal."""
 
     def __init__(self, console: Console, outcomes: Sequence[Outcome]) -> None:
-        self._console = console
+        self.console = console
         self._outcomes = outcomes
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
         self._headline = ""
@@ -43,7 +43,7 @@ class View:
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._panel, transient=True)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             self._live.start()
         return self
 
@@ -55,13 +55,13 @@ class View:
     def headline(self, text: str) -> None:
         """Text that stays on top."""
         self._headline = text
-        self._console.print(text)
+        self.console.print(text)
 
     def event(self, text: str) -> None:
         """Something happened."""
         self._lines.append(text)
-        if not self._console.is_terminal:
-            self._console.print(text)
+        if not self.console.is_terminal:
+            self.console.print(text)
 
     def progress(self, job: Mapping[str, Any], attempt: str, step: int, step_time_s: float) -> None:
         """How training goes. `job` is the service's own view of it, empty before it has one."""
@@ -69,9 +69,9 @@ class View:
         shown = f"loss {loss:.3f}" if isinstance(loss, float) else f"loss {loss or '–'}"
         rate = f"{1 / step_time_s:.1f} steps/s" if step_time_s else "starting"
         self._progress = f"{attempt or 'launching'}   step {max(step, 0)}   {shown}   {rate}   {job.get('state', '')}"
-        if not self._console.is_terminal and step >= self._told_step + STEPS_BETWEEN_LINES:
+        if not self.console.is_terminal and step >= self._told_step + STEPS_BETWEEN_LINES:
             self._told_step = step
-            self._console.print(f"training: {self._progress}")
+            self.console.print(f"training: {self._progress}")
         self._told_step = min(self._told_step, max(step, 0))
 
     def _panel(self) -> Group:
