@@ -1,0 +1,163 @@
+"""Each rank's usual place among its peers, and how much it scatters around it.
+
+The input is the logarithm of a positive quantity. A rank's own offset is taken off before the peers' median, so that
+silicon that is 2 % slower accuses nobody and one rank's change does not move the others. Offsets, scatter and the
+autocorrelation of the noise are learned from calm rows only, from values clipped at three sigmas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Ints
+from rankwatch_detectors.peers import PeerGroups
+from rankwatch_detectors.state import Stateful
+
+
+# The median of the square of a standard normal.
+CHI_SQUARE_MEDIAN = 0.4549
+# The first two rows of a rank only place it.
+WARM_SCATTER_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineConfig:
+    """How a baseline learns. Times are in rows, quantities in natural logarithms of the value."""
+
+    warm_rows: int = 8
+    """Rows before a rank is judged: enough for a mean with a third of the row's noise."""
+    offset_rows: int = 128
+    """Memory of a rank's offset: long against a fault that builds up over some steps, short against a day's drift."""
+    scatter_rows: int = 64
+    block_rows: int = 16
+    """Noise of neighbouring steps is correlated; means over blocks of 16 show by how much."""
+    clip_sigmas: float = 3.0
+    sigma_start: float = 0.05
+    sigma_floor: float = 0.01
+    """Timers and schedulers jitter by a percent; scatter below it is luck, not calm."""
+    offset_max: float = math.log(1.15)
+    """How far silicon and small side duties (logging on rank 0) explain a standing offset from the peers. What lies
+    beyond stays visible as an excess: that is how a rank that is slow from its first step is seen."""
+
+
+class PeerBaseline(Stateful):
+    """Offsets, scatter and noise correlation of all ranks; 48 bytes for each rank."""
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        "groups",
+        "offset",
+        "rows",
+        "variance",
+        "level",
+        "_pooled",
+        "_pool_rows",
+        "_bias",
+        "_spread",
+        "_block_sum",
+        "_block_row",
+        "_correlation",
+    )
+
+    def __init__(self, config: BaselineConfig) -> None:
+        self._config = config
+        self.groups = PeerGroups()
+        self._resize(0)
+        self._pooled = config.sigma_start**2
+        self._pool_rows = 0
+        self._bias = 0.0
+        self._spread = 0.0
+        # Until blocks tell: half again the variance of independent rows, as step times of shared hosts show.
+        self._correlation = 1.5
+
+    def _resize(self, ranks: int) -> None:
+        self.offset: Floats = np.zeros(ranks)
+        self.rows: Floats = np.zeros(ranks)
+        self.variance: Floats = np.full(ranks, self._config.sigma_start**2)
+        self.level: Floats = np.zeros(ranks)
+        """The rank's own usual logarithm, not compared with anyone."""
+        self._block_sum: Floats = np.zeros(ranks)
+        self._block_row = 0
+
+    def regroup(self, groups: Ints, came_from: Ints) -> None:
+        """Take up a topology.
+
+        Args:
+            groups: peer group of each rank.
+            came_from: for each rank its index under the topology before, or -1 where the unit is new.
+        """
+        known = came_from >= 0
+        before = np.where(known, came_from, 0)
+        kept: Mapping[str, Floats] = {name: getattr(self, name) for name in ("offset", "rows", "variance", "level")}
+        self._resize(groups.size)
+        for name, values in kept.items():
+            if values.size:
+                setattr(self, name, np.where(known, values[before], getattr(self, name)))
+        self.groups.regroup(groups)
+
+    def residual(self, logs: Floats, usable: Bools) -> Floats:
+        """How far each rank lies above its usual place among its peers now; 0 where not usable."""
+        own = logs - self.offset
+        around = own - self.groups.location(own, usable) - self._bias
+        return np.where(usable, around, 0.0)
+
+    def sigma(self) -> Floats:
+        """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
+        variance = np.maximum(self.variance, self._pooled) * self._correlation
+        variance *= 1.0 + self._config.warm_rows / np.maximum(self.rows, 1.0)
+        return np.maximum(np.sqrt(variance), self._config.sigma_floor)
+
+    def ready(self) -> Bools:
+        """Ranks that have been seen often enough to be judged."""
+        return self.rows >= self._config.warm_rows
+
+    def learn(self, logs: Floats, residual: Floats, calm: Bools) -> None:
+        """Learn one row from the calm ranks; call after deciding."""
+        config = self._config
+        self.rows += calm
+        gain = calm / np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
+        warm = self.rows <= config.warm_rows
+        reach = config.clip_sigmas * np.sqrt(np.maximum(self._pooled, config.sigma_floor**2))
+        # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
+        clipped = np.clip(residual, -reach, reach)
+        step = np.where(warm, np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual), clipped)
+        self.offset += gain * step
+        self.level += gain * (logs - self.level)
+        self._bound_offsets()
+        settled = calm & ~warm
+        if settled.any():
+            self._learn_scatter(clipped, settled)
+        elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
+            # Nobody can be called abnormal yet, so the scale must stand a slow rank among few: the median does.
+            self._pool_rows += 1
+            middle = float(np.median(residual[calm] ** 2)) / CHI_SQUARE_MEDIAN
+            self._pooled += (middle - self._pooled) / self._pool_rows
+
+    def _bound_offsets(self) -> None:
+        if self._pool_rows % self._config.block_rows == 0:
+            proper = self.groups.proper
+            self._spread = float(1.4826 * np.median(np.abs(self.offset[proper]))) if proper.any() else 0.0
+        bound = max(self._config.offset_max, 4.0 * self._spread)
+        np.copyto(self.offset, np.clip(self.offset, -bound, bound), where=self.groups.proper)
+
+    def _learn_scatter(self, clipped: Floats, calm: Bools) -> None:
+        config = self._config
+        squares = clipped * clipped
+        self.variance += calm / config.scatter_rows * (squares - self.variance)
+        self._pool_rows += 1
+        gain = 1.0 / min(self._pool_rows, config.scatter_rows)
+        self._pooled += gain * (float(squares[calm].mean()) - self._pooled)
+        self._bias += gain * float(clipped[calm].mean())
+        self._block_sum += np.where(calm, clipped, 0.0)
+        self._block_row += 1
+        if self._block_row == config.block_rows:
+            of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
+            ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
+            # 1: independent rows; 16: a block moves as one. Neither side says anything beyond.
+            self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) / 8
+            self._block_sum[:] = 0.0
+            self._block_row = 0

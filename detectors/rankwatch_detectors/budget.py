@@ -1,0 +1,28 @@
+"""From a false-incident budget to a threshold.
+
+A CUSUM over log-likelihood ratios that fires at h has a mean time between false firings of at least exp(h) rows
+(Lorden, 1971). With `tests` of them side by side the expected number of false firings in n rows is at most
+tests * n / exp(h); solved for h this is `threshold`. So the same budget holds for 8 and for 16,384 ranks.
+"""
+
+from __future__ import annotations
+
+import math
+
+WEEK_S = 7 * 24 * 3600.0
+# A step shorter than 1 ms is a clock that stands still (replay without times); it must not make the threshold grow.
+STEP_MIN_S = 1e-3
+
+
+def threshold(tests: int, step_s: float, budget: float) -> float:
+    """Log-likelihood threshold at which `tests` parallel CUSUMs raise `budget` false firings per job-week.
+
+    Args:
+        tests: ranks times levels that are watched at once.
+        step_s: usual seconds between rows.
+        budget: false firings allowed per job-week, more than 0.
+
+    >>> round(threshold(tests=4096, step_s=1.0, budget=1.0), 1)
+    21.6
+    """
+    return math.log(max(tests, 1) * WEEK_S / max(step_s, STEP_MIN_S) / budget)

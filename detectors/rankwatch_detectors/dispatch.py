@@ -1,0 +1,105 @@
+"""What all detectors share: which observation goes to which method, the attempt they judge, the newest time.
+
+Only observations of the current attempt are judged; a new attempt ends what was open. Late rows of an older attempt
+are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Bools,
+    Finding,
+    Floats,
+    Frame,
+    Kind,
+    Observation,
+    Occurrence,
+    Presence,
+    Tick,
+)
+from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.state import Stateful
+
+ATTEMPT_ENDED = "The attempt ended."
+
+
+class DispatchingDetector(Stateful):
+    """Base of the detectors. Subclasses set `kind`, `name`, `version` and override the `_on_...` methods they need."""
+
+    kind: ClassVar[Kind]
+    name: str
+    version: int
+    STATE: ClassVar[tuple[str, ...]] = ("attempt", "world_size", "now_s", "episodes")
+
+    def __init__(self) -> None:
+        self.attempt = ""
+        self.world_size = 0
+        self.now_s = 0.0
+        self.episodes = Episodes(self.kind)
+
+    def observe(self, observation: Observation) -> Sequence[Finding]:
+        """Take the next observation; return what changed in this detector's judgement."""
+        if isinstance(observation, Frame):
+            if observation.attempt != self.attempt:
+                return ()
+            self.now_s = max(self.now_s, observation.time_s)
+            return self._on_frame(observation)
+        if isinstance(observation, Tick):
+            self.now_s = max(self.now_s, observation.now_s)
+            presence = observation.presence
+            if presence is not None and (presence.attempt != self.attempt or presence.heard.size != self.world_size):
+                presence = None
+            return self._on_tick(presence)
+        if isinstance(observation, AttemptStart):
+            self.now_s = max(self.now_s, observation.time_s)
+            return self._begin(observation)
+        self.now_s = max(self.now_s, observation.time_s)
+        return self._on_occurrence(observation)
+
+    def _begin(self, start: AttemptStart) -> list[Finding]:
+        findings: list[Finding] = []
+        new_launch = start.launch != self.attempt.rpartition(".")[0]
+        new_attempt = start.attempt != self.attempt
+        if new_attempt:
+            findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
+        self.attempt = start.attempt
+        self.world_size = start.topology.world_size
+        findings.extend(self._on_attempt(start, new_attempt=new_attempt, new_launch=new_launch))
+        return findings
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:  # noqa: ARG002
+        return ()
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
+        return ()
+
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:  # noqa: ARG002
+        return ()
+
+
+def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
+    """Values of one metric and where they are present and finite; None when no rank has any."""
+    values = frame.values.get(name)
+    present = frame.present.get(name)
+    if values is None or present is None:
+        return None
+    usable = present & np.isfinite(values)
+    return (values, usable) if usable.any() else None
+
+
+def typical(frame: Frame, name: str) -> float | None:
+    """Median over the ranks that have a finite value; None when none has."""
+    found = finite(frame, name)
+    if found is None:
+        return None
+    values, usable = found
+    return float(np.median(values[usable]))

@@ -1,0 +1,141 @@
+"""The open episodes of one detector: what was told at the onset, so that updates and the end refer to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.state import Stateful
+
+# One bad host has 8 or 16 ranks; a rack of 64 told one by one is the most that still reads as a list of culprits.
+# Beyond it the job as a whole is in trouble, which other findings say. What is refused is counted in `refused`.
+EPISODES_MAX = 64
+
+
+class Episodes(Stateful):
+    """Open episodes of one kind by scope, at most `EPISODES_MAX`."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_open", "refused")
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._open: dict[str, dict[str, Any]] = {}
+        self.refused = 0
+
+    def __contains__(self, scope: str) -> bool:
+        return scope in self._open
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._open))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def told(self, scope: str) -> Mapping[str, Any]:
+        """What the newest finding of an open episode said, by field name."""
+        return self._open[scope]
+
+    def open(
+        self,
+        scope: str,
+        *,
+        attempt: str,
+        severity: Severity,
+        onset_step: int | None,
+        detected_step: int | None,
+        onset_time_s: float,
+        detected_time_s: float,
+        score: float,
+        confidence: float,
+        summary: str,
+        evidence: Mapping[str, Any],
+        ranks: tuple[int, ...] = (),
+        cause: str = "",
+    ) -> list[Finding]:
+        """Begin an episode; an empty list when `EPISODES_MAX` are open already."""
+        if len(self._open) >= EPISODES_MAX:
+            self.refused += 1
+            return []
+        finding = Finding(
+            kind=self._kind,
+            change=Change.OPEN,
+            scope=scope,
+            attempt=attempt,
+            severity=severity,
+            ranks=ranks,
+            onset_step=onset_step,
+            detected_step=detected_step,
+            onset_time_s=onset_time_s,
+            detected_time_s=detected_time_s,
+            score=score,
+            confidence=confidence,
+            summary=summary,
+            evidence=plain(evidence),
+            cause=cause,
+        )
+        self._remember(finding)
+        return [finding]
+
+    def update(self, scope: str, **changes: Any) -> list[Finding]:
+        """Tell that an open episode changed materially; fields not named stay as last told."""
+        return [self._tell(scope, Change.UPDATE, changes)]
+
+    def close(
+        self,
+        scope: str,
+        step: int | None,
+        time_s: float,
+        summary: str,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> list[Finding]:
+        """End an episode. `evidence` is added to what was told before."""
+        merged = {**self._open[scope]["evidence"], **(evidence or {})}
+        changes = {"detected_step": step, "detected_time_s": time_s, "summary": summary, "evidence": merged}
+        finding = self._tell(scope, Change.CLOSE, changes)
+        del self._open[scope]
+        return [finding]
+
+    def close_all(self, time_s: float, reason: str) -> list[Finding]:
+        """End all episodes, in the order in which they opened."""
+        return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
+
+    def _tell(self, scope: str, change: Change, changes: Mapping[str, Any]) -> Finding:
+        told = {**self._open[scope], **changes}
+        finding = Finding(
+            kind=self._kind,
+            change=change,
+            **{
+                **told,
+                "severity": Severity(told["severity"]),
+                "ranks": tuple(told["ranks"]),
+                "evidence": plain(told["evidence"]),
+            },
+        )
+        self._remember(finding)
+        return finding
+
+    def _remember(self, finding: Finding) -> None:
+        fields = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
+        del fields["kind"], fields["change"]
+        self._open[finding.scope] = fields | {"severity": finding.severity.value, "ranks": list(finding.ranks)}
+
+
+def plain(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Evidence as plain JSON types; non-finite numbers become the strings NaN, Inf and -Inf."""
+    return {str(key): _plain(value) for key, value in evidence.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Mapping):
+        return plain(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, float) and not math.isfinite(number):
+        return "NaN" if math.isnan(number) else ("Inf" if number > 0 else "-Inf")
+    return round(number, 9) if isinstance(number, float) else number

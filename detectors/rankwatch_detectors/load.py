@@ -1,0 +1,124 @@
+"""What a step should have cost a rank because of the work it was given.
+
+Sequences of uneven length make ranks slow that are healthy. Where tokens (and squared lengths) are reported, their
+effect on the logarithm of busy time is fitted over all ranks and taken off. Where they are not, all ranks of one
+data-parallel replica still carry the same load, so what a replica's ranks have in common in this one step is taken
+off as soon as replicas are seen to vary together from step to step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Frame, Ints
+from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.state import Stateful
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """How quickly loads are learned, in rows."""
+
+    memory_rows: int = 64
+    replica_rows_min: int = 12
+    """Rows before replicas may be seen to vary together."""
+    on_ratio: float = 4.0
+    """Variance between replicas, as a multiple of what independent ranks would show, from which a common load is
+    taken off; below `off_ratio` it no longer is."""
+    off_ratio: float = 2.0
+
+
+class LoadModel(Stateful):
+    """Fitted effect of tokens, or of belonging to a replica, on the residual of each rank."""
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_replicas",
+        "_usable_replicas",
+        "_products",
+        "_targets",
+        "_before",
+        "_between",
+        "_within",
+        "_rows",
+        "_common",
+    )
+
+    def __init__(self, config: LoadConfig) -> None:
+        self._config = config
+        self._replicas = PeerGroups()
+        self.regroup(np.zeros(0, dtype=np.int64))
+
+    def regroup(self, replica: Ints) -> None:
+        """Take up the data-parallel replica of each rank and forget what was learned."""
+        self._replicas.regroup(replica)
+        # A job of one replica has nothing in common but its whole self, and replicas of one or two ranks cannot
+        # tell a common load from a slow rank.
+        self._usable_replicas = self._replicas.count >= GROUP_MIN and bool(self._replicas.proper.all())
+        self._products: Floats = np.zeros((2, 2))
+        self._targets: Floats = np.zeros(2)
+        self._before: Floats = np.zeros(replica.size)
+        self._between = 0.0
+        self._within = 0.0
+        self._rows = 0
+        self._common = False
+
+    def expected(self, frame: Frame, residual: Floats, usable: Bools, groups: PeerGroups, sigma: float) -> Floats:
+        """The part of each rank's residual that its load explains. Learns from the same row, values clipped."""
+        features = _load_features(frame, usable, groups)
+        if features is not None:
+            return self._fit(features, residual, usable, sigma)
+        if not self._usable_replicas:
+            return np.zeros_like(residual)
+        return self._replica_part(residual, usable)
+
+    def _fit(self, features: Floats, residual: Floats, usable: Bools, sigma: float) -> Floats:
+        keep = 1.0 - 1.0 / self._config.memory_rows
+        clipped = np.where(usable, np.clip(residual, -1.0, 1.0), 0.0)
+        fitted = self._solve() @ features
+        # One slow rank must not bend the fit: after the first rows only what is near it teaches.
+        near = np.abs(clipped - fitted) < (6.0 * sigma if self._rows >= self._config.replica_rows_min else np.inf)
+        taught = np.where(near & usable, features, 0.0)
+        self._products = keep * self._products + taught @ taught.T
+        self._targets = keep * self._targets + taught @ clipped
+        self._rows += 1
+        return np.asarray(self._solve() @ features, dtype=np.float64)
+
+    def _solve(self) -> Floats:
+        ridge = 1e-6 + 1e-3 * float(np.trace(self._products))
+        return np.asarray(np.linalg.solve(self._products + ridge * np.eye(2), self._targets), dtype=np.float64)
+
+    def _replica_part(self, residual: Floats, usable: Bools) -> Floats:
+        config = self._config
+        common = self._replicas.location(residual, usable)
+        # Loads change from step to step, a slow host stays: only the change counts as load.
+        change = (common - self._before) ** 2 / 2
+        self._before = common
+        self._rows += 1
+        if self._rows > 1:
+            gain = 1.0 / min(self._rows - 1, config.memory_rows)
+            self._between += gain * (float(np.mean(np.minimum(change, 1.0))) - self._between)
+            apart = np.minimum((residual - common)[usable] ** 2, 1.0)
+            self._within += gain * (float(np.mean(apart)) - self._within)
+        ranks = self._replicas.number.size / self._replicas.count
+        # The median of n independent values has about pi/2 times the variance of their mean.
+        independent = 0.5 * np.pi * self._within / ranks
+        ratio = config.off_ratio if self._common else config.on_ratio
+        self._common = self._rows >= config.replica_rows_min and self._between > ratio * independent
+        return common if self._common else np.zeros_like(residual)
+
+
+def _load_features(frame: Frame, usable: Bools, groups: PeerGroups) -> Floats | None:
+    """Tokens and squared lengths as logarithms around the peers' median; None where tokens are not reported."""
+    rows = []
+    for name in ("tokens", "tokens_squared"):
+        values, present = frame.values.get(name), frame.present.get(name)
+        if values is None or present is None or not bool(present[usable].all()) or not bool((values[usable] > 0).all()):
+            rows.append(np.zeros(usable.size))
+            continue
+        logs = np.log(np.where(usable, values, 1.0))
+        rows.append(np.where(usable, logs - groups.location(logs, usable), 0.0))
+    features = np.stack(rows)
+    return features if bool(features.any()) else None

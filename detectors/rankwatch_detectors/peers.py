@@ -1,0 +1,76 @@
+"""Where a rank's peers are: the lower median of each group of ranks, in one pass over all ranks.
+
+The lower median is used because it stays with the healthy half when exactly half of an even group is slow.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Ints
+from rankwatch_detectors.state import Stateful
+
+# Two ranks cannot outvote each other; ranks of smaller groups are compared with all such ranks of the job instead,
+# which is fair once each rank's own baseline is taken off.
+GROUP_MIN = 3
+
+
+class PeerGroups(Stateful):
+    """Groups of ranks that are compared with each other."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("number", "proper", "_order", "_starts", "_sizes", "_width")
+
+    def __init__(self) -> None:
+        self.regroup(np.zeros(0, dtype=np.int64))
+
+    def regroup(self, groups: Ints) -> None:
+        """Take up the group number of each rank; groups below `GROUP_MIN` are joined into one."""
+        _, number = np.unique(groups, return_inverse=True)
+        number = np.asarray(number).reshape(-1).astype(np.int64)
+        small = np.bincount(number)[number] < GROUP_MIN if number.size else np.zeros(0, dtype=np.bool_)
+        number = np.where(small, -1, number)
+        self.proper: Bools = ~small
+        """Ranks whose group does the same work; the others only share their job."""
+        _, compact = np.unique(number, return_inverse=True)
+        self.number: Ints = np.asarray(compact).reshape(-1).astype(np.int64)
+        self._order: Ints = np.argsort(self.number, kind="stable").astype(np.int64)
+        self._sizes: Ints = np.bincount(self.number).astype(np.int64)
+        self._starts: Ints = (np.cumsum(self._sizes) - self._sizes).astype(np.int64)
+        equal = self._sizes.size > 0 and bool((self._sizes == self._sizes[0]).all())
+        self._width = int(self._sizes[0]) if equal else 0
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return int(self._sizes.size)
+
+    def size_of(self, rank: int) -> int:
+        """How many ranks the group of this rank has, itself included."""
+        return int(self._sizes[self.number[rank]])
+
+    def members(self, rank: int) -> Ints:
+        """All ranks of this rank's group, itself included."""
+        group = self.number[rank]
+        start = int(self._starts[group])
+        return self._order[start : start + int(self._sizes[group])]
+
+    def location(self, values: Floats, usable: Bools) -> Floats:
+        """Lower median of the usable values of each rank's group, spread back over the ranks.
+
+        A group without a usable value gets 0.
+        """
+        if values.size == 0:
+            return np.zeros(0)
+        if self._width and bool(usable.all()):
+            middle = (self._width - 1) // 2
+            rows = values[self._order].reshape(-1, self._width)
+            medians = np.partition(rows, middle, axis=1)[:, middle]
+            return np.asarray(medians[self.number], dtype=np.float64)
+        filled = np.where(usable, values, np.inf)
+        sorted_values = filled[np.lexsort((filled, self.number))]
+        counts = np.bincount(self.number, weights=usable).astype(np.int64)
+        middles = self._starts + np.maximum(counts - 1, 0) // 2
+        medians = np.where(counts > 0, sorted_values[middles], 0.0)
+        return np.asarray(medians[self.number], dtype=np.float64)

@@ -1,0 +1,109 @@
+"""A bank of one-sided CUSUMs: has this rank moved by at least so much, and since when?
+
+For each level (a supposed shift in logarithms, of either sign) and each rank the log-likelihood ratio of "shifted by
+the level" against "as usual" is summed and never falls below zero. It crosses `budget.threshold` at the stated rate
+of false firings, and after a real shift about as soon as any test could (Lorden's bound). Values are clipped at three
+sigmas, so that no single row can decide; a minimum of slow rows stops bursts, which are common and harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats
+from rankwatch_detectors.state import Stateful
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One rank whose evidence crossed the threshold."""
+
+    rank: int
+    effect: float
+    """Mean shift over the run, in logarithms."""
+    onset_step: int
+    rows: int
+    evidence: float
+    """The log-likelihood ratio reached."""
+
+
+class ShiftBank(Stateful):
+    """CUSUMs of L levels over R ranks; 40 bytes for each level and rank."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_sums", "_rows", "_moved", "_total", "_onset")
+
+    def __init__(self, levels: tuple[float, ...], clip_sigmas: float, rows_min: int) -> None:
+        """Build the bank.
+
+        Args:
+            levels: supposed shifts in logarithms; negative ones look for ranks that fall.
+            clip_sigmas: values beyond count as this many sigmas.
+            rows_min: rows beyond half a level that a run needs before it may be told.
+        """
+        self._levels: Floats = np.asarray(levels, dtype=np.float64)[:, None]
+        self._clip_sigmas = clip_sigmas
+        self._rows_min = rows_min
+        self.clear(0)
+
+    @property
+    def levels(self) -> int:
+        """How many levels are tested side by side."""
+        return int(self._levels.size)
+
+    def clear(self, ranks: int) -> None:
+        """Forget all evidence, for a new attempt of `ranks` ranks."""
+        shape = (self.levels, ranks)
+        self._sums: Floats = np.zeros(shape)
+        self._rows: Floats = np.zeros(shape)
+        self._moved: Floats = np.zeros(shape)
+        self._total: Floats = np.zeros(shape)
+        self._onset: Floats = np.full(shape, -1.0)
+
+    def clear_rank(self, rank: int) -> None:
+        """Forget the evidence about one rank."""
+        self._sums[:, rank] = 0.0
+        self._end_runs(self._sums <= 0.0)
+
+    def strongest(self) -> Floats:
+        """The highest evidence of each rank over the levels."""
+        return np.asarray(self._sums.max(axis=0), dtype=np.float64)
+
+    def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int) -> None:
+        """Add one row. Ranks not in `judged` keep their evidence as it is."""
+        reach = self._clip_sigmas * sigma
+        clipped = np.clip(residual, -reach, reach)
+        gain = self._levels * (clipped - self._levels / 2) / (sigma * sigma)
+        self._sums += np.where(judged, gain, 0.0)
+        self._onset[(self._onset < 0) & judged] = step
+        self._rows += judged
+        self._total += np.where(judged, residual, 0.0)
+        self._moved += judged & (np.sign(self._levels) * residual > np.abs(self._levels) / 2)
+        self._end_runs(self._sums <= 0.0)
+
+    def crossings(self, threshold: float, effect_min: float) -> list[Crossing]:
+        """Ranks whose evidence is beyond `threshold`, in rank order.
+
+        Args:
+            threshold: log-likelihood ratio from `budget.threshold`.
+            effect_min: verification: the mean shift over the run must be at least this, whatever the evidence.
+        """
+        strongest = self.strongest()
+        found = []
+        for rank in np.flatnonzero(strongest >= threshold).tolist():
+            level = int(np.argmax(self._sums[:, rank]))
+            rows = self._rows[level, rank]
+            effect = float(self._total[level, rank] / rows)
+            if self._moved[level, rank] >= self._rows_min and abs(effect) >= effect_min:
+                onset = int(self._onset[level, rank])
+                found.append(Crossing(rank, effect, onset, int(rows), float(strongest[rank])))
+        return found
+
+    def _end_runs(self, ended: Bools) -> None:
+        self._sums[ended] = 0.0
+        self._rows[ended] = 0.0
+        self._moved[ended] = 0.0
+        self._total[ended] = 0.0
+        self._onset[ended] = -1.0

@@ -1,0 +1,47 @@
+"""Saving and restoring what decides a detector's future.
+
+A `Stateful` object names its deciding attributes in `STATE`; each holds JSON types, a numpy array or another
+`Stateful`. A snapshot is a deep copy, so going on afterwards never changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class Stateful:
+    """An object whose answers depend on nothing but its configuration and the attributes named in `STATE`."""
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copy the state, nested objects included, into plain types and arrays."""
+        return {name: _copied(getattr(self, name)) for name in self.STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a snapshot of the same version.
+
+        Raises:
+            KeyError: the snapshot lacks a part of the state; then it is of another version.
+        """
+        for name in self.STATE:
+            current = getattr(self, name)
+            if isinstance(current, Stateful):
+                current.restore(state[name])
+            else:
+                setattr(self, name, _copied(state[name]))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Stateful):
+        return value.snapshot()
+    if isinstance(value, np.ndarray):
+        return np.array(value)
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value

@@ -1,0 +1,260 @@
+"""Finds ranks whose own work takes longer than their peers', persistently.
+
+In synchronous training all ranks wait for the slowest, so the time of a whole step says nothing. What counts is busy
+time: as wall time including waiting for data, and as CPU time of the training thread. On hosts where ranks share
+cores only CPU time tells slow work from being descheduled; then wall time decides alone only when it is a third
+higher for a minute, and the cause is the host. Each witness has its own baseline and its own bank of CUSUMs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Kind, Severity, StepKind, Topology
+from rankwatch_detectors.baseline import BaselineConfig
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.shift import Crossing
+from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
+
+RATIO_PHASES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerConfig:
+    """Settings of the straggler detector."""
+
+    budget: float = 1.0
+    """False incidents per job-week, over all ranks, levels and witnesses."""
+    wall: WitnessConfig = field(
+        # +3 %, +5 %, +10 %, +30 %: half of a decade apart, so that no shift in between costs more than a few rows.
+        default_factory=lambda: WitnessConfig(ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022)
+    )
+    cpu: WitnessConfig = field(
+        # CPU time on shared cores moves by a tenth with caches and hyper-threads, without anyone being at fault.
+        default_factory=lambda: WitnessConfig(ratios=(1.25, 1.6), ratio_min=1.2)
+    )
+    host: WitnessConfig = field(
+        # Being descheduled comes and goes; a third more for a minute is what a person would want to know.
+        default_factory=lambda: WitnessConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
+    )
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    skipped_rows: int = 2
+    """First rows of an attempt: compilation, caches and connections, not work."""
+    clear_share: float = 0.4
+    """An episode ends when the excess stays below this share of what was told ..."""
+    clear_rows: int = 16
+    """... for so many rows."""
+    retell_share: float = 0.3
+    """A change of the excess by this share is told as an update ..."""
+    retell_rows: int = 64
+    """... at most once in so many rows."""
+
+
+class StragglerDetector(DispatchingDetector):
+    """Names slow ranks; scope "rank:N". Memory about 600 bytes for each rank."""
+
+    kind: ClassVar[Kind] = Kind.STRAGGLER
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_cpu",
+        "_wall",
+        "_host",
+        "_units",
+        "_names",
+        "_accelerated",
+        "_rows",
+        "_excess",
+    )
+
+    def __init__(self, config: StragglerConfig) -> None:
+        super().__init__()
+        self.name = "straggler"
+        self.version = 1
+        self._config = config
+        tests_of = 3
+        share = config.budget / tests_of
+        self._wall = Witness(config.wall, config.baseline, config.load, share)
+        self._cpu = Witness(config.cpu, config.baseline, config.load, share)
+        self._host = Witness(config.host, config.baseline, config.load, share)
+        self._units: list[str] = []
+        self._names: list[str] = []
+        self._accelerated = False
+        self._rows = 0
+        self._excess: dict[str, dict[str, Any]] = {}
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        topology = start.topology
+        units = _numbered(topology.unit)
+        if new_attempt or units != self._units:
+            index = {unit: rank for rank, unit in enumerate(self._units)}
+            came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
+            for witness in (self._wall, self._cpu, self._host):
+                witness.begin(topology, came_from)
+        if new_attempt:
+            self._rows = 0
+            self._excess = {}
+        self._units = units
+        self._names = [_place(topology, rank) for rank in range(topology.world_size)]
+        self._accelerated = any(topology.device_uuid)
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        if frame.family != "steps" or frame.kind is not StepKind.TRAIN or "busy_s" not in frame.values:
+            return ()
+        self._rows += 1
+        if self._rows <= self._config.skipped_rows:
+            return ()
+        wall, cpu = own_seconds(frame), cpu_seconds(frame)
+        if wall is None:
+            return ()
+        step_s = typical(frame, "step_time_s")
+        if cpu is None or self._accelerated:
+            return self._judge(self._wall, wall, frame, step_s)
+        return [*self._judge(self._cpu, cpu, frame, step_s), *self._judge(self._host, wall, frame, step_s)]
+
+    def _judge(self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None) -> list[Finding]:
+        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s)
+        findings = self._follow(witness, residual, frame)
+        for crossing in crossings:
+            scope = f"rank:{crossing.rank}"
+            if scope in self.episodes:
+                witness.bank.clear_rank(crossing.rank)
+                continue
+            findings.extend(self._open(witness, crossing, seconds, frame))
+        frozen = [int(scope.removeprefix("rank:")) for scope in self.episodes]
+        witness.learn(frozen)
+        return findings
+
+    def _follow(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
+        """Watch the open episodes of this witness: still slow, slower, or recovered?"""
+        config = self._config
+        findings: list[Finding] = []
+        for scope in self.episodes:
+            rank = int(scope.removeprefix("rank:"))
+            state = self._excess[scope]
+            if state["witness"] != self._name(witness) or not witness.judged[rank]:
+                continue
+            state["excess"] += (float(residual[rank]) - state["excess"]) / config.clear_rows
+            state["rows"] += 1
+            calm = max(float(residual[rank]), state["excess"]) < config.clear_share * state["told"]
+            state["calm"] = state["calm"] + 1 if calm else 0
+            if state["calm"] >= config.clear_rows:
+                summary = f"{self._names[rank]} is as fast as its peers again since step {frame.step - state['calm'] + 1}."
+                findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
+                del self._excess[scope]
+                witness.bank.clear_rank(rank)
+            elif state["rows"] >= config.retell_rows and not state["calm"]:
+                findings.extend(self._retell(scope, rank, state, frame))
+        return findings
+
+    def _retell(self, scope: str, rank: int, state: dict[str, Any], frame: Frame) -> list[Finding]:
+        if abs(state["excess"] - state["told"]) < self._config.retell_share * state["told"]:
+            return []
+        state.update(told=state["excess"], rows=0)
+        ratio = math.exp(state["excess"])
+        evidence = {**self.episodes.told(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio}
+        summary = f"{self._names[rank]} now takes {ratio:.2f} times as long as its peers."
+        return self.episodes.update(
+            scope, detected_step=frame.step, detected_time_s=self.now_s, summary=summary, evidence=evidence
+        )
+
+    def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
+        rank, ratio = crossing.rank, math.exp(crossing.effect)
+        peers = witness.peers_of(rank)
+        busy = float(seconds[rank])
+        peers_busy = float(np.median(seconds[peers]))
+        phases = _phase_excess(frame, rank, peers)
+        cause = _cause(phases, host=witness is self._host)
+        evidence = {
+            "ratio": ratio,
+            "rate": 1 / ratio,
+            "witness": self._name(witness),
+            "busy_s": busy,
+            "peers_busy_s": peers_busy,
+            "cost_gpu_hours_per_hour": self._cost(busy, ratio, typical(frame, "step_time_s")),
+            "peers_compared": len(peers),
+            "rows": crossing.rows,
+            "sigma": float(witness.sigma[rank]),
+            "log_likelihood_ratio": crossing.evidence,
+            "phase_excess_s": phases,
+        }
+        where = self._names[rank]
+        summary = (
+            f"{where} takes {ratio:.2f} times as long as its peers since step {crossing.onset_step} "
+            f"(runs at {1 / ratio:.2f} of their speed); cause class {cause}."
+        )
+        findings = self.episodes.open(
+            f"rank:{rank}",
+            attempt=self.attempt,
+            severity=Severity.WARNING,
+            ranks=(rank,),
+            onset_step=crossing.onset_step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - crossing.rows * witness.step_s,
+            detected_time_s=self.now_s,
+            score=crossing.effect / float(witness.sigma[rank]) * math.sqrt(crossing.rows),
+            confidence=1.0 - math.exp(-crossing.evidence / 4),
+            summary=summary,
+            evidence=evidence,
+            cause=cause,
+        )
+        if findings:
+            self._excess[f"rank:{rank}"] = {
+                "witness": self._name(witness),
+                "told": crossing.effect,
+                "excess": crossing.effect,
+                "rows": 0,
+                "calm": 0,
+            }
+        return findings
+
+    def _cost(self, busy_s: float, ratio: float, step_s: float | None) -> float:
+        """GPU-hours lost per hour: every rank waits for the part of the step that the slow one adds."""
+        added_s = busy_s * (1 - 1 / ratio)
+        return self.world_size * min(1.0, added_s / max(step_s or busy_s, busy_s))
+
+    def _name(self, witness: Witness) -> str:
+        return "cpu" if witness is self._cpu else ("host" if witness is self._host else "wall")
+
+
+def _numbered(units: tuple[str, ...]) -> list[str]:
+    """Make units unique: without device identities the ranks of a host are told apart by their order on it."""
+    seen: dict[str, int] = {}
+    names = []
+    for unit in units:
+        seen[unit] = seen.get(unit, -1) + 1
+        names.append(f"{unit}#{seen[unit]}")
+    return names
+
+
+def _place(topology: Topology, rank: int) -> str:
+    host = topology.host[rank]
+    return f"Rank {rank} on {host}" if host else f"Rank {rank}"
+
+
+def _phase_excess(frame: Frame, rank: int, peers: list[int]) -> dict[str, float]:
+    """Seconds by which each phase of the rank is longer than its peers' median, largest first."""
+    excess = {}
+    for name, values in frame.values.items():
+        present = frame.present[name]
+        if name.startswith("phase.") and present[rank] and np.isfinite(values[rank]):
+            among = [peer for peer in peers if present[peer] and np.isfinite(values[peer])]
+            if among:
+                excess[name.removeprefix("phase.")] = float(values[rank] - np.median(values[among]))
+    longest = sorted(excess.items(), key=lambda item: (-item[1], item[0]))
+    return dict(longest[:RATIO_PHASES_SHOWN])
+
+
+def _cause(phase_excess_s: dict[str, float], *, host: bool) -> str:
+    """Cause class from where the time goes: waiting for data and saving have names of their own."""
+    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > 0}
+    longest = max(grown, key=lambda name: grown[name], default="")
+    named = {"data_wait": "data", "checkpoint_save": "storage"}
+    return named.get(longest, "host" if host else "worker")

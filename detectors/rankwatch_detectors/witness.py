@@ -1,0 +1,147 @@
+"""One kind of evidence about slow ranks: a quantity, its baseline, its load model and its CUSUMs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Frame, Topology
+from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline
+from rankwatch_detectors.budget import threshold
+from rankwatch_detectors.dispatch import finite
+from rankwatch_detectors.load import LoadConfig, LoadModel
+from rankwatch_detectors.shift import Crossing, ShiftBank
+from rankwatch_detectors.state import Stateful
+
+# exp(4): a run that chance produces once in some fifty rows. From there on a rank no longer teaches its baseline.
+SUSPECT_EVIDENCE = 4.0
+PEERS_SHOWN_MAX = 1024
+"""Peers whose values are put into evidence: their median is exact enough, and the cost stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessConfig:
+    """What a witness looks for."""
+
+    ratios: tuple[float, ...]
+    """Supposed ratios to the usual value, one CUSUM each; below 1 looks for ranks that fall."""
+    ratio_min: float
+    """Verification: the mean ratio over the run must be at least this far from 1, in logarithms."""
+    duration_min_s: float = 0.0
+    """How long a run must have lasted."""
+    rows_min: int = 5
+    """Slow rows before speaking: runs of two to four slow steps are common and harmless."""
+
+
+class Witness(Stateful):
+    """Judges one positive quantity of all ranks, row by row."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("baseline", "load", "bank", "step_s", "_since", "_rows")
+
+    def __init__(self, config: WitnessConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
+        self._config = config
+        self._budget = budget
+        self.baseline = PeerBaseline(baseline)
+        self.load = LoadModel(load)
+        levels = tuple(math.log(ratio) for ratio in config.ratios)
+        self.bank = ShiftBank(levels, baseline.clip_sigmas, config.rows_min)
+        self.step_s = 1.0
+        """Usual seconds between rows."""
+        self._rows = 0
+        self._since: dict[str, float] = {}
+        self.judged: Bools = np.zeros(0, dtype=np.bool_)
+        self.sigma: Floats = np.zeros(0)
+        self._logs: Floats = np.zeros(0)
+        self._residual: Floats = np.zeros(0)
+        self._usable: Bools = np.zeros(0, dtype=np.bool_)
+
+    def begin(self, topology: Topology, came_from: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """Take up a topology; baselines follow the units, evidence starts anew."""
+        self.baseline.regroup(topology.peer_group, came_from)
+        self.load.regroup(topology.dp)
+        self.bank.clear(topology.world_size)
+        self._since = {}
+
+    def judge(
+        self, values: Floats, frame: Frame, step_s: float | None, now_s: float
+    ) -> tuple[Floats, list[Crossing]]:
+        """Score and decide one row; `learn` must follow.
+
+        Args:
+            values: the quantity by rank; not finite or not positive = not measured.
+            frame: the row it comes from, for the load.
+            step_s: seconds of this step, None where not measured.
+            now_s: stream time.
+
+        Returns:
+            Each rank's residual in logarithms, and the ranks that crossed and passed verification.
+        """
+        self._rows += 1
+        if step_s is not None and step_s > 0:
+            self.step_s += (step_s - self.step_s) / min(self._rows, 64)
+        with np.errstate(invalid="ignore"):
+            usable = np.isfinite(values) & (values > 0)
+        logs = np.log(np.where(usable, values, 1.0))
+        baseline = self.baseline
+        residual = baseline.residual(logs, usable)
+        self.sigma = baseline.sigma()
+        typical_sigma = float(self.sigma.min()) if self.sigma.size else 0.0
+        residual = residual - self.load.expected(frame, residual, usable, baseline.groups, typical_sigma)
+        residual = np.where(usable, residual, 0.0)
+        self.judged = usable & baseline.ready()
+        self.bank.push(residual, self.sigma, self.judged, frame.step)
+        self._logs, self._residual, self._usable = logs, residual, usable
+        return residual, self._crossings(now_s)
+
+    def learn(self, frozen: Sequence[int]) -> None:
+        """Learn the row just judged from all ranks but the suspected and the `frozen` ones."""
+        calm = self._usable & (self.bank.strongest() < SUSPECT_EVIDENCE)
+        calm[list(frozen)] = False
+        self.baseline.learn(self._logs, self._residual, calm)
+
+    def peers_of(self, rank: int) -> list[int]:
+        """Usable peers of a rank, itself not included, at most `PEERS_SHOWN_MAX`."""
+        members = self.baseline.groups.members(rank)
+        usable = members[self._usable[members] & (members != rank)]
+        return [int(peer) for peer in usable[:PEERS_SHOWN_MAX]]
+
+    def _crossings(self, now_s: float) -> list[Crossing]:
+        config = self._config
+        tests = self.bank.levels * max(self.judged.size, 1)
+        limit = threshold(tests, self.step_s, self._budget)
+        effect_min = abs(math.log(config.ratio_min))
+        crossings = [c for c in self.bank.crossings(limit, effect_min) if self.judged[c.rank] and self._moved_itself(c)]
+        if config.duration_min_s:
+            self._since = {str(c.rank): self._since.get(str(c.rank), now_s) for c in crossings}
+            crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]
+        return crossings
+
+    def _moved_itself(self, crossing: Crossing) -> bool:
+        """With one peer only, tell the rank that became slow from the one whose peer became fast."""
+        groups = self.baseline.groups
+        if groups.size_of(crossing.rank) > 2:  # noqa: PLR2004
+            return True
+        own = float(self._logs[crossing.rank] - self.baseline.level[crossing.rank])
+        return own * crossing.effect > 0 and abs(own) > abs(crossing.effect) / 2
+
+
+def own_seconds(frame: Frame) -> Floats | None:
+    """Wall time each rank spends on its own: busy, and waiting for its data. NaN where not measured."""
+    busy = finite(frame, "busy_s")
+    if busy is None:
+        return None
+    seconds = np.where(busy[1], busy[0], np.nan)
+    data_wait = finite(frame, "phase.data_wait")
+    if data_wait is not None:
+        seconds = seconds + np.where(data_wait[1], data_wait[0], 0.0)
+    return seconds
+
+
+def cpu_seconds(frame: Frame) -> Floats | None:
+    """CPU time of each rank's training thread. NaN where not measured, None where nobody measures it."""
+    cpu = finite(frame, "busy_cpu_s")
+    return None if cpu is None else np.where(cpu[1], cpu[0], np.nan)

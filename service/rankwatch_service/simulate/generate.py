@@ -1,0 +1,288 @@
+"""Plays a scripted job: step by step, with a tick for each second, as the stream would tell it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Bools,
+    Floats,
+    Frame,
+    Ints,
+    Observation,
+    Occurrence,
+    Presence,
+    StepKind,
+    Tick,
+)
+from rankwatch_service.simulate.scenario import Exit, Job, Restart, Stall
+
+DAY_S = 86_400.0
+# Tails of Student's t with 5 degrees of freedom: a step in some thousand lies beyond five sigmas, as in real jobs.
+TAIL_FREEDOM = 5
+# Loss goes from 11 to 2.2 as e^(-step / 200): the early curve falls steeply, the late one hardly.
+LOSS_START, LOSS_END, LOSS_SCALE = 11.0, 2.2, 200.0
+TICK_S = 1.0
+
+
+def generate(job: Job) -> Iterator[Observation]:
+    """Yield the job's observations in stream order."""
+    return _Player(job).play()
+
+
+class _Player:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.topology = job.topology()
+        self.random = np.random.default_rng(job.seed)
+        ranks = job.world_size
+        self.silicon: Floats = np.exp(job.silicon * self.random.standard_normal(ranks))
+        self.usual_norm: Floats = np.exp(0.1 * self.random.standard_normal(ranks))
+        self.burst: Ints = np.zeros(ranks, dtype=np.int64)
+        self.launch, self.rollbacks = 0, 0
+        self.now_s, self.next_tick_s = 0.0, TICK_S
+        self.step, self.collective = job.start_step, 0
+        self.step_since_s = 0.0
+        self.heard_s: Floats = np.zeros(ranks)
+        self.cpu_s: Floats = np.zeros(ranks)
+        self.state = ["running"] * ranks
+        self.poisoned = False
+
+    @property
+    def attempt(self) -> str:
+        return f"launch{self.launch}.{self.rollbacks}"
+
+    def play(self) -> Iterator[Observation]:
+        yield AttemptStart(self.attempt, self.topology, self.now_s)
+        restarts = {restart.at_step: restart for restart in self.job.restarts}
+        exits = {end.at_step: end for end in self.job.exits}
+        while self.step < self.job.steps:
+            for stall in [stall for stall in self.job.stalls if stall.at_step == self.step]:
+                yield from self._stand_still(stall)
+            if self.step in exits:
+                yield from self._end_process(exits.pop(self.step))
+                if self.step not in restarts:
+                    return
+            else:
+                yield from self._train()
+            if self.step in restarts:
+                yield from self._begin_again(restarts.pop(self.step))
+            else:
+                self.step += 1
+        if self.job.ends:
+            self.state = ["left"] * self.job.world_size
+            for rank in range(self.job.world_size):
+                yield self._occurrence("rank_left", rank, reason="end")
+            yield from self._let_pass(30.0, "", ())
+
+    def _train(self) -> Iterator[Observation]:
+        self.step_since_s = self.now_s
+        steps, values, seconds = self._rows()
+        self.cpu_s += steps["busy_s"]
+        yield from self._let_pass(seconds, "backward", ())
+        self.collective += 1
+        train = StepKind.TRAIN
+        late = {name: values.pop(name) for name in list(values)} if self.job.late_values else {}
+        steps |= values
+        exact = self._exact()
+        present = self._present(steps, exact)
+        yield Frame(self.attempt, "steps", self.step, train, self.now_s, steps, present, exact)
+        if late:
+            yield Frame(self.attempt, "values", self.step, train, self.now_s, late, self._present(late, {}))
+
+    def _rows(self) -> tuple[dict[str, Floats], dict[str, Floats], float]:
+        job, random, ranks = self.job, self.random, self.job.world_size
+        scatter = math.sqrt((TAIL_FREEDOM - 2) / TAIL_FREEDOM)
+        noise = np.exp(job.noise * scatter * random.standard_t(TAIL_FREEDOM, ranks))
+        load = self._load()
+        wave = 1.0 + job.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
+        work = 0.7 * job.step_s * wave * self.silicon * noise * load
+        if job.stage_weights:
+            work = work * np.asarray(job.stage_weights)[self.topology.pp]
+        work = work + self._interruptions()
+        data_wait = 0.01 * job.step_s * np.exp(0.3 * random.standard_normal(ranks))
+        descheduled = np.ones(ranks)
+        for slow in job.slows:
+            if slow.active(self.step):
+                chosen = list(slow.ranks)
+                if slow.data_wait:
+                    data_wait[chosen] += (slow.factor - 1) * work[chosen]
+                elif slow.wall_only:
+                    descheduled[chosen] *= slow.factor
+                else:
+                    work[chosen] *= slow.factor
+        if job.contention:
+            descheduled = descheduled * np.exp(job.contention * np.abs(random.standard_normal(ranks)))
+        busy = work * descheduled
+        transfer = 0.1 * job.step_s * float(np.exp(0.05 * random.standard_normal()))
+        seconds = float((busy + data_wait).max()) + transfer
+        steps = {
+            "busy_s": busy,
+            "wait_s": seconds - busy - data_wait,
+            "step_time_s": np.full(ranks, seconds),
+            "phase.data_wait": data_wait,
+            "phase.forward": busy / 3,
+            "phase.backward": busy * 2 / 3,
+        }
+        if not job.accelerated:
+            steps["busy_cpu_s"] = work * np.exp(0.02 * random.standard_normal(ranks))
+        if job.report_tokens:
+            steps["tokens"] = np.round(4096 * load)
+            steps["tokens_squared"] = np.round(4096 * load) ** 2
+        return steps, self._training_values(), seconds
+
+    def _load(self) -> Floats:
+        if not self.job.uneven_cv:
+            return np.ones(self.job.world_size)
+        replicas = int(self.topology.dp.max()) + 1
+        sigma = math.sqrt(math.log(1 + self.job.uneven_cv**2))
+        return np.asarray(np.exp(sigma * self.random.standard_normal(replicas))[self.topology.dp], dtype=np.float64)
+
+    def _interruptions(self) -> Floats:
+        job, ranks = self.job, self.job.world_size
+        added = np.zeros(ranks)
+        if job.hiccup_probability:
+            added += job.hiccup_s * (self.random.random(ranks) < job.hiccup_probability)
+        if job.burst_probability:
+            begins = (self.random.random(ranks) < job.burst_probability) & (self.burst == 0)
+            self.burst = np.where(begins, self.random.integers(2, 5, ranks), np.maximum(self.burst - 1, 0))
+            added += 0.5 * job.step_s * (self.burst > 0)
+        return added
+
+    def _training_values(self) -> dict[str, Floats]:
+        job, ranks = self.job, self.job.world_size
+        curve = LOSS_END + (LOSS_START - LOSS_END) * math.exp(-self.step / LOSS_SCALE)
+        common = float(self.random.standard_normal())
+        loss = curve * (1 + job.loss_noise * (common + self.random.standard_normal(ranks)))
+        norm = 1.0 * math.exp(0.15 * float(self.random.standard_normal()))
+        for shape in job.losses:
+            since = self.step - shape.at_step
+            if since >= 0 and (shape.steps is None or since < shape.steps):
+                factor = shape.factor * (1 + shape.growth) ** since
+                loss, norm = (loss * factor, norm) if shape.metric == "loss" else (loss, norm * factor)
+        local = self.usual_norm * np.exp(0.1 * self.random.standard_normal(ranks))
+        for gradient in job.gradients:
+            if gradient.active(self.step):
+                local[list(gradient.ranks)] *= gradient.factor
+        values = {"loss": loss, "grad_norm": np.full(ranks, norm), "local_grad_norm": local}
+        if self.poisoned:
+            values["loss"] = np.full(ranks, math.nan)
+        if self.step in job.nonfinites:
+            bad, skipped = job.nonfinites[self.step]
+            values["grad_norm"] = np.full(ranks, math.inf if skipped else math.nan)
+            values["local_grad_norm"][list(bad)] = math.inf if skipped else math.nan
+            if skipped:
+                values["scaler_skip"] = np.ones(ranks)
+            self.poisoned = self.poisoned or not skipped
+        return values
+
+    def _exact(self) -> dict[str, Ints]:
+        ranks = self.job.world_size
+        exact: dict[str, Ints] = {"nonfinite": np.zeros(ranks, dtype=np.int64)}
+        if self.step in self.job.nonfinites:
+            bad = list(self.job.nonfinites[self.step][0])
+            exact["nonfinite"][bad] = 7
+            exact["nonfinite_first"] = np.ones(ranks, dtype=np.int64)
+        if self.job.fingerprint_every and self.step % self.job.fingerprint_every == 0:
+            shard = self.topology.peer_group
+            prints = (self.step + 1) * np.int64(1_000_003) + shard * np.int64(7_919)
+            for rank, at_step in self.job.flips.items():
+                prints[rank] ^= np.int64(1 << 17) if self.step >= at_step else np.int64(0)
+            exact["fingerprint"] = prints
+        return exact
+
+    def _present(self, values: dict[str, Floats], exact: dict[str, Ints]) -> dict[str, Bools]:
+        here = np.ones(self.job.world_size, dtype=np.bool_)
+        for rank, start, end in self.job.missing:
+            here[rank] &= not start <= self.step < end
+        for host, start, end in self.job.silences:
+            if start <= self.step < end:
+                here &= np.asarray([name != host for name in self.topology.host])
+        return dict.fromkeys([*values, *exact], here)
+
+    def _stand_still(self, stall: Stall) -> Iterator[Observation]:
+        self.step_since_s = self.now_s
+        if stall.held:
+            self.state = ["held"] * self.job.world_size
+            yield self._occurrence("order", None, order="o1", phase="do", action="pause", step=self.step)
+        yield from self._let_pass(stall.seconds, stall.phase if not stall.ranks else "backward", stall.ranks, stall)
+        if stall.held:
+            self.state = ["running"] * self.job.world_size
+            yield self._occurrence("order", None, order="o1", phase="go", action="pause", step=self.step)
+
+    def _end_process(self, end: Exit) -> Iterator[Observation]:
+        fields = {"code": end.code, "signal": end.signal, "how": "pidfd", "error": end.error}
+        self.state[end.rank] = "exited"
+        yield self._occurrence("process_exit", end.rank, **fields)
+        yield from self._let_pass(1.0, "backward", ())
+        for rank in range(self.job.world_size):
+            if rank != end.rank:
+                self.state[rank] = "exited"
+                error = "RuntimeError: Connection closed by peer"
+                yield self._occurrence("process_exit", rank, code=1, signal=None, how="pidfd", error=error)
+        yield from self._let_pass(20.0, "", ())
+
+    def _begin_again(self, restart: Restart) -> Iterator[Observation]:
+        if restart.relaunch:
+            self.launch, self.rollbacks = self.launch + 1, 0
+            yield from self._let_pass(restart.away_s, "", ())
+        else:
+            self.rollbacks += 1
+        self.state = ["running"] * self.job.world_size
+        self.poisoned = False
+        self.job.flips.clear()
+        self.step = restart.to_step
+        self.step_since_s = self.now_s
+        self.heard_s[:] = self.now_s
+        yield AttemptStart(self.attempt, self.topology, self.now_s)
+
+    def _let_pass(
+        self, seconds: float, phase: str, late: tuple[int, ...], stall: Stall | None = None
+    ) -> Iterator[Observation]:
+        end_s = self.now_s + seconds
+        while self.next_tick_s <= end_s:
+            self.now_s = self.next_tick_s
+            self.next_tick_s += TICK_S
+            if stall is not None and stall.ranks and not stall.stopped:
+                self.cpu_s[list(late)] += TICK_S
+            yield Tick(self.now_s, self._presence(phase, late, stall))
+        self.now_s = end_s
+
+    def _presence(self, phase: str, late: tuple[int, ...], stall: Stall | None) -> Presence:
+        ranks = self.job.world_size
+        silent = np.zeros(ranks, dtype=np.bool_)
+        for host, start, end in self.job.silences:
+            if start <= self.step < end:
+                silent |= np.asarray([name == host for name in self.topology.host])
+        alive = np.asarray([state != "exited" for state in self.state])
+        self.heard_s = np.where(silent | ~alive, self.heard_s, self.now_s)
+        age = np.full(ranks, self.now_s - self.step_since_s)
+        collective = np.full(ranks, self.collective + 1, dtype=np.int64)
+        collective[list(late)] -= 1
+        phases = [phase] * ranks
+        os_state = ["S" if stall is not None else "R"] * ranks
+        for rank in late:
+            phases[rank] = stall.phase if stall is not None else phase
+            os_state[rank] = "T" if stall is not None and stall.stopped else "R"
+        return Presence(
+            attempt=self.attempt,
+            heard=np.ones(ranks, dtype=np.bool_),
+            heard_s=self.heard_s.copy(),
+            step=np.full(ranks, self.step, dtype=np.int64),
+            phase=tuple(phases),
+            phase_age_s=age,
+            step_age_s=age,
+            collective_seq=collective,
+            state=tuple(self.state),
+            os_state=tuple(os_state),
+            cpu_s=self.cpu_s.copy(),
+        )
+
+    def _occurrence(self, kind: str, rank: int | None, **fields: Any) -> Occurrence:
+        host = self.topology.host[rank] if rank is not None else ""
+        return Occurrence(kind, self.attempt, host, self.now_s, rank, self.step, fields)

@@ -1,0 +1,306 @@
+"""Synthetic jobs with scripted faults: seeded, labelled, as the observations that detectors take.
+
+    job = Job(world_size=64, seed=1).slow(rank=17, from_step=300, factor=1.6).hang(rank=3, at_step=500)
+    for observation in job.observations(): ...
+    job.labels      # what a perfect detector would say
+
+Noise is heavy-tailed, ranks differ by a silicon spread, and the job is synchronous: every rank's step lasts as long as
+the slowest one's. Equal seeds give equal observations.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankwatch_detectors.base import Kind, Observation, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One injected fault: what should be found."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    """Culprits; empty when the job as a whole is meant."""
+    at_step: int
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Ranks whose busy time (or data wait) is multiplied."""
+
+    ranks: tuple[int, ...]
+    from_step: int
+    until_step: int | None
+    factor: float
+    every: int = 1
+    """2 = only every second step."""
+    data_wait: bool = False
+    wall_only: bool = False
+    """Descheduled: CPU time stays level."""
+
+    def active(self, step: int) -> bool:
+        """Whether this step is slowed."""
+        started = step >= self.from_step and (self.until_step is None or step < self.until_step)
+        return started and (step - self.from_step) % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The job stands still before a step is finished."""
+
+    at_step: int
+    seconds: float
+    phase: str
+    ranks: tuple[int, ...] = ()
+    """Who does not arrive; empty = all are in `phase`."""
+    stopped: bool = False
+    """The culprit is stopped by a signal."""
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process ends; its peers follow with connection errors."""
+
+    rank: int
+    at_step: int
+    signal: int | None
+    code: int | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """After this step a new attempt begins at `to_step`: by the launcher, or inside the processes."""
+
+    at_step: int
+    to_step: int
+    relaunch: bool
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossShape:
+    """Loss multiplied by `factor` for `steps` steps, and growing by `growth` for each step."""
+
+    at_step: int
+    steps: int | None
+    factor: float
+    growth: float
+    metric: str
+
+
+@dataclass(slots=True)
+class Job:
+    """A scripted synthetic job. All methods return the job, so that calls can be chained."""
+
+    world_size: int = 64
+    steps: int = 600
+    seed: int = 0
+    step_s: float = 1.0
+    noise: float = 0.02
+    """Standard deviation of a rank's busy time from step to step, as a share of it."""
+    silicon: float = 0.02
+    """Standard deviation of the standing differences between ranks."""
+    tp: int = 1
+    pp: int = 1
+    ranks_per_host: int = 8
+    accelerated: bool = True
+    """False: ranks are CPU processes without device identities, and CPU time is reported."""
+    loss_noise: float = 0.02
+    late_values: bool = False
+    """Loss and norms come as late values, one step after, as on an accelerator."""
+    fingerprint_every: int = 10
+    start_step: int = 0
+    slows: list[Slow] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    losses: list[LossShape] = field(default_factory=list)
+    nonfinites: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
+    flips: dict[int, int] = field(default_factory=dict)
+    gradients: list[Slow] = field(default_factory=list)
+    silences: list[tuple[str, int, int]] = field(default_factory=list)
+    missing: list[tuple[int, int, int]] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    uneven_cv: float = 0.0
+    report_tokens: bool = False
+    stage_weights: tuple[float, ...] = ()
+    hiccup_probability: float = 0.0
+    hiccup_s: float = 0.0
+    burst_probability: float = 0.0
+    wave: float = 0.0
+    contention: float = 0.0
+    """Standard deviation of wall time that ranks lose to other processes on the same cores."""
+    ends: bool = True
+    """The ranks leave their loops in the end; False = the record just stops."""
+
+    # ---- faults ----
+
+    def slow(
+        self,
+        rank: int | tuple[int, ...],
+        from_step: int,
+        factor: float,
+        until_step: int | None = None,
+        *,
+        every: int = 1,
+        data_wait: bool = False,
+        wall_only: bool = False,
+    ) -> Job:
+        """Multiply the busy time (or the data wait) of ranks."""
+        ranks = (rank,) if isinstance(rank, int) else rank
+        self.slows.append(Slow(ranks, from_step, until_step, factor, every, data_wait, wall_only))
+        if factor > 1:
+            self.labels.append(Label(Kind.STRAGGLER, ranks, from_step, until_step))
+        return self
+
+    def slow_all(self, from_step: int, factor: float, until_step: int | None = None) -> Job:
+        """Multiply the busy time of all ranks."""
+        self.slows.append(Slow(tuple(range(self.world_size)), from_step, until_step, factor))
+        self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
+        return self
+
+    def hang(self, rank: int, at_step: int, seconds: float = 60.0, *, stopped: bool = False) -> Job:
+        """Let a rank not arrive for so many seconds; the others wait in `backward`."""
+        self.stalls.append(Stall(at_step, seconds, "forward", (rank,), stopped=stopped))
+        self.labels.append(Label(Kind.HANG, (rank,), at_step))
+        return self
+
+    def kill(self, rank: int, at_step: int, signal: int | None = 9, code: int | None = None, error: str = "") -> Job:
+        """End a process; its peers end within two seconds with connection errors."""
+        self.exits.append(Exit(rank, at_step, signal, code, error))
+        self.labels.append(Label(Kind.RANK_LOST, (rank,), at_step))
+        return self
+
+    def nonfinite(self, rank: int | tuple[int, ...], at_step: int) -> Job:
+        """NaN in ranks' local gradients; the reduction puts it on all ranks."""
+        ranks = (rank,) if isinstance(rank, int) else rank
+        self.nonfinites[at_step] = (ranks, False)
+        self.labels.append(Label(Kind.NONFINITE, ranks, at_step))
+        return self
+
+    def scaler_skip(self, at_step: int) -> Job:
+        """A step that the loss scaler skips: infinite gradients, finite loss. Not a fault."""
+        self.nonfinites[at_step] = ((0,), True)
+        return self
+
+    def flip(self, rank: int, at_step: int) -> Job:
+        """Flip a bit in one replica's parameters: its fingerprints differ from then on."""
+        self.flips[rank] = at_step
+        self.labels.append(Label(Kind.CORRUPTION, (rank,), at_step))
+        return self
+
+    def gradient(self, rank: int, from_step: int, factor: float) -> Job:
+        """Multiply one rank's local gradient norm."""
+        self.gradients.append(Slow((rank,), from_step, None, factor))
+        self.labels.append(Label(Kind.CORRUPTION, (rank,), from_step))
+        return self
+
+    def loss_spike(self, at_step: int, factor: float, steps: int = 1) -> Job:
+        """Multiply the loss for some steps."""
+        self.losses.append(LossShape(at_step, steps, factor, 0.0, "loss"))
+        self.labels.append(Label(Kind.LOSS_SPIKE, (), at_step, at_step + steps))
+        return self
+
+    def diverge(self, at_step: int, growth: float) -> Job:
+        """Let the loss grow by a share for each step, for good."""
+        self.losses.append(LossShape(at_step, None, 1.0, growth, "loss"))
+        self.labels.append(Label(Kind.LOSS_DIVERGENCE, (), at_step))
+        return self
+
+    def norm_spike(self, at_step: int, factor: float, steps: int = 1) -> Job:
+        """Multiply the gradient norm for some steps."""
+        self.losses.append(LossShape(at_step, steps, factor, 0.0, "grad_norm"))
+        self.labels.append(Label(Kind.GRAD_NORM, (), at_step, at_step + steps))
+        return self
+
+    def silence(self, host: str, from_step: int, until_step: int) -> Job:
+        """No telemetry from a host: neither rows nor progress blocks."""
+        self.silences.append((host, from_step, until_step))
+        self.labels.append(Label(Kind.TELEMETRY_LOST, (), from_step, until_step))
+        return self
+
+    # ---- what must raise nothing ----
+
+    def uneven(self, cv: float, *, report_tokens: bool = False) -> Job:
+        """Sequences of uneven length: the load of a replica varies by this coefficient from step to step."""
+        self.uneven_cv, self.report_tokens = cv, report_tokens
+        return self
+
+    def heavy_stage(self, stage: int, factor: float) -> Job:
+        """A pipeline stage that has more to do than the others."""
+        self.stage_weights = tuple(factor if number == stage else 1.0 for number in range(self.pp))
+        return self
+
+    def hiccups(self, probability: float, seconds: float) -> Job:
+        """Single slow steps of single ranks: garbage collection, a slow data shard."""
+        self.hiccup_probability, self.hiccup_s = probability, seconds
+        return self
+
+    def bursts(self, probability: float) -> Job:
+        """Runs of two to four slow steps on single ranks, beginning with this probability per rank and step."""
+        self.burst_probability = probability
+        return self
+
+    def standstill(self, every: int, seconds: float, phase: str) -> Job:
+        """The whole job is in a labelled phase (eval, checkpoint_save) before every n-th step."""
+        for step in range(self.start_step + every, self.steps, every):
+            self.stalls.append(Stall(step, seconds, phase))
+        return self
+
+    def pause(self, at_step: int, seconds: float) -> Job:
+        """Ranks are held by an order."""
+        self.stalls.append(Stall(at_step, seconds, "", held=True))
+        return self
+
+    def restart(self, at_step: int, to_step: int, *, relaunch: bool = True, away_s: float = 20.0) -> Job:
+        """Begin a new attempt after a step."""
+        self.restarts.append(Restart(at_step, to_step, relaunch, away_s))
+        return self
+
+    def absent(self, rank: int, from_step: int, until_step: int) -> Job:
+        """A rank's step records do not come, or not yet."""
+        self.missing.append((rank, from_step, until_step))
+        return self
+
+    def daily_wave(self, amplitude: float) -> Job:
+        """All step times wave over a day."""
+        self.wave = amplitude
+        return self
+
+    # ---- results ----
+
+    def topology(self) -> Topology:
+        """Ranks in Megatron's order: tensor-parallel neighbours first, then data-parallel, then stages."""
+        ranks = np.arange(self.world_size, dtype=np.int64)
+        replicas = self.world_size // (self.tp * self.pp)
+        if replicas * self.tp * self.pp != self.world_size:
+            raise ValueError(f"world size {self.world_size} is not a multiple of tp {self.tp} x pp {self.pp}")
+        zero = np.zeros_like(ranks)
+        hosts = tuple(f"host-{rank // self.ranks_per_host}" for rank in range(self.world_size))
+        devices = tuple(f"GPU-{zlib.crc32(b'%d' % rank):08x}" for rank in range(self.world_size))
+        return Topology(
+            world_size=self.world_size,
+            host=hosts,
+            device_uuid=devices if self.accelerated else ("",) * self.world_size,
+            dp=ranks // self.tp % replicas,
+            tp=ranks % self.tp,
+            pp=ranks // (self.tp * replicas),
+            cp=zero,
+            ep=zero,
+            replicated=True,
+            parameters=("embedding.weight", "block.0.weight", "head.weight"),
+        )
+
+    def observations(self) -> Iterator[Observation]:
+        """All observations in stream order; each call begins anew."""
+        from rankwatch_service.simulate.generate import generate  # noqa: PLC0415 - generate needs this module
+
+        return generate(self)
