@@ -92,6 +92,22 @@ class Witness:
         """Steps (attempt, step) after which the ranks' weights were not all the same, in the order of their time."""
         return [place for place, ranks in self._steps.items() if len({entry.weights for entry in ranks.values()}) > 1]
 
+    def ragged(self) -> list[tuple[str, int]]:
+        """Steps (attempt, step) that some ranks of an attempt made and others did not, though it went on after them.
+
+        The last step of an attempt is left out: when a rank dies the others may just have finished it. Of the newest
+        attempt only what all ranks have behind them is judged.
+        """
+        newest: dict[str, int] = {}
+        for attempt, step in self._steps:
+            newest[attempt] = max(step, newest.get(attempt, -1))
+        settled = {attempt: self.step if attempt == self.attempt else last - 1 for attempt, last in newest.items()}
+        return [
+            (attempt, step)
+            for (attempt, step), ranks in self._steps.items()
+            if len(ranks) < self._world_size and step <= settled[attempt]
+        ]
+
     def _new_entries(self) -> Iterator[Entry]:
         if not self._directory.exists():
             return

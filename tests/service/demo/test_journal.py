@@ -69,6 +69,34 @@ def test_weights_that_differ_at_one_step_of_one_attempt_are_mixed(tmp_path: Path
     assert witness.mixed() == [("job-0.0", 2)]
 
 
+def test_a_step_that_one_rank_did_not_make_is_ragged_but_an_attempts_last_one_is_not(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, world_size=2)
+    first, second = (Journal(tmp_path, "job-0", rank, FakeClock()) for rank in range(2))
+    for step in (1, 2, 3):
+        first.write("job-0.0", step, step)
+    for step in (1, 3):
+        second.write("job-0.0", step, step)
+    witness.look()
+    assert witness.ragged() == [("job-0.0", 2)]
+    first.write("job-0.0", 4, 4)
+    for journal in (first, second):
+        journal.write("job-0.1", 2, 2)
+    first.write("job-0.1", 3, 3)
+    witness.look()
+    assert witness.ragged() == [("job-0.0", 2)]
+
+
+def test_an_attempt_that_one_rank_never_entered_is_ragged(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, world_size=2)
+    first, second = (Journal(tmp_path, "job-0", rank, FakeClock()) for rank in range(2))
+    for step in (1, 2, 3):
+        first.write("job-0.1", step, step)
+    for journal in (first, second):
+        journal.write("job-0.2", 1, 1)
+    witness.look()
+    assert witness.ragged() == [("job-0.1", 1), ("job-0.1", 2)]
+
+
 def test_each_line_is_read_once_and_an_unfinished_one_waits(tmp_path: Path) -> None:
     witness = Witness(tmp_path, world_size=1)
     file = tmp_path / "job-0-0"
