@@ -307,20 +307,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_snapshot")),
     )
     op.create_table(
-        "stack_request",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("job", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Text(), nullable=False),
-        sa.Column("ranks", sa.JSON(), nullable=False),
-        sa.Column("incident_id", sa.Text(), nullable=False),
-        sa.Column("requested_unix_ns", sa.BigInteger(), nullable=False),
-        sa.Column("expires_unix_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_stack_request")),
-    )
-    with op.batch_alter_table("stack_request", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_stack_request_job"), ["job"], unique=False)
-
-    op.create_table(
         "stream_position",
         sa.Column("partition", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
@@ -419,10 +405,6 @@ def downgrade() -> None:
     op.drop_table("token")
     op.drop_table("stream_tick")
     op.drop_table("stream_position")
-    with op.batch_alter_table("stack_request", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_stack_request_job"))
-
-    op.drop_table("stack_request")
     op.drop_table("snapshot")
     op.drop_table("silence")
     op.drop_table("setting")

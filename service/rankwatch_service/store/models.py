@@ -377,22 +377,6 @@ class AgentView(Base):
     at_unix_ns: Mapped[int]
 
 
-class StackRequest(Base):
-    """Stacks that stream wants to see for an incident. The api carries open ones in `wire.Orders.stacks`."""
-
-    __tablename__ = "stack_request"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    """Comes back as the field `order` of the event `stack_dump`."""
-    job: Mapped[str] = mapped_column(index=True)
-    attempt: Mapped[str]
-    ranks: Mapped[list[Any]]
-    """Empty: every rank of the attempt."""
-    incident_id: Mapped[str]
-    requested_unix_ns: Mapped[int]
-    expires_unix_ns: Mapped[int]
-    """After this it is not asked for any more."""
-
-
 class Checkpoint(Base):
     """One entry of the checkpoint ledger."""
 

@@ -1,0 +1,257 @@
+"""One job's batches and ticks become the observations that detectors are told. Pure and deterministic.
+
+Only the newest attempt has open frames: when a newer one appears, those of the old one close as they are, and its later
+step records count as late. Events of old attempts are passed on all the same: who died matters afterwards too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
+from rankwatch_service.stream.columns import Records, records
+from rankwatch_service.stream.frames import FrameWindow
+from rankwatch_service.stream.presence import GONE_STATES, Board
+from rankwatch_service.stream.roster import Roster
+from rankwatch_service.stream.senders import Arrival, Senders
+
+START_WAIT_S: Final = 2.0
+"""An attempt starts when all ranks have said who they are, or so long after its first batch."""
+
+PENDING_MAX: Final = 4_096
+PENDING_ROWS_MAX: Final = 1_000_000
+"""Batches and their rows that wait for the start; beyond it the attempt starts with what is known."""
+
+LAUNCHES_MAX: Final = 64
+"""Earlier launches remembered, so that a message from one of them is not taken for a new one."""
+
+STEP_TIME_WEIGHT: Final = 0.1
+"""Of the newest step in the running mean of step times: about ten steps decide."""
+
+_DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited"}
+
+
+class Assembler:
+    """Assembles the frames, presence and events of one job. `counts` says what was left out and why."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.attempt: str | None = None
+        self.roster = Roster()
+        self.step_time_s: float | None = None
+        self.board: Board | None = None
+        self._senders = Senders()
+        self._launches: list[str] = []
+        self._windows: dict[str, FrameWindow] = {}
+        self._pending: list[wire.Batch] = []
+        self._pending_rows = 0
+        self._began_s = 0.0
+        self._ended = False
+
+    @property
+    def last_step(self) -> int:
+        """Newest closed frame of step records in this attempt; -1 before the first."""
+        return self._windows["steps"].last_closed if self._windows else -1
+
+    @property
+    def ended(self) -> bool:
+        """Whether every rank of the attempt has left or exited."""
+        return self._ended
+
+    def take(self, batch: wire.Batch, now_s: float) -> list[Observation]:
+        """The next batch in log order. The caller has checked it."""
+        arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)
+        if arrival is Arrival.REPEATED:
+            self.counts["repeated_batches"] += 1
+            return []
+        out: list[Observation] = []
+        if batch.attempt != self.attempt:
+            if not self._is_newer(batch.attempt):
+                self.counts["old_attempt_rows"] += _rows(batch)
+                return [_occurrence(batch, event, now_s) for event in batch.events]
+            self._flush(now_s, out)
+            self._begin(batch.attempt, now_s)
+        changed = self.roster.learn(batch.ranks)
+        if self.board is None:
+            self._pending.append(batch)
+            self._pending_rows += _rows(batch)
+            full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
+            if self.roster.complete or full:
+                self._start(now_s, out)
+            return out
+        if changed:
+            self._announce(now_s, out)
+        self._absorb(batch, arrival is Arrival.NEW, now_s, out)
+        return out
+
+    def tick(self, now_s: float, blind_s: float) -> list[Observation]:
+        """Time passed. For `blind_s` of it nothing could have come, for a reason of ours."""
+        out: list[Observation] = []
+        if self.attempt is None:
+            return out
+        if blind_s > 0 and self.board is not None:
+            self.board.blind(blind_s)
+            for window in self._windows.values():
+                window.blind(blind_s)
+        if self.board is None and now_s - self._began_s >= START_WAIT_S:
+            self._start(now_s, out)
+        self._close(now_s, out)
+        for gap in self._senders.gaps(now_s):
+            self.counts["missing_batches"] += gap.missing
+            fields = {"missing": gap.missing, "boot": gap.boot}
+            out.append(Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields))
+        out.append(Tick(now_s, None if self.board is None else self.board.presence()))
+        return out
+
+    # ---- attempts --------------------------------------------------------------------------------------------------
+
+    def _is_newer(self, attempt: str) -> bool:
+        if self.attempt is None:
+            return True
+        launch, _, k = attempt.rpartition(".")
+        current, _, current_k = self.attempt.rpartition(".")
+        return int(k) > int(current_k) if launch == current else launch not in self._launches
+
+    def _begin(self, attempt: str, now_s: float) -> None:
+        launch = attempt.rpartition(".")[0]
+        if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
+            # After a rollback the same processes go on: then everyone is known already.
+            self.roster = Roster()
+        if launch not in self._launches:
+            self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
+        self.attempt, self._began_s, self._ended = attempt, now_s, False
+        self.board, self._windows = None, {}
+
+    def _start(self, now_s: float, out: list[Observation]) -> None:
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        for batch in pending:
+            self._see(batch)
+        self._announce(now_s, out)
+        for batch in pending:
+            self._absorb(batch, True, now_s, out)
+
+    def _announce(self, now_s: float, out: list[Observation]) -> None:
+        """Tell detectors the topology; from here on frames have its world size."""
+        assert self.attempt is not None
+        size = self.roster.world_size
+        if self.board is None:
+            self.board = Board(self.attempt, size)
+            self._windows = {family: FrameWindow(self.attempt, family, size) for family in ("steps", "values")}
+        self.board.resize(size)
+        for window in self._windows.values():
+            window.resize(size)
+        out.append(AttemptStart(self.attempt, self.roster.topology(), now_s))
+
+    def _see(self, batch: wire.Batch) -> bool:
+        highest = max((block.rank for block in batch.progress), default=-1)
+        for _, rows in _tables(batch):
+            highest = max(highest, int(rows.rank.max()) if len(rows.rank) else -1)
+        return self.roster.see(highest)
+
+    def _flush(self, now_s: float, out: list[Observation]) -> None:
+        if self._pending:
+            self._start(now_s, out)
+        for window in self._windows.values():
+            out.extend(window.flush(now_s))
+            self.counts.update(window.counts)
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
+
+    def _absorb(self, batch: wire.Batch, newest: bool, now_s: float, out: list[Observation]) -> None:
+        assert self.board is not None
+        if self._see(batch):
+            self._announce(now_s, out)
+        for family, rows in _tables(batch):
+            self._windows[family].add(rows, now_s)
+        if newest:
+            # A late message's progress is older than what is known.
+            self.board.hear(batch.progress, now_s)
+            for block in batch.progress:
+                if block.state in GONE_STATES:
+                    self._depart(block.rank, block.state)
+        for event in batch.events:
+            if event.kind in _DEPARTURES and event.rank is not None:
+                self._depart(event.rank, _DEPARTURES[event.kind])
+        self._close(now_s, out)
+        out.extend(_occurrence(batch, event, now_s) for event in batch.events)
+
+    def _depart(self, rank: int, state: str) -> None:
+        assert self.board is not None
+        self.board.depart(rank, state)
+        for window in self._windows.values():
+            window.depart(rank)
+
+    def _close(self, now_s: float, out: list[Observation]) -> None:
+        if self.board is None:
+            return
+        for window in self._windows.values():
+            for frame in window.ready(now_s, self.step_time_s):
+                self._learn_step_time(frame)
+                out.append(frame)
+        self._ended = self.board.departed()
+
+    def _learn_step_time(self, frame: Frame) -> None:
+        if "step_time_s" not in frame.values:
+            return
+        told = frame.values["step_time_s"][frame.present["step_time_s"]]
+        told = told[np.isfinite(told)]
+        if len(told):
+            newest = float(told.mean())
+            before = newest if self.step_time_s is None else self.step_time_s
+            self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays."""
+        return {
+            "counts": dict(self.counts),
+            "attempt": self.attempt,
+            "roster": self.roster.state(),
+            "step_time_s": self.step_time_s,
+            "board": None if self.board is None else self.board.state(),
+            "senders": self._senders.state(),
+            "launches": self._launches,
+            "windows": {family: window.state() for family, window in self._windows.items()},
+            "pending": [wire.encode(batch) for batch in self._pending],
+            "began_s": self._began_s,
+            "ended": self._ended,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Assembler:
+        """The assembler that gave this state."""
+        assembler = cls()
+        assembler.counts.update(state["counts"])
+        assembler.attempt = state["attempt"]
+        assembler.roster = Roster.restored(state["roster"])
+        assembler.step_time_s = state["step_time_s"]
+        assembler.board = None if state["board"] is None else Board.restored(state["board"])
+        assembler._senders.restore(state["senders"])
+        assembler._launches = list(state["launches"])
+        assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
+        assembler._pending = [wire.decode_batch(body) for body in state["pending"]]
+        assembler._pending_rows = sum(_rows(batch) for batch in assembler._pending)
+        assembler._began_s, assembler._ended = state["began_s"], state["ended"]
+        return assembler
+
+
+def _tables(batch: wire.Batch) -> list[tuple[str, Records]]:
+    return [
+        (family, records(table))
+        for family, table in (("steps", batch.steps), ("values", batch.values))
+        if table is not None
+    ]
+
+
+def _rows(batch: wire.Batch) -> int:
+    return sum(table.rows for table in (batch.steps, batch.values) if table is not None)
+
+
+def _occurrence(batch: wire.Batch, event: wire.Event, now_s: float) -> Occurrence:
+    return Occurrence(event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields)

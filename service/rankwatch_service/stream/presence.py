@@ -1,0 +1,109 @@
+"""The newest progress block of every rank of an attempt. Pure; heard times are the stream's, never an agent's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import Presence
+
+GONE_STATES: Final = frozenset({"left", "exited"})
+"""States after which a rank reports no more."""
+
+
+class Board:
+    """Progress by rank, as arrays for the detectors. Memory: about 200 bytes for each rank."""
+
+    def __init__(self, attempt: str, world_size: int) -> None:
+        self.attempt = attempt
+        self._heard = np.zeros(world_size, dtype=bool)
+        self._floats = {name: np.zeros(world_size) for name in ("heard_s", "phase_age_s", "step_age_s", "cpu_s")}
+        self._ints = {"step": np.full(world_size, -1), "collective_seq": np.zeros(world_size, dtype=np.int64)}
+        self._texts = {name: [""] * world_size for name in ("phase", "state", "os_state")}
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there is room for."""
+        return len(self._heard)
+
+    def hear(self, blocks: Iterable[wire.Progress], now_s: float) -> None:
+        """Take up newer blocks; ranks that the attempt does not have are left out."""
+        for block in blocks:
+            rank = block.rank
+            if rank >= self.world_size:
+                continue
+            self._heard[rank] = True
+            self._floats["heard_s"][rank] = now_s
+            self._floats["phase_age_s"][rank] = block.phase_age_s
+            self._floats["step_age_s"][rank] = block.step_age_s
+            self._floats["cpu_s"][rank] = block.cpu_s
+            self._ints["step"][rank] = block.step
+            self._ints["collective_seq"][rank] = block.collective_seq
+            self._texts["phase"][rank] = block.phase
+            self._texts["state"][rank] = block.state
+            self._texts["os_state"][rank] = block.os_state
+
+    def depart(self, rank: int, state: str) -> None:
+        """An event told that this rank has left or exited, before its progress block did."""
+        if rank < self.world_size:
+            self._texts["state"][rank] = state
+
+    def blind(self, seconds: float) -> None:
+        """Nothing could have come for so long, for a reason of ours: it makes nobody silent."""
+        self._floats["heard_s"] += seconds
+
+    def resize(self, world_size: int) -> None:
+        """The attempt turned out to have more ranks."""
+        more = world_size - self.world_size
+        self._heard = np.pad(self._heard, (0, more))
+        self._floats = {name: np.pad(column, (0, more)) for name, column in self._floats.items()}
+        self._ints = {name: np.pad(column, (0, more)) for name, column in self._ints.items()}
+        self._ints["step"][world_size - more :] = -1
+        for column in self._texts.values():
+            column.extend([""] * more)
+
+    def departed(self) -> bool:
+        """Whether every rank that was ever heard has left or exited, and all were heard."""
+        return bool(self._heard.all()) and all(state in GONE_STATES for state in self._texts["state"])
+
+    def reporting(self, now_s: float, within_s: float) -> int:
+        """How many ranks were heard in the last `within_s` and have not gone."""
+        recent = self._heard & (now_s - self._floats["heard_s"] <= within_s)
+        return sum(self._texts["state"][rank] not in GONE_STATES for rank in np.flatnonzero(recent))
+
+    def presence(self) -> Presence:
+        """A copy for the detectors."""
+        return Presence(
+            attempt=self.attempt,
+            heard=self._heard.copy(),
+            heard_s=self._floats["heard_s"].copy(),
+            step=self._ints["step"].copy(),
+            phase=tuple(self._texts["phase"]),
+            phase_age_s=self._floats["phase_age_s"].copy(),
+            step_age_s=self._floats["step_age_s"].copy(),
+            collective_seq=self._ints["collective_seq"].copy(),
+            state=tuple(self._texts["state"]),
+            os_state=tuple(self._texts["os_state"]),
+            cpu_s=self._floats["cpu_s"].copy(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types and arrays."""
+        return {
+            "attempt": self.attempt,
+            "heard": self._heard,
+            "floats": self._floats,
+            "ints": self._ints,
+            "texts": self._texts,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Board:
+        """The board that gave this state."""
+        board = cls(state["attempt"], len(state["heard"]))
+        board._heard, board._floats, board._ints = state["heard"], state["floats"], state["ints"]
+        board._texts = {name: list(column) for name, column in state["texts"].items()}
+        return board

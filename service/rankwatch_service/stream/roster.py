@@ -1,0 +1,123 @@
+"""Who the ranks of an attempt are, as their agents say, host by host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import Topology
+
+
+class Roster:
+    """The rank infos of one attempt, and the world size that they or the records imply."""
+
+    def __init__(self) -> None:
+        self._infos: dict[int, wire.RankInfo] = {}
+        self._parameters: tuple[str, ...] = ()
+        self._highest = -1
+
+    @property
+    def infos(self) -> list[wire.RankInfo]:
+        """What is known, by rank, without parameter names."""
+        return [self._infos[rank] for rank in sorted(self._infos)]
+
+    @property
+    def world_size(self) -> int:
+        """As the ranks say; as many as were seen where none has said."""
+        return max(self._told, self._highest + 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has said who it is."""
+        return bool(self._infos) and len(self._infos) == self.world_size
+
+    @property
+    def _told(self) -> int:
+        return next((info.world_size for info in self._infos.values()), 0)
+
+    @property
+    def can(self) -> frozenset[str]:
+        """What every rank says that it can be told to do."""
+        told = [frozenset(info.can) for info in self._infos.values()]
+        return frozenset.intersection(*told) if told else frozenset()
+
+    def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
+        """Take up what ranks say; True if the topology changed by it. Who contradicts on the world size is left out."""
+        changed = False
+        for told in infos:
+            if self._infos and told.world_size != self._told:
+                continue
+            if told.parameters and not self._parameters:
+                self._parameters, changed = told.parameters, True
+            before = self._infos.get(told.rank)
+            changed |= before is None or _topology(before) != _topology(told)
+            self._infos[told.rank] = _without_parameters(told)
+        return changed
+
+    def see(self, highest_rank: int) -> bool:
+        """A record of this rank came; True if that makes the attempt larger. What ranks say about it goes first."""
+        if self._infos or highest_rank <= self._highest:
+            return False
+        self._highest = highest_rank
+        return True
+
+    def hosts_of(self, ranks: Iterable[int]) -> list[str]:
+        """Hosts of these ranks, each once, in their order."""
+        return list(dict.fromkeys(self._infos[rank].host for rank in ranks if rank in self._infos))
+
+    def devices_of(self, ranks: Iterable[int]) -> list[str]:
+        """Device UUIDs of these ranks, each once, in their order."""
+        told = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
+        return list(dict.fromkeys(device for device in told if device))
+
+    def ranks_of(self, host: str) -> list[int]:
+        """Ranks that run on a host, ascending."""
+        return sorted(rank for rank, info in self._infos.items() if info.host == host)
+
+    def topology(self) -> Topology:
+        """For the detectors. A rank that has not said who it is stands alone on a host without a name."""
+        size = self.world_size
+        infos = [self._infos.get(rank) or wire.RankInfo(rank, size, dp=rank) for rank in range(size)]
+        place = {
+            name: np.array([getattr(info, name) for info in infos], dtype=np.int64)
+            for name in ("dp", "tp", "pp", "cp", "ep")
+        }
+        return Topology(
+            world_size=size,
+            host=tuple(info.host for info in infos),
+            device_uuid=tuple(info.device_uuid for info in infos),
+            replicated=bool(self._infos) and all(info.replicated for info in self._infos.values()),
+            parameters=self._parameters,
+            **place,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types."""
+        return {
+            "infos": msgspec.to_builtins(self.infos),
+            "parameters": list(self._parameters),
+            "highest": self._highest,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Roster:
+        """The roster that gave this state."""
+        roster = cls()
+        infos = msgspec.convert(state["infos"], list[wire.RankInfo])
+        roster._infos = {info.rank: info for info in infos}
+        roster._parameters = tuple(state["parameters"])
+        roster._highest = state["highest"]
+        return roster
+
+
+def _topology(info: wire.RankInfo) -> wire.RankInfo:
+    return msgspec.structs.replace(info, parameters=(), pid=0)
+
+
+def _without_parameters(info: wire.RankInfo) -> wire.RankInfo:
+    """The info without parameter names: they are the same on every rank and kept once."""
+    return msgspec.structs.replace(info, parameters=()) if info.parameters else info

@@ -1,0 +1,128 @@
+"""Which messages of each sender have come: a repeated one changes nothing, a missing one is told. Pure.
+
+A sender is one boot of one host's agent; it numbers its messages from 0. What is missing may still come (another
+connection was faster), so a gap is told only after `GAP_WAIT_S`; and it may come after that, late but welcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+GAP_WAIT_S: Final = 5.0
+"""Stream time until a missing message counts as lost: an agent's retry takes about a second."""
+
+INTERVALS_MAX: Final = 64
+"""Separate gaps remembered for each sender; beyond it the oldest is told and forgotten."""
+
+BOOTS_MAX: Final = 3
+"""Boots remembered for each host: the agent's, the one before, and one of another process of the same host."""
+
+
+class Arrival(Enum):
+    """What a message is, judged by its number."""
+
+    NEW = "new"
+    LATE = "late"
+    """It fills a gap; newer ones came before."""
+    REPEATED = "repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages of one sender that did not come in time."""
+
+    host: str
+    boot: str
+    missing: int
+
+
+@dataclass(slots=True)
+class _Interval:
+    first: int
+    last: int
+    since_s: float
+    told: bool
+
+
+@dataclass(slots=True)
+class _Sender:
+    newest: int
+    intervals: list[_Interval] = field(default_factory=list)
+
+
+class Senders:
+    """Sequence numbers by host and boot. Memory: at most BOOTS_MAX x INTERVALS_MAX x 100 bytes for each host."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, dict[str, _Sender]] = {}
+
+    def arrive(self, host: str, boot: str, seq: int, now_s: float) -> Arrival:
+        """Note that a message came."""
+        boots = self._hosts.setdefault(host, {})
+        sender = boots.get(boot)
+        if sender is None:
+            if len(boots) >= BOOTS_MAX:
+                del boots[next(iter(boots))]
+            sender = boots[boot] = _Sender(seq)
+            if seq > 0:
+                # We may have begun to listen in the middle: what came before is welcome, and no loss.
+                sender.intervals.append(_Interval(0, seq - 1, now_s, told=True))
+            return Arrival.NEW
+        if seq > sender.newest:
+            if seq > sender.newest + 1:
+                sender.intervals.append(_Interval(sender.newest + 1, seq - 1, now_s, told=False))
+            sender.newest = seq
+            return Arrival.NEW
+        return Arrival.LATE if _fill(sender, seq) else Arrival.REPEATED
+
+    def gaps(self, now_s: float) -> list[Gap]:
+        """Gaps that have waited long enough; each is told once."""
+        found = []
+        for host, boots in self._hosts.items():
+            for boot, sender in boots.items():
+                missing = 0
+                surplus = len(sender.intervals) - INTERVALS_MAX
+                for index, interval in enumerate(sender.intervals):
+                    if not interval.told and (index < surplus or now_s - interval.since_s >= GAP_WAIT_S):
+                        interval.told = True
+                        missing += interval.last - interval.first + 1
+                if surplus > 0:
+                    del sender.intervals[:surplus]
+                if missing:
+                    found.append(Gap(host, boot, missing))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types."""
+        return {
+            host: {
+                boot: [sender.newest, [[i.first, i.last, i.since_s, i.told] for i in sender.intervals]]
+                for boot, sender in boots.items()
+            }
+            for host, boots in self._hosts.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self._hosts = {
+            host: {
+                boot: _Sender(newest, [_Interval(*interval) for interval in intervals])
+                for boot, (newest, intervals) in boots.items()
+            }
+            for host, boots in state.items()
+        }
+
+
+def _fill(sender: _Sender, seq: int) -> bool:
+    for index, interval in enumerate(sender.intervals):
+        if interval.first <= seq <= interval.last:
+            rest = [
+                _Interval(interval.first, seq - 1, interval.since_s, interval.told),
+                _Interval(seq + 1, interval.last, interval.since_s, interval.told),
+            ]
+            sender.intervals[index : index + 1] = [part for part in rest if part.first <= part.last]
+            return True
+    return False
