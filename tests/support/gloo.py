@@ -1,0 +1,75 @@
+"""Real ranks for a test: processes with a gloo process group between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+RANKS_SECONDS_MAX = 90.0
+"""A set of ranks that has not answered by then is ended and the test fails."""
+
+
+def on_ranks(world_size: int, target: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call `target(rank, *args)` in `world_size` processes of one gloo group; return what each returned, by rank.
+
+    `target` and its arguments must be picklable. Each rank computes on one thread.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    store_port = _free_port()
+    ranks, pipes = [], []
+    for rank in range(world_size):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_rank, args=(rank, world_size, store_port, theirs, target, args), daemon=True)
+        process.start()
+        theirs.close()
+        ranks.append(process)
+        pipes.append(ours)
+    try:
+        return [_answer(rank, pipe) for rank, pipe in enumerate(pipes)]
+    finally:
+        for process in ranks:
+            process.join(timeout=5)
+            process.kill()
+
+
+def _answer(rank: int, pipe: Connection) -> Any:
+    if not wait([pipe], RANKS_SECONDS_MAX):
+        raise AssertionError(f"rank {rank} did not answer within {RANKS_SECONDS_MAX:.0f} s")
+    try:
+        failure, result = pipe.recv()
+    except EOFError:
+        raise AssertionError(f"rank {rank} ended without an answer") from None
+    if failure:
+        raise AssertionError(f"rank {rank} failed:\n{failure}")
+    return result
+
+
+def _rank(
+    rank: int, world_size: int, port: int, pipe: Connection, target: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        result = target(rank, *args)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))
+    else:
+        pipe.send((None, result))
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,65 @@
+"""A sink that keeps what a probe hands over, by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class FakeSink:
+    """Implements rankwatch.meter.Sink. `values` and `exact` are the current step's; `log` is the order of calls."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.values: dict[str, float] = {}
+        self.exact: dict[str, int] = {}
+        self.late_values: list[tuple[int, int, dict[str, float], dict[str, int]]] = []
+        self.dropped: dict[str, int] = {}
+        self.declared: dict[str, Any] = {}
+        self.collectives = 0
+        self.log: list[str] = []
+        self.open: list[str] = []
+
+    def metric(self, name: str, *, exact: bool = False) -> int:
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    def put(self, index: int, value: float) -> None:
+        assert isinstance(value, float)
+        self.values[self.names[index]] = value
+
+    def put_exact(self, name: str, number: int) -> None:
+        assert isinstance(number, int)
+        self.exact[name] = number
+
+    def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
+        by_name = {self.names[index]: value for index, value in values.items()}
+        self.late_values.append((step, k, by_name, dict(exact or {})))
+
+    def busy_off(self, now_ns: int, *, waiting: bool = True) -> None:
+        self.log.append("busy off")
+
+    def busy_on(self, now_ns: int) -> None:
+        self.log.append("busy on")
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.open.append(name)
+        self.log.append(f"+{name}")
+        yield
+        assert self.open.pop() == name
+        self.log.append(f"-{name}")
+
+    def collective(self) -> None:
+        self.collectives += 1
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self.log.append(f"note {kind}")
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def declare(self, fields: Mapping[str, Any]) -> None:
+        self.declared |= fields
