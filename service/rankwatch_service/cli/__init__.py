@@ -1,0 +1,21 @@
+"""The command line. Data goes to stdout, everything else to stderr.
+
+Exit status: 0 fine, 1 findings (or a command that was not applied), 2 usage, 3 the service cannot be reached,
+4 it denied access.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process and end with its exit status."""
+    from rankwatch_service.cli.app import app
+    from rankwatch_service.cli.errors import CliError
+
+    try:
+        app()
+    except CliError as error:
+        print(f"rankwatch: {error}", file=sys.stderr)
+        sys.exit(error.status)

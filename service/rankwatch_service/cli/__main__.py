@@ -1,0 +1,3 @@
+from rankwatch_service.cli import main
+
+main()

@@ -1,0 +1,55 @@
+"""All commands, in the order in which the help lists them. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from rankwatch_service.cli import (
+    access,
+    checkpoints,
+    commands,
+    directives,
+    doctor,
+    incidents,
+    jobs,
+    notifications,
+    roles,
+)
+
+app: Final = typer.Typer(
+    name="rankwatch",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Watches every rank of a distributed training job, names the one that fails, and brings training back.",
+    epilog="Start with [bold]rankwatch demo[/bold] or [bold]rankwatch up[/bold].",
+)
+
+RUN: Final = "Run"
+WATCH: Final = "Watch"
+STEER: Final = "Steer"
+KEEP: Final = "Look after"
+
+app.command("up", rich_help_panel=RUN)(roles.up)
+app.command("demo", rich_help_panel=RUN)(roles.demo)
+app.command("api", rich_help_panel=RUN)(roles.api)
+app.command("stream", rich_help_panel=RUN)(roles.stream)
+app.command("notify", rich_help_panel=RUN)(roles.notify)
+app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_help_option=False)(roles.agent)
+
+app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
+app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
+app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
+
+for action in directives.ACTIONS:
+    app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)
+app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
+
+app.add_typer(notifications.silences, name="silences", rich_help_panel=KEEP)
+app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)
+app.command("login", rich_help_panel=KEEP)(access.login)
+app.add_typer(access.token, name="token", rich_help_panel=KEEP)
+app.add_typer(access.db, name="db", rich_help_panel=KEEP)
+app.command("doctor", rich_help_panel=KEEP)(doctor.doctor)

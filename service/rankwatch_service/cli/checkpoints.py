@@ -1,0 +1,36 @@
+"""`rankwatch checkpoints`: the ledger of one job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+
+
+def checkpoints(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    limit: LIMIT = 50,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """List a job's checkpoints with their verdicts, newest first."""
+    output.show(
+        connect(url, token).items(f"/api/v1/jobs/{job}/checkpoints", limit),
+        as_json,
+        {
+            "id": lambda one: output.plain(one["id"]),
+            "step": lambda one: output.plain(one["step"]),
+            "tier": lambda one: output.plain(one["tier"]),
+            "verdict": lambda one: output.state(one["verdict"]),
+            "why": lambda one: output.plain(one["verdict_reason"]),
+            "shards": lambda one: output.plain(f"{len(one['shards'])}/{one['shards_expected']}"),
+            "MB": lambda one: output.plain(one["bytes"] / 1e6),
+            "seconds": lambda one: output.plain(one["seconds"]),
+            "saved": lambda one: output.moment(one["saved_unix_ns"]),
+        },
+        "this job has no checkpoint yet",
+    )

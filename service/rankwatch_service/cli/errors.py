@@ -1,0 +1,23 @@
+"""How a command ends that did not do what was asked."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """Exit statuses."""
+
+    FINE = 0
+    FINDINGS = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    DENIED = 4
+
+
+class CliError(Exception):
+    """Ends the process with `status` and one line on stderr."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,121 @@
+"""`rankwatch incidents`: what is wrong, and what people say about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.errors import Status
+from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
+
+app = typer.Typer(help="List incidents, look at one, or say something about it.", invoke_without_command=True)
+
+INCIDENT = Annotated[str, typer.Argument(help="Its id.")]
+
+
+@app.callback()
+def list_incidents(
+    context: typer.Context,
+    job: JOB = None,
+    state: Annotated[str | None, typer.Option(help="open, acknowledged or resolved.")] = None,
+    kind: Annotated[str | None, typer.Option(help="For instance straggler or hang.")] = None,
+    severity: Annotated[str | None, typer.Option(help="critical, warning or info.")] = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
+    limit: LIMIT = 100,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """List incidents, newest first, look at one, or say something about it."""
+    if context.invoked_subcommand is not None:
+        return
+    found = list(
+        connect(url, token).items("/api/v1/incidents", limit, job=job, state=state, kind=kind, severity=severity)
+    )
+    output.show(
+        found,
+        as_json,
+        {
+            "id": lambda one: output.plain(one["id"]),
+            "severity": lambda one: output.severity(one["severity"]),
+            "state": lambda one: output.state(one["state"]),
+            "job": lambda one: output.plain(one["job"]),
+            "since": lambda one: output.moment(one["onset_unix_ns"]),
+            "step": lambda one: output.plain(one["onset_step"]),
+            "summary": lambda one: output.plain(one["summary"]),
+        },
+        "all quiet: no such incident",
+    )
+    if exit_code and found:
+        raise typer.Exit(Status.FINDINGS)
+
+
+@app.command("show")
+def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """Look at one incident: what, where, since when, evidence, what to do."""
+    found = connect(url, token).get(f"/api/v1/incidents/{incident}")
+    if as_json:
+        output.print_json([found])
+        return
+    suggestion = found["suggestion"]
+    output.print_fields(
+        [
+            ("summary", output.plain(found["summary"])),
+            ("kind", output.plain(found["kind"])),
+            ("severity", output.severity(found["severity"])),
+            ("state", output.state(found["state"])),
+            ("job", output.plain(f"{found['job']}, attempt {found['attempt']}")),
+            ("ranks", output.plain(found["ranks"])),
+            ("hosts", output.plain(found["hosts"])),
+            ("since", output.moment(found["onset_unix_ns"])),
+            ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
+            ("confidence", output.plain(found["confidence"])),
+            ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
+            ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
+            ("checkpoint", output.plain(found["checkpoint"])),
+            *((f"  {name}", _evidence(value)) for name, value in found["evidence"].items()),
+        ]
+    )
+
+
+@app.command("ack")
+def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
+    """Say that you are on it."""
+    _act(incident, "acknowledge", {}, url, token)
+
+
+@app.command("resolve")
+def resolve(
+    incident: INCIDENT,
+    reason: Annotated[str, typer.Option(help="Why it is over.")],
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Say that it is over."""
+    _act(incident, "resolve", {"text": reason}, url, token)
+
+
+@app.command("comment")
+def comment(
+    incident: INCIDENT,
+    text: Annotated[str, typer.Argument(help="What the others should know.")],
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Add a comment to its timeline."""
+    _act(incident, "comment", {"text": text}, url, token)
+
+
+def _act(incident: str, action: str, body: dict[str, str], url: str | None, token: str | None) -> None:
+    found = connect(url, token).post(f"/api/v1/incidents/{incident}/{action}", body)
+    output.note(f"{incident} is {found.get('state', 'updated')}")
+
+
+def _evidence(value: Any) -> Text:
+    if isinstance(value, str) and "\n" in value:
+        return output.block(value)
+    return output.plain(json.dumps(value) if isinstance(value, dict) else value)

@@ -1,0 +1,66 @@
+"""`rankwatch jobs`: what runs, and how it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+
+app = typer.Typer(help="List jobs, or look at one.", invoke_without_command=True)
+
+
+@app.callback()
+def list_jobs(
+    context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
+) -> None:
+    """List jobs, newest first, or look at one."""
+    if context.invoked_subcommand is not None:
+        return
+    output.show(
+        connect(url, token).items("/api/v1/jobs", limit),
+        as_json,
+        {
+            "job": lambda job: output.plain(job["name"]),
+            "state": lambda job: output.state(job["state"]),
+            "step": lambda job: output.plain(job["step"]),
+            "s/step": lambda job: output.plain(job["step_time_s"]),
+            "loss": lambda job: output.plain(job["loss"]),
+            "ranks": lambda job: output.plain(f"{job['ranks_reporting']}/{job['world_size']}"),
+            "attempt": lambda job: output.plain(job["attempt"]),
+            "last seen": lambda job: output.moment(job["last_seen_unix_ns"]),
+        },
+        "no job has reported yet",
+    )
+
+
+@app.command("show")
+def show_job(
+    job: Annotated[str, typer.Argument(help="Its name.")], as_json: JSON = False, url: URL = None, token: TOKEN = None
+) -> None:
+    """Look at one job and its attempts."""
+    client = connect(url, token)
+    found = client.get(f"/api/v1/jobs/{job}")
+    if as_json:
+        output.print_json([found])
+        return
+    output.print_fields((name.removesuffix("_unix_ns"), _value(name, value)) for name, value in found.items())
+    output.show(
+        client.items(f"/api/v1/jobs/{job}/attempts", 20),
+        False,
+        {
+            "attempt": lambda attempt: output.plain(attempt["attempt"]),
+            "steps": lambda attempt: output.plain(f"{attempt['first_step']} to {attempt['last_step']}"),
+            "began": lambda attempt: output.moment(attempt["started_unix_ns"]),
+            "ended": lambda attempt: output.moment(attempt["ended_unix_ns"]),
+        },
+        "no attempt yet",
+    )
+
+
+def _value(name: str, value: Any) -> output.Cell:
+    if name.endswith("_unix_ns"):
+        return output.moment(value)
+    return output.state(value) if name == "state" else output.plain(value)

@@ -1,0 +1,29 @@
+"""Options that many commands share, and the client they lead to."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rankwatch_service.cli.client import Client
+
+URL = Annotated[str | None, typer.Option("--url", help="The service; else RANKWATCH_URL, else the user's file.")]
+TOKEN = Annotated[str | None, typer.Option("--token", help="Access token; else RANKWATCH_TOKEN, else the user's file.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+LIMIT = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Print at most so many.")]
+JOB = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
+DATABASE_URL = Annotated[str | None, typer.Option("--database-url", help="SQLAlchemy URL of the state.")]
+DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the SQLite database.")]
+
+
+def connect(url: str | None, token: str | None) -> Client:
+    """A client for the service that these options, the environment or the user's file name."""
+    from platformdirs import user_config_path
+
+    from rankwatch_service.cli.client import Client
+    from rankwatch_service.cli.endpoint import CONFIG_NAME, find_endpoint
+
+    return Client(find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME))

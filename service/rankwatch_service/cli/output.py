@@ -1,0 +1,114 @@
+"""Prints what was read: tables for people, one JSON object a line for programs.
+
+What a job calls itself or a person writes in a comment may hold control codes; none reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+SEVERITY_STYLES: Final[Mapping[str, str]] = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+
+STATE_STYLES: Final[Mapping[str, str]] = {
+    "running": "green",
+    "applied": "green",
+    "good": "green",
+    "resolved": "green",
+    "paused": "yellow",
+    "acknowledged": "yellow",
+    "open": "bold red",
+    "lost": "bold red",
+    "failed": "red",
+    "refused": "red",
+    "suspect": "red",
+}
+
+Cell = Text | str
+
+
+def print_json(things: Iterable[Mapping[str, Any]]) -> None:
+    """Print each as one line of JSON."""
+    for thing in things:
+        sys.stdout.write(json.dumps(thing, ensure_ascii=False) + "\n")
+
+
+def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
+    """Print a table to stdout, or what it means that there is none to stderr."""
+    table = Table(box=None, pad_edge=False, header_style="bold dim")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    if table.row_count:
+        Console().print(table)
+    else:
+        note(empty)
+
+
+def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
+    """Print names and values in two columns."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold dim")
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def note(message: str) -> None:
+    """Say something that is not data."""
+    Console(stderr=True).print(Text(message))
+
+
+def plain(value: Any) -> Text:
+    """Any value as text, without control codes and never read as markup."""
+    if value is None or value == "" or value == []:
+        return Text("–", style="dim")
+    if isinstance(value, float):
+        value = f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        value = " ".join(str(one) for one in value)
+    return Text("".join(sign if sign.isprintable() else "�" for sign in str(value)))
+
+
+def block(value: str) -> Text:
+    """A text of several lines, without control codes."""
+    return Text("\n".join(plain(line).plain if line else "" for line in value.split("\n")))
+
+
+def severity(value: str) -> Text:
+    """A severity in its colour."""
+    return Text(plain(value).plain, style=SEVERITY_STYLES.get(value, ""))
+
+
+def state(value: str) -> Text:
+    """A state in its colour."""
+    return Text(plain(value).plain, style=STATE_STYLES.get(value, ""))
+
+
+def moment(unix_ns: int | None) -> Text:
+    """A time as UTC, to the second."""
+    if unix_ns is None:
+        return plain(None)
+    return Text(f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}Z")
+
+
+def show(
+    things: Iterable[dict[str, Any]],
+    as_json: bool,
+    columns: Mapping[str, Callable[[dict[str, Any]], Cell]],
+    empty: str,
+) -> None:
+    """Print a list as JSON or as a table with these columns."""
+    if as_json:
+        print_json(things)
+    else:
+        print_table(columns, ([cell(thing) for cell in columns.values()] for thing in things), empty)
