@@ -1,11 +1,12 @@
 """Norms of gradients: this rank's own before any reduction, and the total one after it.
 
-Everything stays a tensor on the gradients' device. A gradient counts as non-finite when its norm is not finite (an
-`isfinite` for each gradient costs ten times as much), so elements beyond 1e19 count as well.
+Everything stays a tensor on the gradients' device. A gradient counts as non-finite when its norm is not finite: an
+`isfinite` for each gradient would cost ten times as much. On an accelerator elements beyond 1e19 count as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -107,8 +108,16 @@ def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         # A norm of 16-bit numbers that is itself a 16-bit number overflows at 65,504 or has 8 bits of precision.
         widened = torch.float32 if dtype in _HALF else None
         for place, norm in zip(places, torch._foreach_norm([tensors[i] for i in places], 2, widened), strict=True):
-            found[place] = norm
+            found[place] = norm if _is_settled(norm) else torch.linalg.vector_norm(tensors[place], dtype=torch.float64)
     return found
+
+
+def _is_settled(norm: torch.Tensor) -> bool:
+    """Whether a norm cannot be told better: squares of large float32 numbers overflow where the numbers do not.
+
+    A device would have to be waited for to know.
+    """
+    return norm.device.type != "cpu" or math.isfinite(norm.item())
 
 
 def _stack(scalars: list[torch.Tensor]) -> torch.Tensor:

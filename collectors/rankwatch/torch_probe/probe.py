@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankwatch.meter import Sink
+from rankwatch.meter import EXACT_METRICS, Sink
 from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, total_norm
@@ -26,6 +26,7 @@ FINGERPRINT_STEPS: Final = 10
 that is some 0.03 % of a step, and a corrupted replica shows before many steps build on it."""
 
 _CPU: Final = torch.device("cpu")
+_FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
 _LOG: Final = logging.getLogger("rankwatch")
 
 
@@ -128,6 +129,8 @@ class TorchProbe:
             self._handles += self._phases.watch_model(model)
         self._clear()
         sink.declare({"parameters": list(named), "replicated": self._replicated})
+        for name in _FIRST_METRICS:  # the first sixteen names travel within the step's own entry
+            sink.metric(name, exact=name in EXACT_METRICS)
 
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 

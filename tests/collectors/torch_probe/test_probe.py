@@ -161,6 +161,14 @@ def test_norms_of_other_types_neither_overflow_nor_lose_precision(sink, dtype):
     assert sink.exact["nonfinite"] == 0
 
 
+def test_huge_but_finite_gradients_are_finite(sink, model, optimizer):
+    probe = TorchProbe(sink, model, optimizer)
+    model[0].weight.register_hook(lambda grad: torch.full_like(grad, 1e30))
+    train(probe, model, optimizer)
+    assert sink.exact["nonfinite"] == 0
+    assert sink.values["grad_norm"] == pytest.approx(1e30 * 32**0.5, rel=1e-6)
+
+
 def test_sparse_gradients_are_left_out(sink):
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

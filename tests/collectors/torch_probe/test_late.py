@@ -1,0 +1,184 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rankwatch.torch_probe import TorchProbe, fingerprint
+from rankwatch.torch_probe.late import ROWS, WORDS_MAX, LateValues, Span
+from tests.support.device import FakeDevice
+from tests.support.sink import FakeSink
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def arrived() -> list:
+    return []
+
+
+@pytest.fixture
+def dropped() -> list:
+    return []
+
+
+@pytest.fixture
+def late(device, arrived, dropped) -> LateValues:
+    return LateValues(device, lambda *values: arrived.append(values), dropped.append)
+
+
+def test_values_come_when_the_device_has_come_past_them_and_not_before(late, device, arrived):
+    late.send(4, 1, {"loss": torch.tensor(1.5)}, {"fingerprint": torch.tensor(-7)})
+    late.collect()
+    assert arrived == []
+    device.finish()
+    late.collect()
+    late.collect()
+    assert arrived == [(4, 1, {"loss": 1.5}, {"fingerprint": -7})]
+
+
+def test_every_bit_arrives(late, device, arrived):
+    floats = [math.pi, -0.0, math.inf, -math.inf, 5e-324, 1.7e308, 0.1]
+    ints = [2**63 - 1, -(2**63), -1, 0, 2**53 + 1]
+    late.send(
+        0,
+        0,
+        {f"f{i}": torch.tensor(value, dtype=torch.float64) for i, value in enumerate(floats)},
+        {f"i{i}": torch.tensor(value) for i, value in enumerate(ints)},
+    )
+    late.send(1, 0, {"nan": torch.tensor(math.nan)}, {})
+    device.finish()
+    late.collect()
+    assert [value.hex() for value in arrived[0][2].values()] == [value.hex() for value in floats]
+    assert list(arrived[0][3].values()) == ints
+    assert math.isnan(arrived[1][2]["nan"])
+
+
+def test_all_types_of_scalars_are_taken(late, device, arrived):
+    late.send(
+        0,
+        0,
+        {
+            "half": torch.tensor(0.5, dtype=torch.float16),
+            "one element": torch.tensor([[3.0]]),
+            "whole": torch.tensor(7),
+        },
+        {"flag": torch.tensor(True)},
+    )
+    device.finish()
+    late.collect()
+    assert arrived == [(0, 0, {"half": 0.5, "one element": 3.0, "whole": 7.0}, {"flag": 1})]
+
+
+def test_steps_arrive_in_order_and_asking_stops_at_the_first_that_has_not(late, device, arrived):
+    for step in range(5):
+        late.send(step, 0, {"x": torch.tensor(float(step))}, {})
+    device.done = 3
+    device.queries = 0
+    late.collect()
+    assert [step for step, *_ in arrived] == [0, 1, 2]
+    assert device.queries == 4
+    device.finish()
+    late.collect()
+    assert [step for step, *_ in arrived] == [0, 1, 2, 3, 4]
+
+
+def test_a_device_that_lags_loses_the_oldest_values_counted_and_keeps_the_newest(late, device, arrived, dropped):
+    for step in range(ROWS + 3):
+        late.send(step, 0, {"x": torch.tensor(float(step)), "y": torch.tensor(0.0)}, {"n": torch.tensor(step)})
+        late.collect()
+    assert dropped == [3, 3, 3]
+    device.finish()
+    late.collect()
+    assert [(step, values["x"], ints["n"]) for step, _, values, ints in arrived] == [
+        (step, float(step), step) for step in range(3, ROWS + 3)
+    ]
+
+
+def test_the_ring_serves_many_rounds(late, device, arrived, dropped):
+    for step in range(10 * ROWS):
+        late.send(step, 0, {"x": torch.tensor(float(step))}, {})
+        device.done = device.moments - 2  # two steps behind
+        late.collect()
+    assert [step for step, *_ in arrived] == list(range(10 * ROWS - 2))
+    assert dropped == []
+
+
+def test_more_values_than_a_row_has_words_are_dropped_and_counted(late, device, arrived, dropped):
+    late.send(
+        0,
+        0,
+        {f"x{i}": torch.tensor(float(i)) for i in range(WORDS_MAX - 1)},
+        {f"n{i}": torch.tensor(i) for i in range(3)},
+    )
+    device.finish()
+    late.collect()
+    (_, _, floats, ints) = arrived[0]
+    assert len(floats) == WORDS_MAX - 1
+    assert ints == {"n0": 0}
+    assert dropped == [2]
+
+
+def test_stretches_of_device_time_are_seconds_and_add_up_by_name(late, device, arrived):
+    begin = device.now()
+    spans = [Span("device.forward", begin, device.now()), Span("device.forward", begin, device.now())]
+    late.send(0, 0, {}, {}, tuple(spans))
+    device.finish()
+    late.collect()
+    assert arrived[0][2] == {"device.forward": pytest.approx(0.003)}
+
+
+def test_a_step_without_values_takes_no_place(late, device, arrived):
+    late.send(0, 0, {}, {})
+    assert device.moments == 0
+
+
+def trained(device: FakeDevice, steps: int, **arguments) -> tuple[FakeSink, nn.Module, TorchProbe]:
+    torch.manual_seed(0)
+    sink, model = FakeSink(), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = TorchProbe(sink, model, optimizer, device=device, **arguments)
+    for step in range(steps):
+        probe.step_begin(step, 3)
+        optimizer.zero_grad()
+        (model(torch.ones(1, 4)) * (math.nan if step == 2 else 1)).sum().backward()
+        if step != 2:
+            optimizer.step()
+        probe.step_end(step, 3)
+    return sink, model, probe
+
+
+def test_a_probe_on_a_device_records_each_step_s_values_late_under_that_step(device):
+    sink, model, probe = trained(device, 4, fingerprint_every=3)
+    assert sink.values == {}
+    assert sink.exact == {}
+    assert sink.late_values == []
+    device.finish()
+    probe.step_begin(4, 3)
+    probe.step_end(4, 3)
+    assert [(step, k) for step, k, _, _ in sink.late_values] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [exact["nonfinite"] for _, _, _, exact in sink.late_values] == [0, 0, 2, 0]
+    assert [exact.get("nonfinite_first") for _, _, _, exact in sink.late_values] == [
+        None,
+        None,
+        1,
+        None,
+    ]  # backward meets the bias first
+    assert sink.late_values[3][3]["fingerprint"] == fingerprint(model.parameters())
+    assert math.isfinite(sink.late_values[3][2]["grad_norm"])
+
+
+def test_phases_on_a_device_carry_device_time(device):
+    sink, _, probe = trained(device, 1)
+    device.finish()
+    probe.step_begin(1, 3)
+    probe.step_end(1, 3)
+    assert {"device.forward", "device.backward", "device.optimizer"} <= set(sink.late_values[0][2])
+
+
+def test_a_probe_on_a_device_that_lags_counts_what_it_gives_up(device):
+    sink, _, _ = trained(device, ROWS + 1, phases=False, fingerprint_every=0)
+    assert sink.dropped == {"late_values": 4}  # grad_norm, local_grad_norm, nonfinite, nonfinite_first of step 0
