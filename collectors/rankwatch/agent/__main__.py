@@ -1,0 +1,132 @@
+"""The agent's command line: `python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE]`.
+
+With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
+supervises a worker. Without one it is a daemon that sees to it that every job in the directory has an agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rankwatch import layout
+from rankwatch.agent.lock import take_lock
+
+NICENESS: Final = 10
+LOG_BYTES_MAX: Final = 256 * 1024
+"""Twice this lies in the recorder directory at most: the log and the one before it."""
+MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - compared with, not written to
+
+
+def main(arguments: list[str], environment: Mapping[str, str]) -> int:
+    """Run the agent; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m rankwatch.agent", description="The host agent of rankwatch.")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the recorder files")
+    parser.add_argument("--job", help="serve this job only, and end with it; without: serve all jobs, as a daemon")
+    parser.add_argument("--url", help="base URL of the service")
+    parser.add_argument("--token-file", type=Path, help="file with an ingest token")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.dir = options.dir.absolute()
+    if options.job is None:
+        from rankwatch.agent.daemon import serve_all  # noqa: PLC0415 - each role loads only what it needs
+
+        return serve_all(options.dir, environment, options.url, options.token_file)
+    if options.worker is not None:
+        return _work(options, environment)
+    return _supervise(options)
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from rankwatch.agent.supervisor import supervise  # noqa: PLC0415
+
+    options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = take_lock(Path(layout.agent_lock_path(str(options.dir), options.job)))
+    if lock is None:
+        return 0
+    _be_a_good_neighbour()
+    log = os.open(_log_path(options), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 2)
+
+    def tell(line: str) -> None:
+        os.write(log, f"supervisor {line}\n".encode())
+
+    command = [sys.executable, "-m", "rankwatch.agent", "--dir", str(options.dir), "--job", options.job]
+    command += ["--url", options.url] if options.url else []
+    command += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
+    return supervise([*command, "--worker"], lock, tell)
+
+
+def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    import logging.handlers  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    from rankwatch.agent.clock import SystemClock  # noqa: PLC0415
+    from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
+    from rankwatch.agent.gpu import GpuSampler  # noqa: PLC0415
+    from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
+    from rankwatch.agent.sender import Sender  # noqa: PLC0415
+    from rankwatch.agent.spool import Spool  # noqa: PLC0415
+    from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
+    from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
+
+    handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
+    clock = SystemClock()
+
+    def find() -> Endpoint | None:
+        return find_endpoint(options.url, options.token_file, environment)
+
+    sender = Sender(
+        HttpPublisher(find), lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock
+    )
+    gpu = GpuSampler(open_gpus, clock)
+    setting = Setting(options.dir, options.job, clock, find, sender, gpu, restarts=options.worker)
+    Worker(setting, lambda: bool(stopping)).run()
+    return 0
+
+
+def spool_folder(directory: Path, job: str, environment: Mapping[str, str]) -> Path:
+    """Where the spool lies: `RANKWATCH_SPOOL`, else beside the recorders, unless those lie in memory."""
+    if environment.get("RANKWATCH_SPOOL"):
+        base = Path(environment["RANKWATCH_SPOOL"])
+    elif directory.is_relative_to(MEMORY_FOLDER):
+        base = Path(f"/var/tmp/rankwatch-{os.getuid()}")  # noqa: S108 - checked by _private
+    else:
+        base = directory / "spool"
+    return base / layout.file_stem(f"{job}@{directory}")
+
+
+def _private(folder: Path) -> Path:
+    """Make sure that the folder above is ours alone: anyone can make names in /var/tmp.
+
+    Raises:
+        PermissionError: it belongs to someone else.
+    """
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.parent.is_symlink() or folder.parent.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder.parent} belongs to someone else")
+    return folder
+
+
+def _be_a_good_neighbour() -> None:
+    """Yield to training: low priority, and not bound to the core of the rank that started us."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError:
+        return  # a cpuset without any of these: it stays as it was
+
+
+def _log_path(options: argparse.Namespace) -> Path:
+    return Path(options.dir, f"{layout.file_stem(options.job)}.agent.log")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,39 @@
+"""The daemon: sees to it that every job with a recorder in a directory has its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rankwatch.agent.ranks import jobs_in
+from rankwatch.spawn import ensure_agent
+
+LOOK_EVERY_S: Final = 0.5
+START_AGAIN_AFTER_S: Final = 10.0
+"""An agent that ends at once, for instance because its directory cannot be written, is not started in a loop."""
+
+
+def serve_all(directory: Path, environment: Mapping[str, str], url: str | None, token_file: Path | None) -> int:
+    """Start agents until told to stop (SIGTERM, Ctrl-C); they live on as long as their ranks. Returns 0."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: stopping.append(number))
+    known: dict[str, str] = {}
+    started_s: dict[str, float] = {}
+    while not stopping:
+        names = {entry.name for entry in os.scandir(directory)}
+        known = {name: job for name, job in known.items() if name in names}
+        known |= jobs_in(directory, set(known))
+        now_s = time.monotonic()
+        for job in set(known.values()):
+            if now_s - started_s.get(job, -START_AGAIN_AFTER_S) >= START_AGAIN_AFTER_S:
+                token = str(token_file) if token_file is not None else None
+                if ensure_agent(str(directory), job, environment, url=url, token_file=token):
+                    started_s[job] = now_s
+        time.sleep(LOOK_EVERY_S)
+    return 0

@@ -1,0 +1,144 @@
+"""The batch that is being filled for one attempt, and the numbers that batches carry."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from rankwatch import wire
+from rankwatch.agent.columns import Rows
+from rankwatch.agent.parcel import Parcel
+from rankwatch.agent.ranks import LocalRank
+from rankwatch.reader import Entry, StepEntry, ValuesEntry
+
+KNOWN_COLUMNS: Final = frozenset(
+    ("step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s")
+)
+"""Columns that the recorder itself fills: a user's metric of the same name would contradict them."""
+PHASE_PREFIX: Final = "phase."
+
+
+class Numbering:
+    """The sender's identity on the wire: a boot id for this worker and a sequence number for each batch."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.boot = os.urandom(8).hex()
+        self._next = 0
+
+    def take(self) -> int:
+        """The next sequence number."""
+        number = self._next
+        self._next += 1
+        return number
+
+
+class Draft:
+    """Collects one attempt's records until they are sent."""
+
+    def __init__(self, job: str, attempt: str) -> None:
+        self.job = job
+        self.attempt = attempt
+        self.progress: list[wire.Progress] = []
+        self.devices: tuple[wire.DeviceSample, ...] = ()
+        self.events: list[wire.Event] = []
+        self.ranks: dict[int, wire.RankInfo] = {}
+        self._steps = Rows()
+        self._values = Rows()
+        self.positions: dict[str, int] = {}
+        """By recorder: the last entry in here."""
+
+    @property
+    def full(self) -> bool:
+        """True when it should be sent before anything is added."""
+        return self._steps.full or self._values.full
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to send."""
+        return not (self.progress or self.devices or self.events or self.ranks or len(self._steps) or len(self._values))
+
+    def add(self, rank: LocalRank, entry: Entry) -> int:
+        """Add one record of a rank.
+
+        Returns:
+            How many of its values were left out because their names belong to known columns.
+        """
+        self.positions[rank.path] = entry.sequence
+        if isinstance(entry, StepEntry):
+            return self._add_step(rank.rank, entry)
+        if isinstance(entry, ValuesEntry):
+            floats, integers, refused = _split(entry)
+            self._values.add(entry.step, rank.rank, floats, integers)
+            return refused
+        self.events.append(
+            wire.Event(
+                entry.kind, entry.time_unix_ns, rank.rank, entry.step if entry.step >= 0 else None, dict(entry.fields)
+            )
+        )
+        return 0
+
+    def introduce(self, rank: LocalRank) -> None:
+        """Say who this rank is, with the batch."""
+        identity = rank.identity
+        topology = {name: int(identity.get(name) or 0) for name in ("dp", "tp", "pp", "cp", "ep")}
+        self.ranks[rank.rank] = wire.RankInfo(
+            rank=rank.rank,
+            world_size=int(identity.get("world_size", 1)),
+            local_rank=int(identity.get("local_rank", 0)),
+            host=str(identity.get("host", "")),
+            device_uuid=str(identity.get("device_uuid") or ""),
+            pid=rank.header.pid,
+            parameters=tuple(identity.get("parameters", ())),
+            replicated=bool(identity.get("replicated", False)),
+            can=tuple(identity.get("can", ())),
+            **topology,
+        )
+
+    def parcel(self, numbering: Numbering, unix_ns: int) -> Parcel:
+        """Encode what was collected."""
+        batch = wire.Batch(
+            schema=wire.SCHEMA_VERSION,
+            job=self.job,
+            attempt=self.attempt,
+            host=numbering.host,
+            boot=numbering.boot,
+            seq=numbering.take(),
+            sent_unix_ns=unix_ns,
+            ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
+            steps=self._steps.table(),
+            values=self._values.table(),
+            progress=tuple(self.progress),
+            devices=self.devices,
+            events=tuple(self.events),
+        )
+        return Parcel(wire.encode(batch), self.positions)
+
+    def _add_step(self, rank: int, entry: StepEntry) -> int:
+        floats, integers, refused = _split(entry)
+        floats += (
+            ("step_time_s", entry.step_time_s),
+            ("busy_s", entry.busy_s),
+            ("busy_cpu_s", entry.busy_cpu_s),
+            ("wait_s", entry.wait_s),
+        )
+        floats.extend((PHASE_PREFIX + name, seconds) for name, seconds in entry.phases.items())
+        integers["time_unix_ns"] = entry.time_unix_ns
+        integers["relative_step"] = entry.relative_step
+        integers["kind"] = entry.kind
+        self._steps.add(entry.step, rank, floats, integers)
+        return refused
+
+
+def _split(entry: StepEntry | ValuesEntry) -> tuple[list[tuple[str, float]], dict[str, int], int]:
+    floats: list[tuple[str, float]] = []
+    integers: dict[str, int] = {}
+    refused = 0
+    for name, value in entry.values.items():
+        if name in KNOWN_COLUMNS or name.startswith(PHASE_PREFIX):
+            refused += 1
+        elif isinstance(value, int):
+            integers[name] = value
+        else:
+            floats.append((name, value))
+    return floats, integers, refused

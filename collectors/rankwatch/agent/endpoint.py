@@ -1,0 +1,69 @@
+"""Where the service is and what opens its door: argument, environment, or the user's configuration file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+CONFIGURATION = "rankwatch/ingest.json"
+"""Under the user's configuration folder; `rankwatch up` writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The service's base URL and an ingest token."""
+
+    url: str
+    token: str = field(repr=False)
+    """Never logged: left out of repr."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be called.
+
+        Raises:
+            ValueError: the URL is not http or https, or has no host; or the token could not stand in a header.
+        """
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http or https URL with a host: {self.url!r}")
+        if not self.token.isascii() or any(character.isspace() for character in self.token):
+            raise ValueError("the token is not one word of ASCII characters")
+
+
+def configuration_path(environment: Mapping[str, str]) -> Path:
+    """The user's configuration file, by the XDG rules."""
+    base = environment.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if base else Path(environment.get("HOME", "/nonexistent")) / ".config"
+    return folder / CONFIGURATION
+
+
+def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Endpoint | None:
+    """Look for the service: arguments, then `RANKWATCH_URL` with `RANKWATCH_TOKEN`, then the user's file.
+
+    A token file goes with either URL. None when no place names a service.
+
+    Raises:
+        ValueError: a place names a service, but cannot be used; the text says which place and why.
+        OSError: a file that should be read cannot be.
+    """
+    url = url or environment.get("RANKWATCH_URL") or None
+    if url is not None:
+        if token_file is not None:
+            return Endpoint(url.rstrip("/"), token_file.read_text().strip())
+        token = environment.get("RANKWATCH_TOKEN", "")
+        if not token:
+            raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or hand over a token file")
+        return Endpoint(url.rstrip("/"), token.strip())
+    path = configuration_path(environment)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        return Endpoint(str(found["url"]).rstrip("/"), str(found["token"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error

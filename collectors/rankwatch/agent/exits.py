@@ -1,0 +1,124 @@
+"""Notices that a rank's process ended, and how, without being its parent.
+
+A pidfd becomes readable when the process is dead. How it ended is asked of the kernel in this order: the pidfd itself
+(`PIDFD_GET_INFO`, Linux 6.15, once the parent has waited for it), /proc/PID/stat while it is a zombie, and else what
+the rank's own excepthook noted. What none of them knows is told as unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankwatch.agent.procfs import read_stat
+
+REAP_WAIT_S: Final = 0.5
+"""How long to ask again for the exit status of a process that is dead: between its last breath and its parent's
+wait() neither source may know yet. Half of the second within which an exit must be told."""
+
+_INFO: Final = struct.Struct("<QQ11Ii")
+_INFO_EXIT: Final = 1 << 3
+_PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """How a process ended: `code` or `signal`; both None when nobody knows."""
+
+    code: int | None
+    signal: int | None
+    how: str
+    """pidfd, zombie or unknown."""
+
+    @classmethod
+    def from_wait_status(cls, status: int, how: str) -> ProcessExit:
+        """Read the status that wait() returns."""
+        if os.WIFSIGNALED(status):
+            return cls(None, os.WTERMSIG(status), how)
+        return cls(os.WEXITSTATUS(status), None, how)
+
+
+UNKNOWN_EXIT: Final = ProcessExit(None, None, "unknown")
+
+
+class RankProcess:
+    """One process, held by a pidfd so that its PID cannot come to mean another one."""
+
+    def __init__(self, pid: int, start_ticks: int, proc: Path = Path("/proc")) -> None:
+        """Take hold of a process.
+
+        Raises:
+            ProcessLookupError: no process with this PID and start time exists (any more).
+            OSError: the kernel has no pidfds, or this user may not hold it.
+        """
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self._proc = proc
+        self.fd = os.pidfd_open(pid)
+        stat = read_stat(pid, proc)
+        if stat is None or stat.start_ticks != start_ticks:
+            os.close(self.fd)
+            raise ProcessLookupError(pid)
+
+    def send(self, number: int) -> bool:
+        """Send a signal; False when the process is gone."""
+        try:
+            signal.pidfd_send_signal(self.fd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def exit_status(self) -> ProcessExit | None:
+        """How it ended, if that can be told now; None means ask again, or that it lives."""
+        stat = read_stat(self.pid, self._proc)
+        if stat is not None and stat.start_ticks == self.start_ticks and stat.state in "ZX":
+            return ProcessExit.from_wait_status(stat.wait_status, "zombie")
+        info = bytearray(_INFO.size)
+        struct.pack_into("<Q", info, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(self.fd, _PIDFD_GET_INFO, info)
+        except OSError:
+            return None  # older kernel: only the zombie could have told
+        mask, *_, status = _INFO.unpack(info)
+        return ProcessExit.from_wait_status(status, "pidfd") if mask & _INFO_EXIT else None
+
+    def close(self) -> None:
+        """Let go of the process."""
+        os.close(self.fd)
+
+
+class ExitWatch:
+    """Waits for many processes at once and tells them in the order in which they ended."""
+
+    def __init__(self) -> None:
+        # The kernel appends to epoll's ready list as processes die, and poll() hands it out in that order: the
+        # order of the first movers among ranks of one host.
+        self._epoll = select.epoll()
+
+    def add(self, process: RankProcess) -> None:
+        """Watch one more process."""
+        self._epoll.register(process.fd, select.EPOLLIN)
+
+    def add_wakeup(self, fd: int) -> None:
+        """Also end a wait when this descriptor becomes readable."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def forget(self, process: RankProcess) -> None:
+        """Watch this process no more; call it before the process is closed."""
+        self._epoll.unregister(process.fd)
+
+    def wait(self, seconds: float) -> Iterator[int]:
+        """Descriptors that became readable within this time, first one first."""
+        for fd, _ in self._epoll.poll(max(0.0, seconds)):
+            yield fd
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._epoll.close()

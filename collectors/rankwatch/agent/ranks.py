@@ -1,0 +1,241 @@
+"""The ranks of one job on this host: finds their recorders, reads them, and removes them when they are told.
+
+A recorder is removed when its process is gone, its last entry is settled (the service or the spool has it) and its
+exit was told. Beside each recorder lies a small file with the settled position, so that the next worker goes on there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+from rankwatch import layout
+from rankwatch.agent.exits import RankProcess
+from rankwatch.layout import Directive
+from rankwatch.reader import Header, Poll, RingReader
+
+ALL_TOLD: Final = 2**63
+"""Position beyond every entry: the last record and the exit are settled, the recorder may go."""
+RANKS_MAX: Final = 512
+"""Recorders read at once, living and dead: 1 GiB of mapped memory. Further ones wait until there is room."""
+UNREADABLE_MAX: Final = 4_096
+"""Foreign or unfinished files remembered by name, so that they are not opened at every scan."""
+
+_POSITION: Final = struct.Struct("<QI")
+_POSITION_SUFFIX: Final = ".position"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """One recorder and the process behind it."""
+
+    path: str
+    reader: RingReader
+    header: Header
+    process: RankProcess | None
+    """None: it was gone, or cannot be held, when the recorder was found; the recorder's lock tells then."""
+    settled: int
+    """Sequence number of the last entry that the service or the spool has."""
+    read: int
+    """Sequence number of the last whole record that was read."""
+    error: str = ""
+    """What its excepthook noted, "Type: message"."""
+    gone_since_s: float | None = None
+    """Monotonic time when its process was seen to be gone."""
+    exit_order: int | None = None
+    """Place among the ranks of this host in which its process ended; 0 is the first mover."""
+    exit_told: bool = False
+    introduced: tuple[str, int] = ("", 0)
+    """The attempt and identity number with which this rank was introduced last."""
+    directive: Directive | None = None
+    """What stands in its directive slot."""
+    renewal: int = 0
+    """Renewal of the order that was written there."""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return int(self.identity.get("rank", -1))
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The identity block as last read."""
+        return self.header.identity
+
+    @property
+    def launch(self) -> str:
+        """What all processes that were started together share."""
+        return str(self.header.identity.get("launch", ""))
+
+    def attempt(self, k: int) -> str:
+        """The attempt's text, LAUNCH.k."""
+        return f"{self.launch}.{k}"
+
+    def poll(self) -> Poll:
+        """Read what was recorded since; what cannot be understood is counted as lost."""
+        try:
+            poll = self.reader.poll()
+        except (ValueError, KeyError, TypeError) as error:
+            _log.warning("unreadable record in %s: %r", self.path, error)
+            return Poll([], {"unknown": 1})
+        if poll.entries:
+            self.read = poll.entries[-1].sequence
+        return poll
+
+    def refresh_identity(self) -> bool:
+        """Read the identity again if the rank has declared more; True if so."""
+        if self.reader.identity_number == self.header.identity_number:
+            return False
+        try:
+            self.header = self.reader.header
+        except ValueError:
+            return False  # caught in the middle of two quick writes; the next look finds it whole
+        return True
+
+
+class LocalRanks:
+    """All recorders of one job in a directory."""
+
+    def __init__(self, directory: Path, job: str) -> None:
+        self._directory = directory
+        self._job = job
+        self._ranks: dict[str, LocalRank] = {}
+        self._not_ours: set[str] = set()
+
+    def __iter__(self) -> Iterator[LocalRank]:
+        return iter(self._ranks.values())
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def scan(self) -> list[LocalRank]:
+        """Look for new recorders; returns those found now."""
+        try:
+            names = [entry.name for entry in os.scandir(self._directory) if entry.name.endswith(layout.RING_SUFFIX)]
+        except OSError as error:
+            _log.warning("cannot list %s: %s", self._directory, error)
+            return []
+        if len(self._not_ours) > UNREADABLE_MAX:
+            self._not_ours.clear()
+        self._not_ours.intersection_update(names)
+        found = []
+        for name in sorted(names):
+            path = str(self._directory / name)
+            if path in self._ranks or name in self._not_ours or len(self._ranks) >= RANKS_MAX:
+                continue
+            rank = self._open(path, name)
+            if rank is not None:
+                self._ranks[path] = rank
+                found.append(rank)
+        return found
+
+    def settle(self, positions: dict[str, int]) -> None:
+        """Note how far the service or the spool has each recorder, on disk too."""
+        for path, position in positions.items():
+            rank = self._ranks.get(path)
+            if rank is not None and position > rank.settled:
+                rank.settled = position
+                _write_position(path, position)
+
+    def remove(self, rank: LocalRank) -> None:
+        """Forget a rank and delete its files."""
+        del self._ranks[rank.path]
+        rank.reader.close()
+        if rank.process is not None:
+            rank.process.close()
+        _delete(rank.path)
+
+    def close(self) -> None:
+        """Let go of all recorders; their files stay."""
+        for rank in self._ranks.values():
+            rank.reader.close()
+            if rank.process is not None:
+                rank.process.close()
+        self._ranks.clear()
+
+    def _open(self, path: str, name: str) -> LocalRank | None:
+        settled = _read_position(path)
+        if settled == ALL_TOLD:
+            _delete(path)
+            return None
+        try:
+            reader = RingReader(path, settled + 1, writable=True)
+        except (ValueError, OSError):
+            return None  # still being made, or of another version: looked at again at the next scan
+        try:
+            header = reader.header
+        except ValueError:
+            reader.close()
+            return None
+        if str(header.identity.get("job", "")) != self._job:
+            reader.close()
+            self._not_ours.add(name)
+            return None
+        return LocalRank(path, reader, header, _hold(header), settled, settled, directive=reader.directives.read())
+
+
+def jobs_in(directory: Path, known: set[str]) -> dict[str, str]:
+    """Names of recorder files that are not known yet, with the job of each; for a daemon that serves all jobs."""
+    found = {}
+    for entry in os.scandir(directory):
+        if entry.name.endswith(layout.RING_SUFFIX) and entry.name not in known:
+            try:
+                reader = RingReader(entry.path)
+            except (ValueError, OSError):
+                continue
+            try:
+                found[entry.name] = str(reader.header.identity.get("job", ""))
+            except ValueError:
+                continue
+            finally:
+                reader.close()
+    return found
+
+
+def _delete(path: str) -> None:
+    # The position last: as long as the recorder is there, it must stay known that all of it was told.
+    for each in (layout.stack_path(path), path, path + _POSITION_SUFFIX):
+        try:
+            os.unlink(each)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                _log.warning("cannot remove %s: %s", each, error)
+
+
+def _hold(header: Header) -> RankProcess | None:
+    try:
+        return RankProcess(header.pid, header.start_ticks)
+    except OSError:
+        return None
+
+
+def _read_position(path: str) -> int:
+    try:
+        content = Path(path + _POSITION_SUFFIX).read_bytes()
+    except OSError:
+        return 0
+    if len(content) != _POSITION.size:
+        return 0
+    position, checksum = _POSITION.unpack(content)
+    return int(position) if checksum == crc32(content[:8]) else 0
+
+
+def _write_position(path: str, position: int) -> None:
+    number = position.to_bytes(8, "little")
+    try:
+        descriptor = os.open(path + _POSITION_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, _POSITION.pack(position, crc32(number)), 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        # Costs no more than records that are sent twice after a crash.
+        _log.debug("position of %s not kept: %s", path, error)

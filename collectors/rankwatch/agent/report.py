@@ -1,0 +1,53 @@
+"""A rank's progress block and its exit as the wire tells them."""
+
+from __future__ import annotations
+
+from rankwatch import wire
+from rankwatch.agent.exits import ProcessExit
+from rankwatch.agent.procfs import TICKS_PER_S, read_stat
+from rankwatch.agent.ranks import LocalRank
+from rankwatch.reader import Progress
+
+
+def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress:
+    """Say where a rank is; `now_s` is the monotonic clock of this host."""
+    gone = rank.gone_since_s is not None
+    stat = None if gone else read_stat(rank.header.pid)
+    ours = stat is not None and stat.start_ticks == rank.header.start_ticks
+    return wire.Progress(
+        rank=rank.rank,
+        step=block.step,
+        phase=block.phase,
+        phase_age_s=max(0.0, now_s - block.phase_entered_ns / 1e9),
+        step_age_s=max(0.0, now_s - block.step_entered_ns / 1e9),
+        collective_seq=block.collective_seq,
+        state="exited" if gone else block.state,
+        order=block.answer.order,
+        answer=block.answer.answer,
+        answer_step=block.answer.step,
+        answer_k=block.answer.k,
+        answer_fingerprint=block.answer.fingerprint,
+        os_state="X" if gone else stat.state if stat is not None and ours else "?",
+        cpu_s=stat.cpu_ticks / TICKS_PER_S if stat is not None and ours else 0.0,
+        answer_detail=block.answer.detail,
+    )
+
+
+def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, unix_ns: int) -> wire.Event:
+    """Say how a rank's process ended.
+
+    Besides what `EVENT_KINDS` names: `pid`, `left` (its loop had ended before: a normal end), `exit_order` (place
+    among the ranks of this host; 0 went first), `phase`.
+    """
+    how = "excepthook" if ended.how == "unknown" and rank.error else ended.how
+    fields = {
+        "code": ended.code,
+        "signal": ended.signal,
+        "how": how,
+        "error": rank.error,
+        "pid": rank.header.pid,
+        "left": block.state == "left",
+        "exit_order": rank.exit_order,
+        "phase": block.phase,
+    }
+    return wire.Event("process_exit", unix_ns, rank.rank, block.step, fields)

@@ -1,0 +1,236 @@
+"""Brings parcels to the service: in order, again and again while it does not answer, by way of the spool if need be.
+
+`put` never blocks, neither on the network nor on a disk: all of that happens in this thread. A parcel is settled (its
+records may be forgotten by the ring) once the service has accepted it or the spool holds it. Memory is bounded: when
+the service does not answer and the spool cannot be written, the oldest step records are given up and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rankwatch.agent.clock import Clock
+from rankwatch.agent.parcel import Losses, Parcel, all_records, without_records
+from rankwatch.agent.spool import Spool
+
+MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Waits for the sender at most. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: a request that takes its whole time-out of
+10 s lets 0.5 MB gather, so this is met only where the spool cannot be written either."""
+BACKOFF_FIRST_S: Final = 0.25
+BACKOFF_MAX_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The service has it, durably."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The service will never take it; `reason` is short and bounded, it becomes a label."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Not now. `after_s`: what the service asked for, None if it said nothing."""
+
+    reason: str
+    after_s: float | None = None
+
+
+Outcome = Accepted | Refused | Later
+Publish = Callable[[bytes], Outcome]
+"""Sends one encoded batch. It must not raise."""
+
+
+class Sender(threading.Thread):
+    """The thread that sends. Everything public may be called from any other thread."""
+
+    def __init__(self, publish: Publish, open_spool: Callable[[], Spool], clock: Clock) -> None:
+        super().__init__(name="sender", daemon=True)
+        self._publish = publish
+        self._open_spool = open_spool
+        self._spool: Spool | None = None
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._fresh: deque[Parcel] = deque()
+        self._fresh_bytes = 0
+        self._settled: dict[str, int] = {}
+        self._losses = Losses()
+        self._deadline_s: float | None = None
+        self._failures = 0
+        self._spool_trouble = ""
+
+    @property
+    def behind(self) -> bool:
+        """True while the service does not answer: then fewer, larger messages are better."""
+        return self._failures > 0
+
+    @property
+    def idle(self) -> bool:
+        """True when every parcel put so far is settled and nothing more can be done about the spool now."""
+        with self._condition:
+            return not self._fresh and (self.behind or not self._spool)
+
+    def put(self, parcel: Parcel) -> None:
+        """Hand over one parcel."""
+        with self._condition:
+            self._fresh.append(parcel)
+            self._fresh_bytes += parcel.size
+            if self._fresh_bytes > MEMORY_BYTES_MAX:
+                self._shrink()
+            self._condition.notify()
+
+    def take_settled(self) -> dict[str, int]:
+        """Recorder paths with the newest settled sequence number, as far as not told before."""
+        with self._condition:
+            settled, self._settled = self._settled, {}
+            return settled
+
+    def take_losses(self) -> Losses:
+        """What has been given up since the last call."""
+        with self._condition:
+            losses, self._losses = self._losses, Losses()
+            return losses
+
+    def close(self, within_s: float) -> None:
+        """Send what is left for at most this long, spool the rest, and end."""
+        with self._condition:
+            self._deadline_s = self._clock.monotonic_s() + within_s
+            self._condition.notify()
+        self.join(within_s + 15.0)
+
+    def run(self) -> None:
+        """Send until closed. Not for callers."""
+        self._spool = self._try_open()
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._fresh or self._spool or self._deadline_s is not None, 1.0)
+                done = self._deadline_s is not None and not (self._fresh or self._spool)
+            if done or self._overdue():
+                break
+            if self._fresh or self._spool:
+                self._send_oldest()
+        self._spill()
+        if self._spool is not None:
+            self._spool.close()
+
+    def _overdue(self) -> bool:
+        return self._deadline_s is not None and self._clock.monotonic_s() >= self._deadline_s
+
+    def _send_oldest(self) -> None:
+        spooled = self._spool.peek() if self._spool is not None else None
+        with self._condition:
+            fresh = self._fresh[0] if self._fresh else None
+        body = spooled if spooled is not None else fresh.body if fresh is not None else None
+        if body is None:
+            return
+        outcome = self._publish(body) if body else Accepted()
+        if isinstance(outcome, Later):
+            self._wait(outcome)
+            return
+        self._recovered()
+        with self._condition:
+            if isinstance(outcome, Refused):
+                _log.warning("refused: %s %s", outcome.reason, outcome.detail)
+                self._losses += all_records(body, outcome.reason)
+            if spooled is not None and self._spool is not None:
+                self._spool.pop()
+            elif self._fresh and self._fresh[0] is fresh:
+                self._settle()
+
+    def _wait(self, outcome: Later) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            _log.warning("the service does not take telemetry: %s; spooling", outcome.reason)
+        self._spill()
+        # Capped exponent: 2**6 x 0.25 s is beyond the maximum already.
+        backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._failures - 1, 6))
+        pause_s = outcome.after_s if outcome.after_s is not None else backoff_s
+        # Jitter, so that the agents of a large job do not all come back in the same moment.
+        pause_s = min(pause_s, BACKOFF_MAX_S) * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
+        with self._condition:
+            self._condition.wait_for(lambda: self._deadline_s is not None, pause_s)
+            if self._deadline_s is not None:
+                self._condition.wait(0.1)
+
+    def _recovered(self) -> None:
+        if self._failures:
+            _log.info("the service takes telemetry again after %d failures", self._failures)
+        self._failures = 0
+
+    def _spill(self) -> None:
+        """Move what waits in memory to disk, as far as it goes."""
+        self._spool = self._spool or self._try_open()
+        while self._spool is not None:
+            with self._condition:
+                if not self._fresh:
+                    return
+                parcel = self._fresh[0]
+            try:
+                if parcel.body:
+                    self._spool.append(parcel.body)
+            except OSError as error:
+                self._spool_failed(error)
+                return
+            with self._condition:
+                self._losses += self._spool.losses
+                self._spool.losses.clear()
+                if self._fresh and self._fresh[0] is parcel:
+                    self._settle()
+
+    def _settle(self) -> None:
+        parcel = self._fresh.popleft()
+        self._fresh_bytes -= parcel.size
+        self._settled.update(parcel.positions)
+
+    def _shrink(self) -> None:
+        """Give up the oldest records in memory down to three quarters of the bound: step and values records first."""
+        goal = MEMORY_BYTES_MAX * 3 // 4
+        # The first parcel may be on its way in this moment.
+        kept = deque([self._fresh.popleft()])
+        while self._fresh and self._fresh_bytes > goal:
+            parcel = self._fresh.popleft()
+            rest, losses = without_records(parcel.body)
+            self._losses += losses
+            self._fresh_bytes -= parcel.size
+            kept.append(Parcel(rest or b"", parcel.positions))
+            self._fresh_bytes += kept[-1].size
+        positions: dict[str, int] = {}
+        while len(kept) > 1 and self._fresh_bytes > goal:
+            parcel = kept[1]
+            del kept[1]
+            if parcel.body:
+                self._losses += all_records(parcel.body, "spool")
+            self._fresh_bytes -= parcel.size
+            positions.update(parcel.positions)
+        # Given up counts as settled, in its turn: the rings need not keep it either.
+        kept.insert(1, Parcel(b"", positions))
+        self._fresh_bytes += kept[1].size
+        kept.extend(self._fresh)
+        self._fresh = kept
+
+    def _try_open(self) -> Spool | None:
+        try:
+            spool = self._open_spool()
+        except OSError as error:
+            self._spool_failed(error)
+            return None
+        return spool
+
+    def _spool_failed(self, error: OSError) -> None:
+        # Once for each new trouble: the next try comes within seconds and says the same.
+        if str(error) != self._spool_trouble:
+            _log.warning("nothing can be spooled, memory has to do: %s", error)
+        self._spool_trouble = str(error)

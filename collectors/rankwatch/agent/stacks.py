@@ -1,0 +1,135 @@
+"""Shows where a rank stands: its Python stacks, taken by its own faulthandler on a real-time signal.
+
+No debugger and no privilege is needed, and it works while the rank is blocked in C++ or loops in Python. The signal is
+sent only to a process that is provably our rank and has a handler for it. A stopped process runs no handler: then the
+state, the kernel function and the last phase are the evidence.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rankwatch import layout, wire
+from rankwatch.agent.clock import Clock
+from rankwatch.agent.procfs import catches, read_stat, wait_channel
+from rankwatch.agent.ranks import LocalRank
+
+STACK_WAIT_S: Final = 2.0
+"""A handler runs within milliseconds unless the process is stopped or in the kernel; this is for swapped-out ones."""
+STACK_SETTLE_S: Final = 0.1
+"""A stack counts as whole when its file has not grown for so long."""
+STACK_BYTES_MAX: Final = 64 * 1024
+"""faulthandler shows at most 100 frames of 100 threads; what is beyond says nothing new."""
+REQUESTS_REMEMBERED: Final = 4_096
+"""Answered (request, rank) pairs: eight requests to the 512 ranks that one agent reads."""
+
+STOPPED_STATES: Final = ("T", "t")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    rank: LocalRank
+    fields: dict[str, Any]
+    step: int
+    path: Path
+    before: int
+    until_s: float
+    size: int
+    grown_s: float
+
+
+class Stacks:
+    """Takes stacks of local ranks, without ever waiting for one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._answered: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def pending(self) -> bool:
+        """True while a stack is being waited for."""
+        return bool(self._waiting)
+
+    def begin(self, request: str, rank: LocalRank) -> None:
+        """Ask a rank for its stack, unless this request was answered for it before."""
+        key = (request, rank.path)
+        if key in self._answered:
+            return
+        self._answered[key] = None
+        if len(self._answered) > REQUESTS_REMEMBERED:
+            self._answered.popitem(last=False)
+        now_s = self._clock.monotonic_s()
+        fields, step = _evidence(rank, now_s)
+        fields["order"] = request
+        path = Path(layout.stack_path(rank.path))
+        size = _size(path)
+        waiting = _Waiting(rank, fields, step, path, size, now_s + STACK_WAIT_S, size, now_s)
+        number = int(rank.identity.get("stack_signal") or signal.SIGRTMIN + 7)
+        fields["reason"] = _obstacle(rank, fields["os_state"], number)
+        if fields["reason"] or rank.process is None or not rank.process.send(number):
+            waiting.until_s = now_s
+        self._waiting.append(waiting)
+
+    def take(self) -> list[tuple[LocalRank, wire.Event]]:
+        """Stacks that are complete, and those that will not come, as events `stack_dump`."""
+        now_s = self._clock.monotonic_s()
+        ready = []
+        for waiting in list(self._waiting):
+            size = _size(waiting.path)
+            if size != waiting.size:
+                waiting.size, waiting.grown_s = size, now_s
+            whole = waiting.size > waiting.before and now_s - waiting.grown_s >= STACK_SETTLE_S
+            if whole or now_s >= waiting.until_s:
+                self._waiting.remove(waiting)
+                waiting.fields["stack"] = _read(waiting.path, waiting.before)
+                if not waiting.fields["stack"]:
+                    waiting.fields["reason"] = waiting.fields["reason"] or "the handler did not run"
+                event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
+                ready.append((waiting.rank, event))
+        return ready
+
+
+def _evidence(rank: LocalRank, now_s: float) -> tuple[dict[str, Any], int]:
+    progress = rank.reader.progress()
+    stat = read_stat(rank.header.pid)
+    ours = stat is not None and stat.start_ticks == rank.header.start_ticks
+    fields: dict[str, Any] = {
+        "os_state": stat.state if stat is not None and ours else "X",
+        "cpu_ticks": stat.cpu_ticks if stat is not None and ours else 0,
+        "wchan": wait_channel(rank.header.pid) if ours else "",
+        "phase": progress.phase,
+        "phase_age_s": max(0.0, now_s - progress.phase_entered_ns / 1e9),
+    }
+    return fields, progress.step
+
+
+def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:
+    """Why the signal must not be sent; empty if it may."""
+    if rank.gone_since_s is not None or rank.process is None or not rank.reader.owner_alive():
+        return "its process is gone"
+    if os_state in STOPPED_STATES:
+        return "stopped by a signal"
+    if not catches(rank.process.pid, number):
+        return "no handler for the stack signal"
+    return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(STACK_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,232 @@
+"""What goes between agent and service over HTTP: telemetry and views up, orders down.
+
+Three users, each with a line of its own: the sender publishes batches, one thread posts views, one holds the command
+stream open. Orders that arrive by either way are put into the inbox, which wakes the main loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from rankwatch import wire
+from rankwatch.agent.channel import Answer, Channel, Unreachable
+from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.sender import Accepted, Later, Outcome, Refused
+
+MSGPACK: Final = "application/msgpack"
+NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))
+"""Answers that mean this very message will never be taken. All others may change: 401 with a new token, 404 with the
+right service behind the URL, 429 and 5xx by waiting."""
+INBOX_MAX: Final = 64
+"""Orders waiting for the main loop, which looks several times a second; each is the whole state, so old ones may go."""
+RECONNECT_FIRST_S: Final = 0.2
+RECONNECT_MAX_S: Final = 5.0
+"""The api waits 10 s for the fresh views of all hosts: twice this."""
+VIEW_TIMEOUT_S: Final = 2.0
+"""A view older than this is worth nothing: the api takes an agent for silent by then."""
+
+_log = logging.getLogger(__name__)
+_ORDERS: Final = msgspec.json.Decoder(wire.Orders)
+
+FindEndpoint = Callable[[], Endpoint | None]
+
+
+class Line:
+    """A channel to wherever the service is now: after each failure it looks again who that is."""
+
+    def __init__(self, find: FindEndpoint, timeout_s: float | None = None) -> None:
+        self._find = find
+        self._timeout_s = timeout_s
+        self._channel: Channel | None = None
+
+    def post(self, path: str, body: bytes) -> Answer:
+        """POST a msgpack body.
+
+        Raises:
+            Unreachable: no service is configured, or it did not answer.
+        """
+        try:
+            answer = self._open().post(path, body, MSGPACK)
+        except Unreachable:
+            self.close()
+            raise
+        if answer.status in (401, 403, 404):
+            self.close()  # the service, or our token, may be another one by the next time
+        return answer
+
+    def stream(self, path: str) -> Iterator[tuple[str, str]]:
+        """GET an event stream.
+
+        Raises:
+            Unreachable: no service is configured, or it did not answer or fell silent.
+        """
+        try:
+            yield from self._open().stream(path)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _open(self) -> Channel:
+        if self._channel is None:
+            try:
+                endpoint = self._find()
+            except (ValueError, OSError) as error:
+                raise Unreachable(str(error)) from error
+            if endpoint is None:
+                raise Unreachable("no service is configured")
+            self._channel = Channel(endpoint) if self._timeout_s is None else Channel(endpoint, self._timeout_s)
+        return self._channel
+
+
+class HttpPublisher:
+    """Publishes batches by `POST /api/v1/telemetry`."""
+
+    def __init__(self, find: FindEndpoint) -> None:
+        self._line = Line(find)
+
+    def __call__(self, body: bytes) -> Outcome:
+        """Send one encoded batch; see `sender.Publish`."""
+        try:
+            answer = self._line.post("/api/v1/telemetry", body)
+        except Unreachable as error:
+            return Later(str(error))
+        if 200 <= answer.status < 300:
+            return Accepted()
+        if answer.status in NEVER_ACCEPTED:
+            return Refused(f"refused_{answer.status}", answer.body[:500].decode("utf-8", "replace"))
+        return Later(f"status {answer.status}", answer.retry_after_s)
+
+
+class Inbox:
+    """Orders on their way to the main loop; its descriptor is readable while some wait."""
+
+    def __init__(self) -> None:
+        self._orders: deque[wire.Orders] = deque(maxlen=INBOX_MAX)
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def put(self, orders: wire.Orders) -> None:
+        """Add one state of the orders, from any thread."""
+        self._orders.append(orders)
+        os.eventfd_write(self.fd, 1)
+
+    def take(self) -> Iterator[wire.Orders]:
+        """Everything that waits, oldest first."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+        while self._orders:
+            yield self._orders.popleft()
+
+
+class ViewPoster(threading.Thread):
+    """Posts the newest view of each attempt; an older one that still waits is dropped, since a view is state."""
+
+    def __init__(self, find: FindEndpoint, inbox: Inbox) -> None:
+        super().__init__(name="views", daemon=True)
+        self._line = Line(find, VIEW_TIMEOUT_S)
+        self._inbox = inbox
+        self._condition = threading.Condition()
+        self._views: dict[str, wire.View] = {}
+        self._closed = False
+
+    def offer(self, views: list[wire.View]) -> None:
+        """Hand over one view for each attempt that has ranks here."""
+        with self._condition:
+            self._views = {view.attempt: view for view in views}
+            self._condition.notify()
+
+    def close(self) -> None:
+        """Post no more."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+
+    def run(self) -> None:
+        """Post until closed. Not for callers."""
+        pause = Pause(self._condition, lambda: self._closed)
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._views or self._closed)
+                if self._closed:
+                    return
+                views, self._views = self._views, {}
+            if all(self._post(view) for view in views.values()):
+                pause.reset()
+            else:
+                pause.wait()
+
+    def _post(self, view: wire.View) -> bool:
+        try:
+            answer = self._line.post("/api/v1/agents/view", wire.encode(view))
+            if not 200 <= answer.status < 300:
+                return False
+            self._inbox.put(_ORDERS.decode(answer.body))
+        except (Unreachable, msgspec.DecodeError) as error:
+            _log.debug("view not posted: %s", error)
+            return False
+        return True
+
+
+class OrderStream(threading.Thread):
+    """Holds the command stream of one job open and opens it again when it ends."""
+
+    def __init__(self, find: FindEndpoint, inbox: Inbox, job: str, host: str, boot: str) -> None:
+        super().__init__(name="orders", daemon=True)
+        self._line = Line(find)
+        self._inbox = inbox
+        self._path = "/api/v1/agents/orders?" + urlencode({"job": job, "host": host, "boot": boot})
+        self._condition = threading.Condition()
+        self._closed = False
+
+    def close(self) -> None:
+        """Open it no more; a stream that is open ends with the process."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+
+    def run(self) -> None:
+        """Listen until closed. Not for callers."""
+        pause = Pause(self._condition, lambda: self._closed)
+        while not self._closed:
+            try:
+                for event, data in self._line.stream(self._path):
+                    if event == "orders":
+                        self._inbox.put(_ORDERS.decode(data))
+                        pause.reset()
+            except (Unreachable, msgspec.DecodeError) as error:
+                _log.debug("command stream ended: %s", error)
+            pause.wait()
+
+
+class Pause:
+    """Growing waits between tries, with jitter, that end early when the thread is closed."""
+
+    def __init__(self, condition: threading.Condition, closed: Callable[[], bool]) -> None:
+        self._condition = condition
+        self._closed = closed
+        self._seconds = RECONNECT_FIRST_S
+
+    def reset(self) -> None:
+        """Something worked: begin small again."""
+        self._seconds = RECONNECT_FIRST_S
+
+    def wait(self) -> None:
+        """Wait, and wait longer the next time."""
+        with self._condition:
+            self._condition.wait_for(self._closed, self._seconds * random.uniform(0.7, 1.0))  # noqa: S311 - no secret
+        self._seconds = min(RECONNECT_MAX_S, self._seconds * 2)

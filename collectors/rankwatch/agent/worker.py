@@ -1,0 +1,308 @@
+"""The agent's worker: one loop that reads the ranks of a job, sends what they say, and relays orders to them.
+
+The loop itself never waits for the network, a disk or a driver; threads beside it do. What it has read counts as read
+only when the service or the spool has it, so a killed worker loses nothing: the next one reads it from the ring again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankwatch import wire
+from rankwatch.agent.clock import Clock
+from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
+from rankwatch.agent.gpu import GpuSampler
+from rankwatch.agent.parcel import Losses
+from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
+from rankwatch.agent.relay import Relay, resume_file
+from rankwatch.agent.report import exit_event, progress_of
+from rankwatch.agent.sender import Sender
+from rankwatch.agent.stacks import Stacks
+from rankwatch.agent.uplink import FindEndpoint, Inbox, OrderStream, ViewPoster
+from rankwatch.reader import Note
+
+TAIL_EVERY_S: Final = 0.15
+TAIL_EVERY_BEHIND_S: Final = 1.0
+"""While the service does not answer: fewer and larger messages, which catch up faster."""
+PROGRESS_EVERY_S: Final = 1.0
+VIEW_EVERY_S: Final = 0.05
+"""While an order is open."""
+END_AFTER_S: Final = 2.0
+"""Without a living rank; a launcher that restarts at once finds its agent still there."""
+END_AT_LATEST_S: Final = 30.0
+CLOSE_WITHIN_S: Final = 2.0
+"""For the last messages; what has not arrived then lies in the spool."""
+FIRST_RANK_WITHIN_S: Final = 10.0
+"""An agent is started by a rank that has its recorder already; so long at most it waits to find it."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the worker works on and with."""
+
+    directory: Path
+    job: str
+    clock: Clock
+    find_endpoint: FindEndpoint
+    sender: Sender
+    gpu: GpuSampler
+    restarts: int = 0
+    """How often the worker was started again."""
+
+
+class Worker:
+    """Watches the ranks of one job until they are gone and everything is told."""
+
+    def __init__(self, setting: Setting, stopping: Callable[[], bool]) -> None:
+        self._setting = setting
+        self._clock = setting.clock
+        self._stopping = stopping
+        self._ranks = LocalRanks(setting.directory, setting.job)
+        self._exits = ExitWatch()
+        self._by_fd: dict[int, LocalRank] = {}
+        self._inbox = Inbox()
+        self._exits.add_wakeup(self._inbox.fd)
+        self._relay = Relay(self._ranks, resume_file(setting.directory, setting.job), setting.job)
+        self._stacks = Stacks(setting.clock)
+        self._drafts: dict[str, Draft] = {}
+        self._newest_attempt = ""
+        self._numbering: Numbering | None = None
+        self._views: ViewPoster | None = None
+        self._stream: OrderStream | None = None
+        self._gone_count = 0
+        self._losses = Losses()
+        now_s = self._clock.monotonic_s()
+        self._next_tail_s = self._next_progress_s = self._next_view_s = now_s
+        self._alone_since_s = now_s + FIRST_RANK_WITHIN_S - END_AFTER_S
+
+    def run(self) -> None:
+        """Work until the job has ended here, or until it is told to stop."""
+        self._setting.sender.start()
+        self._setting.gpu.start()
+        while not (self._stopping() or self._done()):
+            self.turn()
+        self._tail()
+        if self._newest_attempt:
+            reason = "told to stop" if self._stopping() else "no rank is left"
+            event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
+            self._draft(self._newest_attempt).events.append(event)
+        self._flush()
+        for thread in (self._views, self._stream, self._setting.gpu):
+            if thread is not None:
+                thread.close()
+        self._setting.sender.close(CLOSE_WITHIN_S)
+        self._ranks.settle(self._setting.sender.take_settled())
+        for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
+            self._ranks.remove(rank)
+        self._ranks.close()
+        self._exits.close()
+
+    def turn(self) -> None:
+        """Wait for the next thing to do, and do it."""
+        next_s = min(self._next_tail_s, self._next_view_s)
+        if self._stacks.pending:
+            next_s = min(next_s, self._clock.monotonic_s() + VIEW_EVERY_S)
+        for fd in self._exits.wait(next_s - self._clock.monotonic_s()):
+            if fd in self._by_fd:
+                self._see_exit(self._by_fd[fd])
+        for orders in self._inbox.take():
+            self._obey(orders)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_tail_s:
+            self._next_tail_s = now_s + (TAIL_EVERY_BEHIND_S if self._setting.sender.behind else TAIL_EVERY_S)
+            self._discover()
+            self._look_at_locks()
+            self._tail()
+            self._tell_exits(now_s)
+            if now_s >= self._next_progress_s:
+                # In the same message. The half interval keeps the average at one a second.
+                self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
+                self._tell_progress(now_s)
+        self._tell_stacks()
+        self._flush()
+        if now_s >= self._next_view_s:
+            self._next_view_s = now_s + (VIEW_EVERY_S if self._relay.urgent else PROGRESS_EVERY_S)
+            self._post_views(now_s)
+        self._ranks.settle(self._setting.sender.take_settled())
+        self._clear_away(now_s)
+
+    # ---- ranks come and go -------------------------------------------------------------------------------------------
+
+    def _discover(self) -> None:
+        for rank in self._ranks.scan():
+            if self._numbering is None:
+                self._introduce_ourselves(str(rank.identity.get("host", "")))
+            if rank.process is not None:
+                self._by_fd[rank.process.fd] = rank
+                self._exits.add(rank.process)
+            _log.info("rank %d of attempt %s, pid %d", rank.rank, rank.attempt(0), rank.header.pid)
+
+    def _introduce_ourselves(self, host: str) -> None:
+        self._numbering = Numbering(host)
+        find = self._setting.find_endpoint
+        self._views = ViewPoster(find, self._inbox)
+        self._stream = OrderStream(find, self._inbox, self._setting.job, host, self._numbering.boot)
+        self._views.start()
+        self._stream.start()
+
+    def _see_exit(self, rank: LocalRank) -> None:
+        """Its process is dead: remember when, and in which order."""
+        if rank.process is not None:
+            self._exits.forget(rank.process)
+            del self._by_fd[rank.process.fd]
+        rank.gone_since_s = self._clock.monotonic_s()
+        rank.exit_order = self._gone_count
+        self._gone_count += 1
+        self._next_tail_s = rank.gone_since_s  # told at once, with its last records
+
+    def _look_at_locks(self) -> None:
+        """A process that we cannot hold is watched by its recorder's lock."""
+        for rank in self._ranks:
+            if rank.gone_since_s is None and rank.process is None and not rank.reader.owner_alive():
+                self._see_exit(rank)
+
+    def _tell_exits(self, now_s: float) -> None:
+        for rank in self._ranks:
+            if rank.gone_since_s is None or rank.exit_told:
+                continue
+            ended = rank.process.exit_status() if rank.process is not None else UNKNOWN_EXIT
+            if ended is None and now_s - rank.gone_since_s < REAP_WAIT_S:
+                self._next_tail_s = min(self._next_tail_s, now_s + VIEW_EVERY_S)
+                continue
+            block = rank.reader.progress()
+            event = exit_event(rank, block, ended or UNKNOWN_EXIT, self._clock.unix_ns())
+            draft = self._draft_of(rank, block.k)
+            draft.events.append(event)
+            draft.progress.append(progress_of(rank, block, now_s))
+            draft.positions[rank.path] = ALL_TOLD
+            rank.exit_told = True
+            _log.info("rank %d ended: %s", rank.rank, event.fields)
+
+    def _clear_away(self, now_s: float) -> None:
+        for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
+            # Views go on saying "exited" while others of its launch live and nobody has taken its place.
+            comrades = [other for other in self._ranks if other.launch == rank.launch and other is not rank]
+            replaced = any(o.rank == rank.rank and o.header.start_unix_ns > rank.header.start_unix_ns for o in comrades)
+            alive = any(other.gone_since_s is None for other in comrades)
+            if replaced or not (alive or self._relay.urgent):
+                self._ranks.remove(rank)
+        if any(rank.gone_since_s is None for rank in self._ranks):
+            self._alone_since_s = now_s
+
+    def _done(self) -> bool:
+        alone_s = self._clock.monotonic_s() - self._alone_since_s
+        if any(rank.gone_since_s is None for rank in self._ranks) or alone_s < END_AFTER_S:
+            return False
+        return (self._setting.sender.idle and not len(self._ranks)) or alone_s >= END_AT_LATEST_S
+
+    # ---- what is told ------------------------------------------------------------------------------------------------
+
+    def _tail(self) -> None:
+        for rank in self._ranks:
+            poll = rank.poll()
+            for reason, count in poll.lost.items():
+                self._losses[self._setting.job, rank.attempt(rank.reader.progress().k), reason] += count
+            for entry in poll.entries:
+                draft = self._draft_of(rank, entry.k)
+                refused = draft.add(rank, entry)
+                if refused:
+                    self._losses[self._setting.job, draft.attempt, "reserved_names"] += refused
+                if isinstance(entry, Note) and entry.kind == "exception":
+                    rank.error = f"{entry.fields.get('type', '')}: {entry.fields.get('message', '')}"
+                if draft.full:
+                    self._flush()
+
+    def _tell_progress(self, now_s: float) -> None:
+        for rank in self._ranks:
+            if rank.gone_since_s is None:
+                block = rank.reader.progress()
+                rank.refresh_identity()
+                self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
+        samples = self._setting.gpu.take()
+        if samples:
+            for draft in self._drafts.values():
+                draft.devices = samples
+
+    def _tell_stacks(self) -> None:
+        for rank, event in self._stacks.take():
+            self._draft_of(rank, rank.reader.progress().k).events.append(event)
+
+    def _tell_losses(self) -> None:
+        self._losses += self._setting.sender.take_losses()
+        if not self._newest_attempt:
+            return
+        for (_, attempt, reason), count in self._losses.items():
+            fields = {"reason": reason, "count": count}
+            draft = self._draft(attempt or self._newest_attempt)
+            draft.events.append(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
+        self._losses.clear()
+
+    def _flush(self) -> None:
+        """Hand everything collected to the sender, older attempts first."""
+        self._tell_losses()
+        for attempt in sorted(self._drafts, key=_age):
+            draft = self._drafts.pop(attempt)
+            if not draft.empty and self._numbering is not None:
+                self._setting.sender.put(draft.parcel(self._numbering, self._clock.unix_ns()))
+
+    def _draft_of(self, rank: LocalRank, k: int) -> Draft:
+        """The draft for a rank's records with this k; introduces the rank if it is new there."""
+        attempt = rank.attempt(k)
+        draft = self._draft(attempt)
+        state = (attempt, rank.header.identity_number)
+        if rank.introduced != state:
+            rank.introduced = state
+            draft.introduce(rank)
+            if attempt != self._newest_attempt:
+                self._newest_attempt = attempt
+                fields = {"restarts": self._setting.restarts}
+                draft.events.append(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
+        return draft
+
+    def _draft(self, attempt: str) -> Draft:
+        draft = self._drafts.get(attempt)
+        if draft is None:
+            draft = self._drafts[attempt] = Draft(self._setting.job, attempt)
+        return draft
+
+    # ---- orders ------------------------------------------------------------------------------------------------------
+
+    def _obey(self, orders: wire.Orders) -> None:
+        was_urgent = self._relay.urgent
+        self._relay.apply(orders)
+        if self._relay.urgent and not was_urgent:
+            self._next_view_s = self._clock.monotonic_s()
+        for request in orders.stacks:
+            for rank in self._ranks:
+                wanted = not request.ranks or rank.rank in request.ranks
+                if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
+                    self._stacks.begin(request.request, rank)
+
+    def _post_views(self, now_s: float) -> None:
+        if self._views is None or self._numbering is None:
+            return
+        shown: dict[str, dict[int, wire.Progress]] = {}
+        # Oldest process first, so that a rank's newest process is the one that is shown.
+        for rank in sorted(self._ranks, key=lambda rank: rank.header.start_unix_ns):
+            block = rank.reader.progress()
+            attempt = self._relay.attempt_of(rank, block.k, block.answer.order)
+            shown.setdefault(attempt, {})[rank.rank] = progress_of(rank, block, now_s)
+        unix_ns, numbering = self._clock.unix_ns(), self._numbering
+        self._views.offer(
+            [
+                wire.View(self._setting.job, attempt, numbering.host, numbering.boot, unix_ns, tuple(ranks.values()))
+                for attempt, ranks in shown.items()
+            ]
+        )
+
+
+def _age(attempt: str) -> tuple[str, int]:
+    launch, _, k = attempt.rpartition(".")
+    return launch, int(k)
