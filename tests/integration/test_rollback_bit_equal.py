@@ -1,0 +1,120 @@
+"""After a rollback inside the processes training is bit-equal to what it would have been, on every rank.
+
+Every registered state is needed for that: with any one left out the comparison fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rankwatch.state import Capture, TrainingState
+from rankwatch.torch_probe import TorchProbe
+from tests.support.gloo import on_ranks
+from tests.support.rollback_job import Job
+from tests.support.sink import FakeSink
+
+pytestmark = [pytest.mark.torch, pytest.mark.integration]
+
+RANKS = 4
+CAPTURED_AT, FAULT_AT, NOTICED_AT, END = 3, 4, 7, 12
+FAULTS = ("flipped bit", "nan")
+STATES = ("model", "optimizer", "scheduler", "data", "python", "numpy", "torch")
+
+
+class Watched:
+    """A job with what `watch.state` registers, one state left out if asked for."""
+
+    def __init__(self, rank: int, without: str | None) -> None:
+        self.job = Job(rank)
+        objects = {name: member for name, member in self.job.objects.items() if name != without}
+        self.state = TrainingState(objects, self.job.batches if without != "data" else None)
+        self.without = without
+        self.unregistered = self.job.batches(0)
+
+    @property
+    def batches(self) -> Iterator[Any]:
+        return self.state.batches if self.state.batches is not None else self.unregistered
+
+    def restore(self, capture: Capture) -> None:
+        random = {name: value for name, value in capture.random.items() if name != self.without}
+        self.state.restore(capture._replace(random=random))
+
+
+def undisturbed(rank: int) -> dict[int, str]:
+    """Digests of the parameters after each step, of a run that nobody watches."""
+    job = Job(rank)
+    batches = job.batches(0)
+    return {step: train_step(job, next(batches)) for step in range(END)}
+
+
+def train_step(job: Job, batch: Any, fault: str = "") -> str:
+    job.train_step(batch, spoil_gradients=fault == "nan")
+    if fault == "flipped bit":
+        job.flip_bit()
+    return job.digest()
+
+
+def rolled_back(rank: int, fault: str, without: str | None) -> dict[str, Any]:
+    """The same run with a fault on rank 1, noticed some steps later and undone. The fault does not come again."""
+    watched = Watched(rank, without)
+    sink = FakeSink()
+    probe = TorchProbe(sink, watched.job.ddp, watched.job.optimizer, fingerprint_every=1)
+    digests: dict[int, str] = {}
+    spoiled, capture, after_restore = "", None, 0
+    steps = itertools.chain(range(NOTICED_AT), range(CAPTURED_AT, END))
+    for relative, step in enumerate(steps):
+        if relative == CAPTURED_AT:
+            capture = watched.state.capture(step)
+        if relative == NOTICED_AT:
+            assert capture is not None
+            spoiled = digests[NOTICED_AT - 1]
+            watched.restore(capture)
+            after_restore = probe.after_restore()
+        probe.step_begin(step, int(relative >= NOTICED_AT))
+        fault_now = fault if rank == 1 and relative == FAULT_AT else ""
+        digests[step] = train_step(watched.job, next(watched.batches), fault_now)
+        probe.step_end(step, int(relative >= NOTICED_AT))
+    assert sink.dropped == {}
+    return {"digests": digests, "spoiled": spoiled, "after_restore": after_restore}
+
+
+def everything(rank: int) -> dict[Any, Any]:
+    results: dict[Any, Any] = {"undisturbed": undisturbed(rank)}
+    for fault, without in itertools.product(FAULTS, (None, *STATES)):
+        results[fault, without] = rolled_back(rank, fault, without)
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[Any, Any]]:
+    return on_ranks(RANKS, everything)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_the_rollback_every_step_is_bit_equal_to_the_undisturbed_run_on_all_ranks(ranks, fault):
+    for results in ranks:
+        got = results[fault, None]
+        assert got["digests"] == results["undisturbed"]
+        assert got["spoiled"] != results["undisturbed"][NOTICED_AT - 1], "the fault changed nothing"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_ranks_answer_a_rollback_with_the_same_fingerprint(ranks, fault):
+    answers = {results[fault, None]["after_restore"] for results in ranks}
+    assert len(answers) == 1
+    assert answers != {0}
+
+
+def test_a_flipped_bit_makes_the_replicas_differ_and_the_rollback_makes_them_equal_again(ranks):
+    assert len({results["flipped bit", None]["spoiled"] for results in ranks}) > 1
+    assert len({results["flipped bit", None]["digests"][END - 1] for results in ranks}) == 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("without", STATES)
+def test_leaving_out_any_one_state_makes_the_comparison_fail(ranks, fault, without):
+    assert any(results[fault, without]["digests"] != results["undisturbed"] for results in ranks)
