@@ -75,6 +75,11 @@ class RankProcess:
             return False
         return True
 
+    def exiting(self) -> bool:
+        """Whether it is on its way out, or gone."""
+        stat = read_stat(self.pid, self._proc)
+        return stat is None or stat.start_ticks != self.start_ticks or stat.exiting
+
     def exit_status(self) -> ProcessExit | None:
         """How it ended, if that can be told now; None means ask again, or that it lives."""
         stat = read_stat(self.pid, self._proc)

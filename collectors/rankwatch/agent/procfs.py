@@ -10,11 +10,13 @@ from typing import Final
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _STATE = 0
+_FLAGS = 6
 _UTIME = 11
 _STIME = 12
 _STARTTIME = 19
 _EXIT_CODE = 49
 """Places in /proc/PID/stat, counted from the field after the name (proc(5) calls that one field 3)."""
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class ProcessStat:
     """R, S, D, T, t, Z, X, I."""
     cpu_ticks: int
     """User and system time, in clock ticks (`TICKS_PER_S`)."""
+    exiting: bool
+    """On its way out: it has given up its files and locks, but may still be busy with it."""
     start_ticks: int
     """Start time since boot, in clock ticks: with the PID it names a process for good."""
     wait_status: int
@@ -42,6 +46,7 @@ def read_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
     return ProcessStat(
         state=fields[_STATE],
         cpu_ticks=int(fields[_UTIME]) + int(fields[_STIME]),
+        exiting=bool(int(fields[_FLAGS]) & _PF_EXITING),
         start_ticks=int(fields[_STARTTIME]),
         wait_status=int(fields[_EXIT_CODE]),
     )

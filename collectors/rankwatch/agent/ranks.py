@@ -49,7 +49,11 @@ class LocalRank:
     error: str = ""
     """What its excepthook noted, "Type: message"."""
     gone_since_s: float | None = None
-    """Monotonic time when its process was seen to be gone."""
+    """Monotonic time when its process, or its interest in us, was seen to be gone."""
+    unlocked_since_s: float | None = None
+    """Monotonic time when it was first seen alive without its lock."""
+    closed: bool = False
+    """It has left and closed its recorder, and its process goes on with something else."""
     exit_order: int | None = None
     """Place among the ranks of this host in which its process ended; 0 is the first mover."""
     exit_told: bool = False

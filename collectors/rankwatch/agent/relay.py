@@ -160,7 +160,8 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
 
 def _kill(rank: LocalRank, view: wire.OrderView) -> None:
     # SIGTERM would be no use: blocked ranks do not run Python handlers.
-    if rank.process is None or not rank.reader.owner_alive():
+    # The pidfd was taken with PID and start time compared: it is our rank, whatever became of its lock.
+    if rank.process is None:
         _log.warning("order %s: rank %d cannot be held, and is not killed", view.order, rank.rank)
     elif rank.process.send(signal.SIGKILL):
         _log.info("order %s: killed rank %d", view.order, rank.rank)

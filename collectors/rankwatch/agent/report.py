@@ -13,7 +13,8 @@ def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress
     """Say where a rank is; `now_s` is the monotonic clock of this host."""
     gone = rank.gone_since_s is not None
     stat = None if gone else read_stat(rank.header.pid)
-    ours = stat is not None and stat.start_ticks == rank.header.start_ticks
+    if stat is not None and stat.start_ticks != rank.header.start_ticks:
+        stat = None  # another process has its PID by now
     return wire.Progress(
         rank=rank.rank,
         step=block.step,
@@ -21,16 +22,22 @@ def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress
         phase_age_s=max(0.0, now_s - block.phase_entered_ns / 1e9),
         step_age_s=max(0.0, now_s - block.step_entered_ns / 1e9),
         collective_seq=block.collective_seq,
-        state="exited" if gone else block.state,
+        state="exited" if gone and not rank.closed else block.state,
         order=block.answer.order,
         answer=block.answer.answer,
         answer_step=block.answer.step,
         answer_k=block.answer.k,
         answer_fingerprint=block.answer.fingerprint,
-        os_state="X" if gone else stat.state if stat is not None and ours else "?",
-        cpu_s=stat.cpu_ticks / TICKS_PER_S if stat is not None and ours else 0.0,
+        os_state="X" if gone else stat.state if stat is not None else "?",
+        cpu_s=stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0,
         answer_detail=block.answer.detail,
     )
+
+
+def start_event(rank: LocalRank) -> wire.Event:
+    """Say that a rank's process has begun to record."""
+    fields = {"pid": rank.header.pid, "source": rank.identity.get("source", "")}
+    return wire.Event("rank_start", rank.header.start_unix_ns, rank.rank, fields=fields)
 
 
 def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, unix_ns: int) -> wire.Event:

@@ -7,7 +7,6 @@ state, the kernel function and the last phase are the evidence.
 
 from __future__ import annotations
 
-import signal
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +68,7 @@ class Stacks:
         path = Path(layout.stack_path(rank.path))
         size = _size(path)
         waiting = _Waiting(rank, fields, step, path, size, now_s + STACK_WAIT_S, size, now_s)
-        number = int(rank.identity.get("stack_signal") or signal.SIGRTMIN + 7)
+        number = int(rank.identity.get("stack_signal") or 0)
         fields["reason"] = _obstacle(rank, fields["os_state"], number)
         if fields["reason"] or rank.process is None or not rank.process.send(number):
             waiting.until_s = now_s
@@ -97,11 +96,12 @@ class Stacks:
 def _evidence(rank: LocalRank, now_s: float) -> tuple[dict[str, Any], int]:
     progress = rank.reader.progress()
     stat = read_stat(rank.header.pid)
-    ours = stat is not None and stat.start_ticks == rank.header.start_ticks
+    if stat is not None and stat.start_ticks != rank.header.start_ticks:
+        stat = None
     fields: dict[str, Any] = {
-        "os_state": stat.state if stat is not None and ours else "X",
-        "cpu_ticks": stat.cpu_ticks if stat is not None and ours else 0,
-        "wchan": wait_channel(rank.header.pid) if ours else "",
+        "os_state": "X" if stat is None else stat.state,
+        "cpu_ticks": 0 if stat is None else stat.cpu_ticks,
+        "wchan": "" if stat is None else wait_channel(rank.header.pid),
         "phase": progress.phase,
         "phase_age_s": max(0.0, now_s - progress.phase_entered_ns / 1e9),
     }
@@ -114,7 +114,8 @@ def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:
         return "its process is gone"
     if os_state in STOPPED_STATES:
         return "stopped by a signal"
-    if not catches(rank.process.pid, number):
+    # Only a rank that has declared the signal writes stacks on it; another handler's effects are not ours to cause.
+    if not number or not catches(rank.process.pid, number):
         return "no handler for the stack signal"
     return ""
 

@@ -30,7 +30,9 @@ INBOX_MAX: Final = 64
 """Orders waiting for the main loop, which looks several times a second; each is the whole state, so old ones may go."""
 RECONNECT_FIRST_S: Final = 0.2
 RECONNECT_MAX_S: Final = 5.0
-"""The api waits 10 s for the fresh views of all hosts: twice this."""
+"""Of the command stream; answers to views tell the orders too."""
+VIEW_RETRY_MAX_S: Final = 1.0
+"""An agent that is silent for 2 s is taken for lost, and its orders are released."""
 VIEW_TIMEOUT_S: Final = 2.0
 """A view older than this is worth nothing: the api takes an agent for silent by then."""
 
@@ -158,7 +160,7 @@ class ViewPoster(threading.Thread):
 
     def run(self) -> None:
         """Post until closed. Not for callers."""
-        pause = Pause(self._condition, lambda: self._closed)
+        pause = Pause(self._condition, lambda: self._closed, VIEW_RETRY_MAX_S)
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._views or self._closed)
@@ -201,7 +203,7 @@ class OrderStream(threading.Thread):
 
     def run(self) -> None:
         """Listen until closed. Not for callers."""
-        pause = Pause(self._condition, lambda: self._closed)
+        pause = Pause(self._condition, lambda: self._closed, RECONNECT_MAX_S)
         while not self._closed:
             try:
                 for event, data in self._line.stream(self._path):
@@ -216,7 +218,8 @@ class OrderStream(threading.Thread):
 class Pause:
     """Growing waits between tries, with jitter, that end early when the thread is closed."""
 
-    def __init__(self, condition: threading.Condition, closed: Callable[[], bool]) -> None:
+    def __init__(self, condition: threading.Condition, closed: Callable[[], bool], max_s: float) -> None:
+        self._max_s = max_s
         self._condition = condition
         self._closed = closed
         self._seconds = RECONNECT_FIRST_S
@@ -229,4 +232,4 @@ class Pause:
         """Wait, and wait longer the next time."""
         with self._condition:
             self._condition.wait_for(self._closed, self._seconds * random.uniform(0.7, 1.0))  # noqa: S311 - no secret
-        self._seconds = min(RECONNECT_MAX_S, self._seconds * 2)
+        self._seconds = min(self._max_s, self._seconds * 2)

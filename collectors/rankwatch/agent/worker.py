@@ -20,11 +20,11 @@ from rankwatch.agent.gpu import GpuSampler
 from rankwatch.agent.parcel import Losses
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, resume_file
-from rankwatch.agent.report import exit_event, progress_of
+from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.stacks import Stacks
 from rankwatch.agent.uplink import FindEndpoint, Inbox, OrderStream, ViewPoster
-from rankwatch.reader import Note
+from rankwatch.reader import Note, Progress
 
 TAIL_EVERY_S: Final = 0.15
 TAIL_EVERY_BEHIND_S: Final = 1.0
@@ -37,6 +37,8 @@ END_AFTER_S: Final = 2.0
 END_AT_LATEST_S: Final = 30.0
 CLOSE_WITHIN_S: Final = 2.0
 """For the last messages; what has not arrived then lies in the spool."""
+CLOSED_AFTER_S: Final = 2.0
+"""A process that ends drops its lock first; so long it may take to end before it counts as going on without us."""
 FIRST_RANK_WITHIN_S: Final = 10.0
 """An agent is started by a rank that has its recorder already; so long at most it waits to find it."""
 
@@ -111,14 +113,14 @@ class Worker:
             next_s = min(next_s, self._clock.monotonic_s() + VIEW_EVERY_S)
         for fd in self._exits.wait(next_s - self._clock.monotonic_s()):
             if fd in self._by_fd:
-                self._see_exit(self._by_fd[fd])
+                self._see_end(self._by_fd[fd])
         for orders in self._inbox.take():
             self._obey(orders)
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_tail_s:
             self._next_tail_s = now_s + (TAIL_EVERY_BEHIND_S if self._setting.sender.behind else TAIL_EVERY_S)
             self._discover()
-            self._look_at_locks()
+            self._look_at_locks(now_s)
             self._tail()
             self._tell_exits(now_s)
             if now_s >= self._next_progress_s:
@@ -152,8 +154,8 @@ class Worker:
         self._views.start()
         self._stream.start()
 
-    def _see_exit(self, rank: LocalRank) -> None:
-        """Its process is dead: remember when, and in which order."""
+    def _see_end(self, rank: LocalRank) -> None:
+        """Its process is dead, or has left us: remember when, and in which order."""
         if rank.process is not None:
             self._exits.forget(rank.process)
             del self._by_fd[rank.process.fd]
@@ -162,28 +164,43 @@ class Worker:
         self._gone_count += 1
         self._next_tail_s = rank.gone_since_s  # told at once, with its last records
 
-    def _look_at_locks(self) -> None:
-        """A process that we cannot hold is watched by its recorder's lock."""
+    def _look_at_locks(self, now_s: float) -> None:
+        """A rank without its lock is gone, if we do not hold its process; else it may have closed its recorder."""
         for rank in self._ranks:
-            if rank.gone_since_s is None and rank.process is None and not rank.reader.owner_alive():
-                self._see_exit(rank)
+            if rank.gone_since_s is not None:
+                continue
+            if rank.reader.owner_alive():
+                rank.unlocked_since_s = None
+            elif rank.process is None:
+                self._see_end(rank)
+            elif rank.reader.progress().state == "left" and not rank.process.exiting():
+                rank.unlocked_since_s = rank.unlocked_since_s or now_s
+                if now_s - rank.unlocked_since_s >= CLOSED_AFTER_S:
+                    rank.closed = True
+                    self._see_end(rank)
 
     def _tell_exits(self, now_s: float) -> None:
         for rank in self._ranks:
             if rank.gone_since_s is None or rank.exit_told:
                 continue
+            block = rank.reader.progress()
+            if rank.closed:
+                self._tell_last(rank, block, now_s)
+                continue
             ended = rank.process.exit_status() if rank.process is not None else UNKNOWN_EXIT
             if ended is None and now_s - rank.gone_since_s < REAP_WAIT_S:
                 self._next_tail_s = min(self._next_tail_s, now_s + VIEW_EVERY_S)
                 continue
-            block = rank.reader.progress()
             event = exit_event(rank, block, ended or UNKNOWN_EXIT, self._clock.unix_ns())
-            draft = self._draft_of(rank, block.k)
-            draft.events.append(event)
-            draft.progress.append(progress_of(rank, block, now_s))
-            draft.positions[rank.path] = ALL_TOLD
-            rank.exit_told = True
             _log.info("rank %d ended: %s", rank.rank, event.fields)
+            self._tell_last(rank, block, now_s, event)
+
+    def _tell_last(self, rank: LocalRank, block: Progress, now_s: float, *events: wire.Event) -> None:
+        draft = self._draft_of(rank, block.k)
+        draft.events.extend(events)
+        draft.progress.append(progress_of(rank, block, now_s))
+        draft.positions[rank.path] = ALL_TOLD
+        rank.exit_told = True
 
     def _clear_away(self, now_s: float) -> None:
         for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
@@ -258,6 +275,8 @@ class Worker:
         draft = self._draft(attempt)
         state = (attempt, rank.header.identity_number)
         if rank.introduced != state:
+            if not rank.introduced[0] and not rank.settled:
+                draft.events.append(start_event(rank))
             rank.introduced = state
             draft.introduce(rank)
             if attempt != self._newest_attempt:
