@@ -19,17 +19,17 @@ PHASE_PREFIX: Final = "phase."
 
 
 class Numbering:
-    """The sender's identity on the wire: a boot id for this worker and a sequence number for each batch."""
+    """The sender's identity on the wire: a boot id for this worker, and batches numbered within each job."""
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.boot = os.urandom(8).hex()
-        self._next = 0
+        self._next: dict[str, int] = {}
 
-    def take(self) -> int:
-        """The next sequence number."""
-        number = self._next
-        self._next += 1
+    def take(self, job: str) -> int:
+        """The next sequence number of this job's batches: who reads one job must see no gaps because of another."""
+        number = self._next.get(job, 0)
+        self._next[job] = number + 1
         return number
 
 
@@ -103,7 +103,7 @@ class Draft:
             attempt=self.attempt,
             host=numbering.host,
             boot=numbering.boot,
-            seq=numbering.take(),
+            seq=numbering.take(self.job),
             sent_unix_ns=unix_ns,
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
             steps=self._steps.table(),
