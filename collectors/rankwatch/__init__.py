@@ -1,1 +1,16 @@
-"""What runs beside the job: the SDK in the training process and the agent on its host."""
+"""What runs beside the job: the SDK in the training process and the agent on its host.
+
+import rankwatch
+
+watch = rankwatch.start(job="gpt-small")
+for step in watch.steps(max_steps):
+    loss = train_step()
+    watch.log(loss=loss)
+"""
+
+from rankwatch.loop import Checkpoint
+from rankwatch.startup import capture, restore, start
+from rankwatch.state import Capture
+from rankwatch.watch import Watch
+
+__all__ = ["Capture", "Checkpoint", "Watch", "capture", "restore", "start"]

@@ -7,9 +7,12 @@ busy time ends and begins: around data_wait and collective phases and the waits 
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, Protocol
 
 from rankwatch import layout
@@ -149,6 +152,17 @@ class NoPhase:
 NOTHING: Final = NoPhase()
 
 
+def _this_threads_clock() -> Callable[[], int]:
+    """CPU time of the calling thread, to be read from any thread: autograd calls hooks from threads of its own."""
+    return partial(time.clock_gettime_ns, time.pthread_getcpuclockid(threading.get_ident()))
+
+
+def _computes_with_several_threads() -> bool:
+    """Whether torch is loaded and spreads its work over threads, so that one thread's CPU time says little."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() > 1
+
+
 class StepMeter:
     """Measures one step at a time and writes its entry at its end. Implements `Sink`."""
 
@@ -157,17 +171,26 @@ class StepMeter:
         recorder: Recorder,
         *,
         now: Callable[[], int] = time.monotonic_ns,
-        cpu: Callable[[], int] = time.thread_time_ns,
+        cpu: Callable[[], int] | None = None,
     ) -> None:
+        """Measure for the calling thread, the training thread.
+
+        Args:
+            recorder: where entries go.
+            now: monotonic nanoseconds.
+            cpu: CPU nanoseconds; else see `choose_cpu_clock`.
+        """
         self.recorder = recorder
         self.now = now
-        self.cpu = cpu
+        self._thread_clock = cpu or _this_threads_clock()
+        self._process_clock = cpu or time.process_time_ns
+        self.cpu = self._thread_clock
         self.k = 0
         self.step = -1
         self.inner: Phase | None = None
         self.touched: list[Phase] = []
-        self._phases: dict[str, Phase] = {}
-        self._mask = 0
+        self.phases: dict[str, Phase] = {}
+        self.mask = 0
         self._relative_step = 0
         self._begin_ns = 0
         self._begin_cpu_ns = 0
@@ -179,13 +202,17 @@ class StepMeter:
         self._idle_cpu_ns = 0
         self._wait_ns = 0
         self._floats = recorder.floats
-        recorder.on_switch_off = self._take_words
+        recorder.on_switch_off.append(self._take_words)
         self._take_words()
 
     def _take_words(self) -> None:
         self.words = self.recorder.words
 
     # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def choose_cpu_clock(self) -> None:
+        """Read the CPU time of the training thread, or of the process if torch computes with several. Between steps."""
+        self.cpu = self._process_clock if _computes_with_several_threads() else self._thread_clock
 
     def begin(self, step: int, now_ns: int, cpu_ns: int) -> None:
         """A step begins: its boundary is passed at this wall and CPU time."""
@@ -194,7 +221,7 @@ class StepMeter:
         self._begin_cpu_ns = cpu_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
         self._off_depth = 0
-        self._mask = 0
+        self.mask = 0
         if self.touched:
             self._clear_phases()
         self._relative_step += 1
@@ -223,7 +250,13 @@ class StepMeter:
             (cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns) * 1e-9,
             self._wait_ns * 1e-9,
         )
-        recorder.write_step(self.step, self.k, kind, self._relative_step, now_ns, times, count, self._mask)
+        recorder.write_step(self.step, self.k, kind, self._relative_step, now_ns, times, count, self.mask)
+
+    def go_back(self, step: int, k: int) -> None:
+        """A rollback was done: the next step is `step`, in attempt `k` of this launch."""
+        self.k = k
+        self.step = step - 1
+        self.words[layout.POSITION] = k << 48 | step
 
     def _clear_phases(self) -> None:
         for phase in self.touched:
@@ -232,7 +265,7 @@ class StepMeter:
 
     def phase(self, name: str) -> Phase | NoPhase:
         """The context manager of a phase. A phase inside itself counts once."""
-        phase = self._phases.get(name) or self._new_phase(name)
+        phase = self.phases.get(name) or self._new_phase(name)
         return NOTHING if phase is None or phase.since else phase
 
     def _new_phase(self, name: str) -> Phase | None:
@@ -240,7 +273,7 @@ class StepMeter:
         if index < 0:
             return None
         phase = Phase(self, name, index)
-        self._phases[name] = phase
+        self.phases[name] = phase
         return phase
 
     # ---- the sink ----------------------------------------------------------------------------------------------------
@@ -256,14 +289,14 @@ class StepMeter:
         """See `Sink.put`."""
         if index >= 0:
             self._floats[index] = value
-            self._mask |= 1 << index
+            self.mask |= 1 << index
 
     def put_exact(self, name: str, number: int) -> None:
         """See `Sink.put_exact`."""
         index = self.metric(name, exact=True)
         if index >= 0:
             self.recorder.integers[index] = number
-            self._mask |= 1 << index
+            self.mask |= 1 << index
 
     def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
         """See `Sink.late`."""

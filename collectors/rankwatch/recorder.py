@@ -21,6 +21,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from rankwatch import layout
+from rankwatch.identity import process_start_ticks
 
 _CRC: Final = Struct("<I")
 _MAGIC: Final = Struct("<8s")
@@ -46,7 +47,7 @@ class Recorder:
     def __init__(self, view: memoryview, path: str | None, descriptor: int = -1) -> None:
         self.path = path
         self.dropped: dict[str, int] = {}
-        self.on_switch_off: Callable[[], None] | None = None
+        self.on_switch_off: list[Callable[[], None]] = []
         self.start_unix_ns = 0
         self.start_monotonic_ns = 0
         self._descriptor = descriptor
@@ -132,8 +133,8 @@ class Recorder:
         """Write into private memory from now on; the file stays as it is."""
         self.path = None
         self._map(_scrap())
-        if self.on_switch_off is not None:
-            self.on_switch_off()
+        for take_new_views in self.on_switch_off:
+            take_new_views()
 
     def close(self) -> None:
         """Switch off and drop the lock, which tells the agent that this rank is gone."""
@@ -164,7 +165,7 @@ class Recorder:
             os.getuid(),
             self.start_unix_ns,
             self.start_monotonic_ns,
-            start_ticks(),
+            process_start_ticks(os.getpid()),
         )
         _MAGIC.pack_into(self._view, 0, layout.MAGIC)
 
@@ -344,15 +345,6 @@ class _Scratch:
         self.integers = values.cast("q")
         page_bytes = 8 * layout.PAGE_VALUES
         self.pages = [values[page * page_bytes : (page + 1) * page_bytes] for page in range(layout.PAGES)]
-
-
-def start_ticks() -> int:
-    """When this process started, in clock ticks since boot; 0 where /proc does not tell."""
-    try:
-        with open("/proc/self/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _scrap() -> memoryview:

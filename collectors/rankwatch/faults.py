@@ -1,0 +1,37 @@
+"""The boundary between us and training: errors of ours end here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from rankwatch.recorder import Recorder
+
+LOG_EVERY_S: Final = 60.0
+"""Errors are logged at most this often; all are counted."""
+
+_log = logging.getLogger("rankwatch")
+_log.addHandler(logging.NullHandler())
+
+
+class Faults:
+    """What went wrong inside the SDK while training went on."""
+
+    def __init__(self, recorder: Recorder, now: Callable[[], int]) -> None:
+        self.count = 0
+        self.last: Exception | None = None
+        self._recorder = recorder
+        self._now = now
+        self._next_log_ns = 0
+
+    def caught(self, error: Exception) -> None:
+        """Count an error, keep it without its frames, and log it if none was logged in the last minute."""
+        self.count += 1
+        # The frames would keep the step's tensors alive.
+        self.last = error.with_traceback(None)
+        self._recorder.drop("errors")
+        now_ns = self._now()
+        if now_ns >= self._next_log_ns:
+            self._next_log_ns = now_ns + int(LOG_EVERY_S * 1e9)
+            _log.error("training goes on after an error in rankwatch: %s: %s", type(error).__name__, error)

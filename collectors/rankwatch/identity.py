@@ -1,0 +1,228 @@
+"""Who this process is: from arguments, else from what its launcher left in the environment.
+
+Sources in this order: torchrun, Slurm, MPI, Kubernetes, one process alone; an argument beats each, field by field,
+and `source` says which one spoke. The launch must be equal on all ranks of one start and differ from the next start,
+so where a launcher gives nothing like that, one must be handed over (`launch=` or RANKWATCH_LAUNCH).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+LAUNCH_VARIABLE: Final = "RANKWATCH_LAUNCH"
+JOB_VARIABLE: Final = "RANKWATCH_JOB"
+TEXT_CHARACTERS_MAX: Final = 200
+"""Longest job or launch."""
+AXES: Final = ("dp", "tp", "pp", "cp", "ep")
+_LOCAL_MASTERS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Identity(NamedTuple):
+    """One rank of one launch. Rank numbers move between launches; (host, device_uuid) does not."""
+
+    job: str
+    launch: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    host: str = ""
+    device_uuid: str = ""
+    dp: int = 0
+    tp: int = 0
+    pp: int = 0
+    cp: int = 0
+    ep: int = 0
+    source: str = "arguments"
+    """arguments, torchrun, environment (RANK and WORLD_SIZE), slurm, mpi, kubernetes, single."""
+
+
+class _Found(NamedTuple):
+    """What a launcher's variables say."""
+
+    source: str
+    rank: int
+    world_size: int
+    local_rank: int
+    launch: str
+    """"" = this launcher does not name its starts."""
+    job: str = ""
+    host: str = ""
+
+
+def identify(
+    env: Mapping[str, str],
+    *,
+    job: str | None = None,
+    launch: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    host: str | None = None,
+    device_uuid: str | None = None,
+    topology: Mapping[str, int] | None = None,
+    start: Callable[[int], str],
+) -> Identity:
+    """Put an identity together; arguments that are None are looked up.
+
+    Args:
+        env: the process's environment.
+        job: the run's name; else RANKWATCH_JOB, else what Slurm or Kubernetes calls it.
+        launch: text that all ranks of this start share and no other start has.
+        rank: global rank.
+        world_size: number of ranks.
+        local_rank: index on this host.
+        host: this machine's name.
+        device_uuid: of the accelerator this rank drives.
+        topology: any of dp, tp, pp, cp, ep; with none of them every rank is a data-parallel replica, dp = rank.
+        start: tells this start on this host from every other, given the world size, for launchers that do not name
+            theirs; `this_start`.
+
+    Raises:
+        ValueError: no job name, ranks that make no sense, or several hosts and no common launch.
+    """
+    found = _torchrun(env) or _slurm(env) or _mpi(env) or _kubernetes(env) or _Found("single", 0, 1, 0, "")
+    job = job or env.get(JOB_VARIABLE) or found.job
+    if not job:
+        raise ValueError(f"the job has no name: pass job= or set {JOB_VARIABLE}")
+    source = "arguments" if rank is not None and world_size is not None else found.source
+    rank = found.rank if rank is None else rank
+    world_size = found.world_size if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not one of {world_size} ranks")
+    local_rank = found.local_rank if local_rank is None else local_rank
+    launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start)
+    for name, text in (("job", job), ("launch", launch)):
+        if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
+            raise ValueError(f"{name} must be at most {TEXT_CHARACTERS_MAX} printable characters: {text[:60]!r}")
+    axes = dict(topology or {})
+    if not set(axes) <= set(AXES) or any(place < 0 for place in axes.values()):
+        raise ValueError(f"topology takes places from 0 for any of {', '.join(AXES)}, not {axes}")
+    return Identity(
+        job,
+        launch,
+        rank,
+        world_size,
+        local_rank,
+        host or found.host or socket.gethostname(),
+        device_uuid or _visible_device(env, local_rank),
+        source=source,
+        **(axes or {"dp": rank}),
+    )
+
+
+def _torchrun(env: Mapping[str, str]) -> _Found | None:
+    """torchrun, and whatever else sets RANK and WORLD_SIZE as PyTorch reads them."""
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    local_rank = _number(env, "LOCAL_RANK", rank)
+    run = env.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        return _Found("environment", rank, world_size, local_rank, "")
+    # "none" is torchrun's default, the same for every start.
+    launch = f"{run}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}" if run != "none" else ""
+    return _Found("torchrun", rank, world_size, local_rank, launch)
+
+
+def _slurm(env: Mapping[str, str]) -> _Found | None:
+    # A shell inside an allocation has SLURM_JOB_ID but no task: that is one process alone.
+    if "SLURM_JOB_ID" not in env or "SLURM_PROCID" not in env:
+        return None
+    number = env["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in env:
+        number = f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '0')}"
+    step = env.get("SLURM_STEP_ID", "0")
+    return _Found(
+        "slurm",
+        _number(env, "SLURM_PROCID"),
+        _number(env, "SLURM_NTASKS", 1),
+        _number(env, "SLURM_LOCALID", 0),
+        f"slurm-{number}-{step}-{env.get('SLURM_RESTART_COUNT', '0')}",
+        env.get("SLURM_JOB_NAME", ""),
+        env.get("SLURMD_NODENAME", ""),
+    )
+
+
+def _mpi(env: Mapping[str, str]) -> _Found | None:
+    for rank, size, local in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ):
+        if rank in env and size in env:
+            launch = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
+            return _Found("mpi", _number(env, rank), _number(env, size), _number(env, local, 0), launch)
+    return None
+
+
+def _kubernetes(env: Mapping[str, str]) -> _Found | None:
+    """An indexed Job whose size the pod knows; operators that run torch set RANK and WORLD_SIZE instead."""
+    if "JOB_COMPLETION_INDEX" not in env or "JOB_COMPLETIONS" not in env:
+        return None
+    return _Found(
+        "kubernetes",
+        _number(env, "JOB_COMPLETION_INDEX"),
+        _number(env, "JOB_COMPLETIONS"),
+        0,
+        env.get("JOB_UID", ""),
+        env.get("JOB_NAME", ""),
+        env.get("NODE_NAME", ""),
+    )
+
+
+def _launch_of_this_host(env: Mapping[str, str], world_size: int, start: Callable[[int], str]) -> str:
+    """A launch for ranks that all run here: the start of the process that started them, told apart from later ones."""
+    local = (
+        world_size == 1
+        or env.get("LOCAL_WORLD_SIZE") == str(world_size)
+        or env.get("MASTER_ADDR", "") in _LOCAL_MASTERS
+    )
+    if not local:
+        raise ValueError(
+            f"{world_size} ranks on several hosts need one name for this start: set {LAUNCH_VARIABLE} to the same text "
+            "on all of them, another one each time (torchrun: pass --rdzv-id)"
+        )
+    text = start(world_size)
+    return f"{text}-{env['TORCHELASTIC_RESTART_COUNT']}" if "TORCHELASTIC_RESTART_COUNT" in env else text
+
+
+def this_start(world_size: int) -> str:
+    """What tells this start from all others on this host: one process's own start, or that of its ranks' parent."""
+    pid = os.getpid() if world_size == 1 else os.getppid()
+    return f"{_boot()}-{pid:x}-{process_start_ticks(pid):x}"
+
+
+def process_start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot (field 22 of its stat); 0 where /proc does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return boot.read(8)
+    except OSError:
+        return socket.gethostname()
+
+
+def _visible_device(env: Mapping[str, str], local_rank: int) -> str:
+    """The rank's GPU where the launcher names GPUs by UUID; else the torch probe fills it in."""
+    devices = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    named = devices[0] if len(devices) == 1 else devices[local_rank] if local_rank < len(devices) else ""
+    return named.strip() if named.strip().startswith(("GPU-", "MIG-")) else ""
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ValueError(f"{name} should be a whole number, not {text!r}") from None

@@ -1,0 +1,235 @@
+"""The training loop as the watch sees it: boundaries between steps, and what happens at them.
+
+At a boundary the step before is written, orders are obeyed, captures are made, and the next step begins. This is also
+where orders reach what the job registered: its hooks, its state, its probe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from rankwatch import layout
+from rankwatch.directive import STOP, Follower, Rollback, end_process
+from rankwatch.faults import Faults
+from rankwatch.layout import Directive
+from rankwatch.meter import Probe, StepMeter
+from rankwatch.recorder import Recorder
+from rankwatch.state import MemoryTier, TrainingState
+
+TELL_LOST_EVERY_S: Final = 60.0
+"""What could not be recorded is told at most this often, as the sum since the last time."""
+
+
+class Checkpoint(NamedTuple):
+    """A registered checkpoint."""
+
+    id: str
+    """TIER:ATTEMPT:STEP"""
+    location: str
+    """What its save returned."""
+    step: int
+    """The step to go on from, as its save said."""
+
+
+class Loop:
+    """One rank's loop. Its methods catch what goes wrong inside; only held orders make them wait."""
+
+    def __init__(
+        self,
+        launch: str,
+        recorder: Recorder,
+        meter: StepMeter,
+        faults: Faults,
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        end_process: Callable[[], None] = end_process,
+    ) -> None:
+        self.probe: Probe | None = None
+        self.state: TrainingState | None = None
+        self.memory = MemoryTier(0, 1)
+        self.save: Callable[[int], Any] | None = None
+        self.restore: Callable[[Checkpoint], int] | None = None
+        self.next_step = 0
+        self.in_step = False
+        self._left = False
+        self._launch = launch
+        self._recorder = recorder
+        self._meter = meter
+        self._faults = faults
+        self._now = now
+        self._follower = Follower(recorder, launch, self, now=now, sleep=sleep, end_process=end_process)
+        self._can = ["pause", "resume"]
+        self._restored_at = -1
+        self._edge_ns = 0
+        self._edge_cpu_ns = 0
+        self._told: dict[str, int] = {}
+        self._next_told_ns = 0
+        recorder.on_switch_off.append(self._take_slot)
+        self._take_slot()
+
+    def _take_slot(self) -> None:
+        self._slot = self._recorder.directive.words
+
+    def allow(self, *actions: str) -> None:
+        """Declare what the job can be told to do, besides pause and resume."""
+        fresh = [action for action in actions if action not in self._can]
+        if fresh:
+            self._can += fresh
+            self._recorder.declare({"can": self._can})
+
+    # ---- boundaries --------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, *, adjoining: bool = False) -> int:
+        """Pass the boundary before `step`.
+
+        Args:
+            step: the step that would come next.
+            adjoining: nothing but this boundary lies between the end of the last step and this one.
+
+        Returns:
+            The step that begins, another one after a rollback; STOP if the loop is to end.
+        """
+        try:
+            follower = self._follower
+            if self._slot[0] != follower.seen or step >= follower.hold_step:
+                adjoining = False
+                step = follower.obey(step)
+                if step == STOP:
+                    return STOP
+            every = self.memory.every
+            if every and step % every == 0:
+                adjoining = False
+                self._keep(step)
+            if adjoining:
+                self._meter.begin(step, self._edge_ns, self._edge_cpu_ns)
+            else:
+                self._meter.choose_cpu_clock()
+                self._meter.begin(step, self._now(), self._meter.cpu())
+            if self.probe is not None:
+                self.probe.step_begin(step, self._meter.k)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+        self.in_step = True
+        return step
+
+    def end(self) -> None:
+        """The step's work is done: write it."""
+        self.in_step = False
+        meter = self._meter
+        self.next_step = meter.step + 1
+        try:
+            if self.probe is not None:
+                self.probe.step_end(meter.step, meter.k)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+        try:
+            self._edge_ns = now_ns = self._now()
+            self._edge_cpu_ns = meter.cpu()
+            meter.end(now_ns, self._edge_cpu_ns)
+            if self._recorder.dropped and now_ns >= self._next_told_ns:
+                self._tell_lost(now_ns)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def enter(self) -> None:
+        """The loop begins: orders are taken."""
+        self._left = False
+        self._recorder.words[layout.STATE] = layout.RUNNING
+
+    def leave(self, reason: str) -> None:
+        """The loop is over: end, break or stop. No further orders are taken."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            self._tell_lost(self._now())
+            self._meter.note("rank_left", {"reason": reason})
+            self._recorder.words[layout.STATE] = layout.LEFT
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def _tell_lost(self, now_ns: int) -> None:
+        for reason, count in list(self._recorder.dropped.items()):
+            fresh = count - self._told.get(reason, 0)
+            if fresh:
+                self._meter.note("records_lost", {"reason": reason, "count": fresh})
+                self._told[reason] = count
+        self._next_told_ns = now_ns + int(TELL_LOST_EVERY_S * 1e9)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def saved(self, step: int, location: str, tier: str, fields: Mapping[str, Any]) -> str:
+        """Register a checkpoint; return its id.
+
+        Args:
+            step: the step to go on from when it is loaded.
+            location: where it is.
+            tier: memory, local or remote.
+            fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
+        """
+        checkpoint = f"{tier}:{self._launch}.{self._meter.k}:{step}"
+        noted = {"checkpoint": checkpoint, "tier": tier, "location": location, "shards": 0, **fields}
+        self._recorder.note("checkpoint_saved", noted, step, self._meter.k, self._now())
+        return checkpoint
+
+    def loaded(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """Tell that a checkpoint was loaded."""
+        fields = {"checkpoint": checkpoint.id, "seconds": seconds}
+        self._recorder.note("checkpoint_loaded", fields, checkpoint.step, self._meter.k, self._now())
+
+    def _keep(self, step: int) -> None:
+        if self.state is None or step == self._restored_at:
+            return  # that very state is in memory already: it was just restored from there
+        begun_ns = self._now()
+        self.memory.make_room()
+        capture = self.state.capture(step)
+        seconds = (self._now() - begun_ns) * 1e-9
+        self.memory.add(self.saved(step, "", "memory", {"seconds": seconds, "bytes": capture.size_bytes}), capture)
+
+    # ---- what orders ask (rankwatch.directive.Actions) ---------------------------------------------------------------
+
+    def refusal(self, directive: Directive) -> str:
+        """See `Actions.refusal`."""
+        if directive.action not in self._can:
+            return f"this job cannot {directive.action}: it can {', '.join(self._can)}"
+        if directive.action == "rollback" and directive.checkpoint not in self.memory:
+            if directive.checkpoint.startswith("memory:"):
+                return f"{directive.checkpoint} is not in memory any more"
+            if self.restore is None:
+                return f"{directive.checkpoint} is on disk, and the job has no on_rollback"
+        return ""
+
+    def checkpoint(self, step: int) -> str:
+        """See `Actions.checkpoint`."""
+        if self.save is None:
+            self._keep(step)
+            return self.memory.kept[-1]
+        begun_ns = self._now()
+        location = str(self.save(step) or "")
+        seconds = (self._now() - begun_ns) * 1e-9
+        tier = "remote" if "://" in location and not location.startswith("file://") else "local"
+        self.saved(step, location, tier, {"seconds": seconds, "bytes": 0})
+        return location
+
+    def rollback(self, directive: Directive) -> Rollback:
+        """See `Actions.rollback`."""
+        if not self._meter.k < directive.k <= layout.K_MAX:
+            raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
+        begun_ns = self._now()
+        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step)
+        if directive.checkpoint in self.memory and self.state is not None:
+            capture = self.memory[directive.checkpoint]
+            self.state.restore(capture)
+            step = self._restored_at = capture.step
+        elif self.restore is not None:
+            step = int(self.restore(checkpoint))
+        else:
+            raise ValueError(f"nothing here can load {directive.checkpoint}")
+        self.memory.drop_after(step)
+        self._meter.go_back(step, directive.k)
+        fingerprint = self.probe.after_restore() if self.probe is not None else 0
+        self.loaded(checkpoint, (self._now() - begun_ns) * 1e-9)
+        return Rollback(step, fingerprint)

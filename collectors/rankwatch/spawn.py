@@ -1,0 +1,90 @@
+"""Makes sure that an agent runs beside the job.
+
+Whichever local rank finds the agent's lock free starts one. The agent takes the lock itself and ends at once if it is
+taken, so races are harmless. It lives in a session of its own, since launchers kill the group of a failed rank, and
+inherits neither output nor descriptors, which would keep a user's pipeline open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final
+
+from rankwatch import layout
+
+_FLOCK: Final = Struct("hhqqi4x")
+START_S_MAX: Final = 10.0
+"""For a shell to start and end; on a machine that takes longer the job goes on without an agent."""
+_RANK_VARIABLES: Final = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+_RANK_PREFIXES: Final = ("TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+
+
+def ensure_agent(
+    directory: str,
+    job: str,
+    env: Mapping[str, str],
+    *,
+    url: str | None = None,
+    token_file: str | None = None,
+) -> bool:
+    """Start the job's agent for this directory unless one holds the lock.
+
+    Args:
+        directory: where this rank's recorder file lies.
+        job: the job's name.
+        env: this process's environment; the agent gets it without what makes a rank a rank.
+        url: the service; else the agent looks for it by itself.
+        token_file: file with the access token.
+
+    Returns:
+        Whether one was started; False if one was there.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it could not be started.
+    """
+    if lock_is_held(layout.agent_lock_path(directory, job)):
+        return False
+    command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job]
+    command += ["--url", url] if url else []
+    command += ["--token-file", token_file] if token_file else []
+    # By way of a shell that ends at once, so that the agent is not a child which the training process has to reap.
+    subprocess.run(
+        ["/bin/sh", "-c", '"$@" &', "sh", *command],
+        env=_agent_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
+        timeout=START_S_MAX,
+    )
+    return True
+
+
+def lock_is_held(path: str) -> bool:
+    """Whether another process holds a POSIX lock on the file. Takes no lock; a file that is not there is not held."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        probe = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, probe))[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(descriptor)
+
+
+def _agent_environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in _RANK_VARIABLES and not name.startswith(_RANK_PREFIXES)
+    }

@@ -1,0 +1,158 @@
+"""`rankwatch.start`: from a process to its watch, with everything found out that the process can tell.
+
+The watch started last is the current one: `capture` and `restore` mean it, and an exception that ends the process is
+noted in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rankwatch import layout
+from rankwatch.identity import identify, this_start
+from rankwatch.recorder import Recorder, directories
+from rankwatch.spawn import ensure_agent
+from rankwatch.stacks import STACK_SIGNAL, StackFile
+from rankwatch.state import Capture
+from rankwatch.watch import Watch
+
+_log = logging.getLogger("rankwatch")
+
+_current: Watch | None = None
+_hooked = False
+
+
+def start(
+    job: str | None = None,
+    *,
+    launch: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    host: str | None = None,
+    device_uuid: str | None = None,
+    topology: Mapping[str, int] | None = None,
+    relaunches: bool | None = None,
+    agent: bool = True,
+    url: str | None = None,
+    token_file: str | None = None,
+    stack_signal: int | None = STACK_SIGNAL,
+    env: Mapping[str, str] | None = None,
+) -> Watch:
+    """Begin to watch this rank. Call it once, in the training thread, before the loop.
+
+    Args:
+        job: the run's name; else RANKWATCH_JOB, or what the scheduler calls it.
+        launch: text that all ranks of this start share and no other start has; else from the launcher.
+        rank: this and the next four: else from torchrun, Slurm, MPI or Kubernetes.
+        world_size: number of ranks.
+        local_rank: index on this host.
+        host: this machine.
+        device_uuid: of the accelerator this rank drives.
+        topology: this rank's place: any of dp, tp, pp, cp, ep.
+        relaunches: whether the launcher starts a job again whose processes were ended; else torchrun tells.
+        agent: make sure that an agent runs on this host. Without one the rank is recorded, and nobody reads it.
+        url: the service, handed to the agent; else it looks for it by itself.
+        token_file: file with the access token, handed to the agent.
+        stack_signal: asks this process for its stacks; None leaves signals alone.
+        env: the environment; os.environ if left out.
+
+    Raises:
+        ValueError: arguments or environment that make no sense.
+    """
+    env = os.environ if env is None else env
+    identity = identify(
+        env,
+        job=job,
+        launch=launch,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        host=host,
+        device_uuid=device_uuid,
+        topology=topology,
+        start=this_start,
+    )
+    recorder = Recorder.create(
+        identity._asdict(),
+        directories(env, os.getuid()),
+        monotonic_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+    )
+    directory = os.path.dirname(recorder.path) if recorder.path is not None else None
+    watch = Watch(identity, recorder, directory=directory)
+    if _is_relaunched(env) if relaunches is None else relaunches:
+        watch.allow("relaunch")
+    _take_stack_signal(watch, recorder, stack_signal)
+    if agent and directory is not None:
+        try:
+            ensure_agent(directory, identity.job, env, url=url, token_file=token_file)
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.warning("no agent could be started, and nobody reads what is recorded: %s", error)
+    _make_current(watch)
+    return watch
+
+
+def capture(step: int) -> Capture:
+    """Copy the state registered with the current watch, at the boundary before `step`.
+
+    Raises:
+        ValueError: there is no watch, or `state` was not called.
+    """
+    return _watch().capture(step)
+
+
+def restore(captured: Capture) -> int:
+    """Load a capture in place; return the step to go on from.
+
+    Raises:
+        ValueError: there is no watch, or `state` was not called.
+    """
+    return _watch().restore(captured)
+
+
+def _watch() -> Watch:
+    if _current is None:
+        raise ValueError("nothing is watched: call rankwatch.start(...) first")
+    return _current
+
+
+def _is_relaunched(env: Mapping[str, str]) -> bool:
+    """Whether torchrun has restarts left."""
+    most = env.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    done = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return most.isdecimal() and done.isdecimal() and int(most) > int(done)
+
+
+def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> None:
+    if number is None or recorder.path is None:
+        return
+    try:
+        watch.stacks = StackFile(layout.stack_path(recorder.path), number)
+    except (OSError, ValueError) as error:
+        _log.warning("stacks of this rank cannot be asked for: %s", error)
+        return
+    recorder.declare({"stack_signal": number})
+
+
+def _make_current(watch: Watch) -> None:
+    global _current, _hooked  # noqa: PLW0603 - there is one process, one exception hook and one current watch
+    _current = watch
+    atexit.register(watch.close)
+    if not _hooked:
+        _hooked = True
+        previous = sys.excepthook
+
+        def note_then_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if _current is not None:
+                _current.crashed(kind, error)
+            previous(kind, error, trace)
+
+        sys.excepthook = note_then_tell

@@ -1,0 +1,222 @@
+"""What a job consists of and everything that decides its future: captured by copy, restored in place.
+
+Equal state at the same step makes equal steps after it: the registered objects, where the data stands, and the random
+states of Python, NumPy, torch and CUDA, which are set last, since making a data iterator may draw from them. Neither
+torch nor NumPy is imported here: where they are not loaded they have no state.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+KEEP_MAX: Final = 16
+"""Captures kept in memory at most: each is a whole copy of model and optimizer."""
+
+
+class Capture(NamedTuple):
+    """A whole copy of one rank's training state at the boundary before `step`."""
+
+    step: int
+    states: Mapping[str, Any]
+    """`state_dict()` of each registered object, deeply copied, tensors in host memory."""
+    random: Mapping[str, Any]
+    position: int | None
+    """Batches drawn so far; None before the first was asked for."""
+    data: Any
+    """`state_dict()` of data that has one."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors in it."""
+        return _tensor_bytes(self.states)
+
+
+class Batches(Iterator[Any]):
+    """The job's batches in order, rebuilt at the right place after a restore.
+
+    Made from a callable that builds an iterator at a position (batches already drawn), which is called when the
+    first batch is asked for.
+    """
+
+    def __init__(self, build: Callable[[int], Any]) -> None:
+        self._build = build
+        self._iterator: Iterator[Any] | None = None
+        self._position = 0
+
+    @property
+    def position(self) -> int | None:
+        """Batches drawn so far; None before the first was asked for."""
+        return self._position if self._iterator is not None else None
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._build(self._position))
+        batch = next(self._iterator)
+        self._position += 1
+        return batch
+
+    def move_to(self, position: int | None) -> None:
+        """Rebuild at a position; at None the next batch builds it, as it was at the start."""
+        self._position = position or 0
+        self._iterator = iter(self._build(position)) if position is not None else None
+
+
+class TrainingState:
+    """The registered objects of one rank."""
+
+    def __init__(self, objects: Mapping[str, Any], data: Any = None) -> None:
+        """Register.
+
+        Args:
+            objects: anything with `state_dict` and `load_state_dict`, by name.
+            data: a callable that builds an iterator of batches at a position, or an iterable with `state_dict` and
+                `load_state_dict`.
+
+        Raises:
+            ValueError: an object is neither.
+        """
+        for name, member in objects.items():
+            if not _keeps_state(member):
+                raise ValueError(f"{name} has no state_dict and load_state_dict")
+        if data is not None and not callable(data) and not _keeps_state(data):
+            raise ValueError("data must be a callable that builds batches at a position, or have a state_dict")
+        self._objects = dict(objects)
+        self._data = data if _keeps_state(data) else None
+        self.batches: Iterator[Any] | None = None
+        if data is not None:
+            self.batches = iter(data) if self._data is not None else Batches(data)
+
+    def capture(self, step: int) -> Capture:
+        """Copy everything. Call it at a step boundary: gradients are not kept."""
+        return Capture(
+            step,
+            {name: copied(member.state_dict()) for name, member in self._objects.items()},
+            random_states(),
+            self.batches.position if isinstance(self.batches, Batches) else None,
+            copied(self._data.state_dict()) if self._data is not None else None,
+        )
+
+    def restore(self, capture: Capture) -> None:
+        """Load a capture into the same objects, clear gradients, move the data, then set the random states.
+
+        The capture stays whole: what is loaded are copies, since optimizers keep the tensors they are given.
+        """
+        for name, member in self._objects.items():
+            member.load_state_dict(copied(capture.states[name]))
+        for member in self._objects.values():
+            if hasattr(member, "zero_grad"):
+                member.zero_grad()
+        if isinstance(self.batches, Batches):
+            self.batches.move_to(capture.position)
+        elif self._data is not None:
+            self._data.load_state_dict(copied(capture.data))
+            self.batches = iter(self._data)
+        set_random_states(capture.random)
+
+
+class MemoryTier:
+    """The last few captures of this rank, by checkpoint id. They survive a rollback, not the process."""
+
+    def __init__(self, keep: int, every: int) -> None:
+        """Set up.
+
+        Args:
+            keep: captures kept; 0 = none are made. Each takes as much host memory as model and optimizer.
+            every: steps between captures.
+
+        Raises:
+            ValueError: out of range.
+        """
+        if not 0 <= keep <= KEEP_MAX:
+            raise ValueError(f"keep must be 0 to {KEEP_MAX} captures, not {keep}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1 step, not {every}")
+        self.every = every if keep else 0
+        self._keep = keep
+        self._captures: dict[str, Capture] = {}
+
+    def __contains__(self, checkpoint: str) -> bool:
+        return checkpoint in self._captures
+
+    def __getitem__(self, checkpoint: str) -> Capture:
+        return self._captures[checkpoint]
+
+    @property
+    def kept(self) -> list[str]:
+        """Ids of the captures that are there, oldest first."""
+        return list(self._captures)
+
+    def make_room(self) -> None:
+        """Drop the oldest capture if the next one would be too many: before it is made, so that memory is bounded."""
+        while len(self._captures) >= self._keep:
+            del self._captures[next(iter(self._captures))]
+
+    def add(self, checkpoint: str, capture: Capture) -> None:
+        """Keep a capture."""
+        self._captures[checkpoint] = capture
+
+    def drop_after(self, step: int) -> None:
+        """Forget captures of steps that a rollback has undone."""
+        self._captures = {name: kept for name, kept in self._captures.items() if kept.step <= step}
+
+
+def random_states() -> dict[str, Any]:
+    """The random states of whatever is loaded: python, numpy, torch, cuda."""
+    states: dict[str, Any] = {}
+    if (random := sys.modules.get("random")) is not None:
+        states["python"] = random.getstate()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    if (torch := sys.modules.get("torch")) is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set what `random_states` returned."""
+    if "python" in states:
+        sys.modules["random"].setstate(states["python"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "torch" in states:
+        sys.modules["torch"].set_rng_state(states["torch"])
+    if "cuda" in states:
+        sys.modules["torch"].cuda.set_rng_state_all(states["cuda"])
+
+
+def copied(value: Any) -> Any:
+    """A deep copy in host memory: tensors by their values, without graph; containers as plain ones of their type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.detach().cpu() if value.device.type != "cpu" else value.detach().clone()
+    if isinstance(value, dict):
+        fresh = {key: copied(part) for key, part in value.items()}
+        return fresh if type(value) is dict else _like(value, fresh)
+    if type(value) in (list, tuple):
+        return type(value)(copied(part) for part in value)
+    return copy.deepcopy(value)
+
+
+def _like(value: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
+    """The same kind of mapping with fresh content: a module's OrderedDict carries `_metadata`, which loading reads."""
+    twin = copy.copy(value)
+    twin.clear()
+    twin.update(fresh)
+    return twin
+
+
+def _keeps_state(member: Any) -> bool:
+    return hasattr(member, "state_dict") and hasattr(member, "load_state_dict")
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_tensor_bytes(part) for part in value)
+    return int(getattr(value, "nbytes", 0))

@@ -1,0 +1,348 @@
+"""What a training script uses: `rankwatch.start(...)` and the watch it returns.
+
+After `start` nothing here raises into the training loop, waits, or grows: what goes wrong is counted, the last error is
+kept and logged at most once a minute. Setup that makes no sense raises ValueError. Exceptions are an ordered hold,
+and the end of the process when a rollback was begun and nobody said go.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from rankwatch import layout
+from rankwatch.directive import STOP, end_process
+from rankwatch.faults import Faults
+from rankwatch.identity import Identity
+from rankwatch.loop import Checkpoint, Loop
+from rankwatch.meter import NOTHING, StepMeter
+from rankwatch.recorder import Recorder
+from rankwatch.stacks import StackFile
+from rankwatch.state import Capture, MemoryTier, TrainingState
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+class Watch:
+    """One rank's watch. For the training thread. Made by `rankwatch.start`.
+
+    `errors` and `last_error` tell what went wrong inside without training seeing it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        recorder: Recorder,
+        *,
+        directory: str | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
+        cpu: Callable[[], int] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        end_process: Callable[[], None] = end_process,
+    ) -> None:
+        self.identity = identity
+        self._directory = directory
+        self._recorder = recorder
+        self._faults = Faults(recorder, now)
+        self._meter = StepMeter(recorder, now=now, cpu=cpu)
+        self._loop = Loop(
+            identity.launch, recorder, self._meter, self._faults, now=now, sleep=sleep, end_process=end_process
+        )
+        self._phases = self._meter.phases
+        self._floats = recorder.floats
+        self._plain: dict[str, int] = {}
+        self._crashed = False
+        self.stacks: StackFile | None = None
+
+    # ---- setup -------------------------------------------------------------------------------------------------------
+
+    def torch(self, model: Any, optimizer: Any, **parts: Any) -> None:
+        """Measure what torch can tell: gradient norms, non-finite gradients, fingerprints, waits, device values.
+
+        Args:
+            model: the module that is trained, as the loop calls it (a DDP wrapper included).
+            optimizer: its optimizer.
+            parts: see `rankwatch.torch_probe.TorchProbe`; each part can be left out.
+
+        Raises:
+            ValueError: arguments that contradict each other.
+        """
+        from rankwatch.torch_probe import TorchProbe  # noqa: PLC0415 - torch only for those who ask for it
+
+        if self._loop.probe is not None:
+            self._loop.probe.close()
+        self._loop.probe = TorchProbe(self._meter, model, optimizer, **parts)
+
+    def state(self, *, data: Any = None, keep: int = 0, every: int = 100, **objects: Any) -> None:
+        """Register what a rollback must restore.
+
+        Args:
+            data: a callable that builds an iterator of batches at a position (batches already drawn); read them from
+                `batches`. Or an iterable with `state_dict` and `load_state_dict`.
+            keep: captures kept in host memory, each a whole copy of the registered state; 0 = none.
+            every: steps between two captures. The oldest kept one must be older than a fault takes to be found.
+            objects: model, optimizer, scheduler, scaler, ...: anything with `state_dict` and `load_state_dict`.
+
+        Raises:
+            ValueError: something that keeps no state, or numbers out of range.
+        """
+        loop = self._loop
+        loop.memory = MemoryTier(keep, every)
+        loop.state = TrainingState(objects, data)
+        if keep:
+            loop.allow("rollback", "checkpoint")
+
+    @property
+    def batches(self) -> Iterator[Any]:
+        """The batches of `state(data=...)`, at the right position also after a rollback."""
+        state = self._loop.state
+        if state is None or state.batches is None:
+            raise ValueError("watch.batches needs watch.state(data=...)")
+        return state.batches
+
+    def on_checkpoint(self, save: _Hook) -> _Hook:
+        """Decorator: `save(step)` saves the state at the boundary before `step` and returns where it went.
+
+        A place with a scheme (`s3://...`) is taken to survive the host.
+        """
+        self._loop.save = save
+        self._loop.allow("checkpoint")
+        return save
+
+    def on_rollback(self, restore: _Hook) -> _Hook:
+        """Decorator: `restore(checkpoint)` loads a `Checkpoint` and returns the step to go on from."""
+        self._loop.restore = restore
+        self._loop.allow("rollback")
+        return restore
+
+    def allow(self, *actions: str) -> None:
+        """Declare what else this job can be told, for instance `relaunch` by a launcher of its own."""
+        self._loop.allow(*actions)
+
+    @property
+    def resume(self) -> Checkpoint | None:
+        """The newest good checkpoint for a relaunch, as the service advises; None without advice.
+
+        With several hosts let rank 0 read it and broadcast it, so that all begin at the same one.
+        """
+        if self._directory is None:
+            return None
+        try:
+            with open(layout.resume_path(self._directory, self.identity.job)) as file:
+                advice = json.load(file)
+            if advice["job"] != self.identity.job or not advice["checkpoint"]:
+                return None
+            return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001 - the boundary: a bad file is no advice
+            self._faults.caught(error)
+            return None
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def steps(self, max_steps: int, start: int = 0) -> Iterator[int]:
+        """Yield the steps from `start` to `max_steps` - 1; orders are obeyed between them.
+
+        After a rollback it goes on from the restored step; a stop ends it. Leaving the loop, in whatever way, tells
+        that this rank takes no further orders.
+        """
+        loop = self._loop
+        loop.allow("stop")
+        loop.enter()
+        step = start
+        adjoining = False
+        reason = "end"
+        try:
+            while step < max_steps:
+                step = loop.begin(step, adjoining=adjoining)
+                if step == STOP:
+                    reason = "stop"
+                    break
+                yield step
+                loop.end()
+                adjoining = True
+                step += 1
+        except GeneratorExit:
+            reason = "break"
+            raise
+        finally:
+            if not self._crashed:
+                loop.leave(reason)
+
+    def step(self, step: int | None = None) -> AbstractContextManager[int]:
+        """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; then `close` at the end.
+
+        Args:
+            step: its number; else the one after the last. After a rollback the number that comes out is the restored
+                one, whatever was asked for. Such a loop cannot be told to stop.
+        """
+        return _Step(self._loop, step)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A named part of the step: data_wait, forward, backward, collective, optimizer, checkpoint_save, eval, ..."""
+        try:
+            phase = self._phases.get(name)
+            return phase if phase is not None and not phase.since else self._meter.phase(name)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+            return NOTHING
+
+    def log(self, **values: Any) -> None:
+        """Record values of this step. Tensors are fine and never waited for; NaN and Inf are values."""
+        floats, known, mask = self._floats, self._plain, 0
+        for name, value in values.items():
+            index = known.get(name)
+            if index is not None and value.__class__ is float:
+                floats[index] = value
+                mask |= 1 << index
+            else:
+                self._log_other(name, value)
+        self._meter.mask |= mask
+
+    def _log_other(self, name: str, value: Any) -> None:
+        try:
+            if hasattr(value, "detach"):
+                self._log_tensor(name, value)
+                return
+            index = self._meter.metric(name)
+            if self._recorder.is_exact(index):
+                self._meter.put_exact(name, int(value))
+                return
+            self._meter.put(index, float(value))
+            if index >= 0:
+                self._plain[name] = index
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def _log_tensor(self, name: str, value: Any) -> None:
+        if self._loop.probe is not None:
+            self._loop.probe.log(name, value)
+        elif value.device.type == "cpu":
+            self._meter.put(self._meter.metric(name), float(value.detach()))
+        else:
+            self._recorder.drop("device_values")  # reading it would wait for the device; watch.torch(...) does not
+
+    def checkpoint_saved(
+        self,
+        step: int,
+        location: str,
+        *,
+        tier: str = "local",
+        seconds: float = 0.0,
+        size_bytes: int = 0,
+        shards: int = 0,
+    ) -> None:
+        """Register a checkpoint that the loop saved by itself.
+
+        Args:
+            step: the step to go on from when it is loaded.
+            location: what `on_rollback` and `resume` will be given.
+            tier: local survives the processes, remote survives the hosts.
+            seconds: how long training stood still for it.
+            size_bytes: of this rank's part.
+            shards: how many ranks save a part of it and call this; 0 = every rank.
+        """
+        try:
+            fields = {"seconds": seconds, "bytes": size_bytes, "shards": shards}
+            self._loop.saved(step, location, tier, fields)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def checkpoint_loaded(self, checkpoint: Checkpoint, seconds: float = 0.0) -> None:
+        """Tell that the loop loaded a checkpoint, for instance the one that `resume` advised."""
+        try:
+            self._loop.loaded(checkpoint, seconds)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def capture(self, step: int) -> Capture:
+        """Copy the registered state at the boundary before `step`.
+
+        Raises:
+            ValueError: `state` was not called.
+        """
+        return self._registered().capture(step)
+
+    def restore(self, capture: Capture) -> int:
+        """Load a capture in place; return the step to go on from.
+
+        Raises:
+            ValueError: `state` was not called.
+        """
+        self._registered().restore(capture)
+        if self._loop.probe is not None:
+            self._loop.probe.after_restore()
+        return capture.step
+
+    def _registered(self) -> TrainingState:
+        if self._loop.state is None:
+            raise ValueError("nothing to capture or restore: call watch.state(...) first")
+        return self._loop.state
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> str:
+        """LAUNCH.k of the step that runs now: k counts the rollbacks inside this process."""
+        return f"{self.identity.launch}.{self._meter.k}"
+
+    @property
+    def errors(self) -> int:
+        """Errors of ours that training did not see."""
+        return self._faults.count
+
+    @property
+    def last_error(self) -> Exception | None:
+        """The newest of them."""
+        return self._faults.last
+
+    @property
+    def recording(self) -> bool:
+        """Whether there is a recorder file."""
+        return self._recorder.path is not None
+
+    def crashed(self, kind: type[BaseException], error: BaseException) -> None:
+        """Note the exception that ends this process; the loop was not left then."""
+        try:
+            if not self._crashed:
+                self._crashed = True
+                self._meter.note("exception", {"type": kind.__name__, "message": str(error)})
+        except Exception as ours:  # noqa: BLE001 - the boundary
+            self._faults.caught(ours)
+
+    def close(self) -> None:
+        """End the watch and let the recorder file go. Safe to call twice; called at the end of the process."""
+        try:
+            atexit.unregister(self.close)
+            if self._loop.probe is not None:
+                self._loop.probe.close()
+                self._loop.probe = None
+            # A process that ends in the middle of a step has not left its loop: something made it end.
+            if not self._crashed and not self._loop.in_step:
+                self._loop.leave("end")
+            if self.stacks is not None:
+                self.stacks.close()
+                self.stacks = None
+            self._recorder.close()
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+
+class _Step:
+    """One step of a loop that cannot use `steps`."""
+
+    def __init__(self, loop: Loop, step: int | None) -> None:
+        self._loop = loop
+        self._step = loop.next_step if step is None else step
+
+    def __enter__(self) -> int:
+        return self._loop.begin(self._step)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:  # else the step was not done, and is not recorded as if it were
+            self._loop.end()
