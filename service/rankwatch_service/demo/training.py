@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,38 +75,32 @@ def train(options: Options, rank: int, launch: str) -> None:
     replica = DistributedDataParallel(model)
     text = corpus()
 
-    def make_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return batches(text, options.seed, rank, step)
-
-    watch = rankwatch.start(job=options.job)
-    watch.torch(replica, optimizer, fingerprint_every=FINGERPRINT_STEPS)
-    watch.state(model=model, optimizer=optimizer, data=make_batches, every=MEMORY_STEPS, keep=MEMORY_KEPT)
-
-    @watch.on_checkpoint
-    def save(step: int) -> str:
-        path = options.directory / "checkpoints" / f"{launch}-{step:06d}.pt"
-        if rank == 0:
-            path.parent.mkdir(exist_ok=True)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            # A reader sees the whole file or none: the rename is the commit.
-            torch.save(state, path.with_suffix(".new"))
-            path.with_suffix(".new").replace(path)
-        return str(path)
-
     def load(location: str) -> int:
         state = torch.load(location, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         return int(state["step"])
 
-    @watch.on_rollback
-    def restore(checkpoint: Any) -> int:
-        return load(checkpoint.location)
+    def save(step: int) -> str:
+        path = options.directory / "checkpoints" / f"{launch}-{step:06d}.pt"
+        path.parent.mkdir(exist_ok=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        # A reader sees the whole file or none: the rename is the commit.
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+        return str(path)
 
-    # Ranks may have heard different advice: the first one decides.
+    watch = rankwatch.start(job=options.job, relaunches=True)
+    # Ranks may have read different advice: the first one decides.
     advice = [watch.resume.location if watch.resume else ""]
     dist.broadcast_object_list(advice, src=0)
     first_step = load(advice[0]) if advice[0] else 0
+
+    def make_batches(position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return batches(text, options.seed, rank, first_step + position)
+
+    watch.torch(replica, optimizer, fingerprint_every=FINGERPRINT_STEPS)
+    watch.state(model=model, optimizer=optimizer, data=make_batches, every=MEMORY_STEPS, keep=MEMORY_KEPT)
 
     faulty = FaultyRank(options.directory / "faults", rank)
     model.norm.register_forward_pre_hook(lambda *_: faulty.in_forward())
@@ -123,8 +116,8 @@ def train(options: Options, rank: int, launch: str) -> None:
         optimizer.step()
         watch.log(loss=loss, tokens=inputs.numel())
         journal.write(watch.attempt, step, weights_sum(model))
-        if (step + 1) % DISK_STEPS == 0:
-            watch.save_checkpoint(step + 1)
+        if rank == 0 and (step + 1) % DISK_STEPS == 0:
+            watch.checkpoint_saved(step + 1, save(step + 1), shards=1)
 
 
 if __name__ == "__main__":
