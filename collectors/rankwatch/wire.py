@@ -149,7 +149,7 @@ EVENT_KINDS: Final = (
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One message. `boot` and `seq` number the sender's messages about the job: a repeat changes nothing, a gap is counted."""
+    """One message. `boot` and `seq` number a sender's messages about a job: a repeat changes nothing, a gap is told."""
 
     schema: int
     job: str
