@@ -18,7 +18,6 @@ from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.peers import PeerGroups
 from rankwatch_detectors.state import Stateful
 
-
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549
 # The first two rows of a rank only place it.
@@ -63,8 +62,10 @@ class PeerBaseline(Stateful):
         "_correlation",
     )
 
-    def __init__(self, config: BaselineConfig) -> None:
+    def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
+        """Build it; with `compared` False each value is judged against its own past alone."""
         self._config = config
+        self._compared = compared
         self.groups = PeerGroups()
         self._resize(0)
         self._pooled = config.sigma_start**2
@@ -102,7 +103,7 @@ class PeerBaseline(Stateful):
     def residual(self, logs: Floats, usable: Bools) -> Floats:
         """How far each rank lies above its usual place among its peers now; 0 where not usable."""
         own = logs - self.offset
-        around = own - self.groups.location(own, usable) - self._bias
+        around = own - self.groups.location(own, usable) - self._bias if self._compared else own
         return np.where(usable, around, 0.0)
 
     def sigma(self) -> Floats:
@@ -151,7 +152,8 @@ class PeerBaseline(Stateful):
         self._pool_rows += 1
         gain = 1.0 / min(self._pool_rows, config.scatter_rows)
         self._pooled += gain * (float(squares[calm].mean()) - self._pooled)
-        self._bias += gain * float(clipped[calm].mean())
+        if self._compared:
+            self._bias += gain * float(clipped[calm].mean())
         self._block_sum += np.where(calm, clipped, 0.0)
         self._block_row += 1
         if self._block_row == config.block_rows:

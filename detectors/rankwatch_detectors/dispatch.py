@@ -32,7 +32,7 @@ ATTEMPT_ENDED = "The attempt ended."
 class DispatchingDetector(Stateful):
     """Base of the detectors. Subclasses set `kind`, `name`, `version` and override the `_on_...` methods they need."""
 
-    kind: ClassVar[Kind]
+    kind: Kind
     name: str
     version: int
     STATE: ClassVar[tuple[str, ...]] = ("attempt", "world_size", "now_s", "episodes")

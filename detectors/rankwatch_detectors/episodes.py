@@ -83,6 +83,10 @@ class Episodes(Stateful):
         """Tell that an open episode changed materially; fields not named stay as last told."""
         return [self._tell(scope, Change.UPDATE, changes)]
 
+    def note(self, scope: str, evidence: Mapping[str, Any]) -> None:
+        """Change the evidence of an open episode without telling anyone yet; the next finding carries it."""
+        self._open[scope]["evidence"] = plain(evidence)
+
     def close(
         self,
         scope: str,

@@ -60,7 +60,7 @@ class StragglerConfig:
 class StragglerDetector(DispatchingDetector):
     """Names slow ranks; scope "rank:N". Memory about 600 bytes for each rank."""
 
-    kind: ClassVar[Kind] = Kind.STRAGGLER
+    kind: Kind = Kind.STRAGGLER
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
         "_cpu",
@@ -146,7 +146,9 @@ class StragglerDetector(DispatchingDetector):
             calm = max(float(residual[rank]), state["excess"]) < config.clear_share * state["told"]
             state["calm"] = state["calm"] + 1 if calm else 0
             if state["calm"] >= config.clear_rows:
-                summary = f"{self._names[rank]} is as fast as its peers again since step {frame.step - state['calm'] + 1}."
+                summary = (
+                    f"{self._names[rank]} is as fast as its peers again since step {frame.step - state['calm'] + 1}."
+                )
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._excess[scope]
                 witness.bank.clear_rank(rank)

@@ -66,9 +66,7 @@ class Witness(Stateful):
         self.bank.clear(topology.world_size)
         self._since = {}
 
-    def judge(
-        self, values: Floats, frame: Frame, step_s: float | None, now_s: float
-    ) -> tuple[Floats, list[Crossing]]:
+    def judge(self, values: Floats, frame: Frame, step_s: float | None, now_s: float) -> tuple[Floats, list[Crossing]]:
         """Score and decide one row; `learn` must follow.
 
         Args:
@@ -123,7 +121,7 @@ class Witness(Stateful):
     def _moved_itself(self, crossing: Crossing) -> bool:
         """With one peer only, tell the rank that became slow from the one whose peer became fast."""
         groups = self.baseline.groups
-        if groups.size_of(crossing.rank) > 2:  # noqa: PLR2004
+        if groups.size_of(crossing.rank) > 2:
             return True
         own = float(self._logs[crossing.rank] - self.baseline.level[crossing.rank])
         return own * crossing.effect > 0 and abs(own) > abs(crossing.effect) / 2

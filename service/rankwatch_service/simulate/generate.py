@@ -175,18 +175,19 @@ class _Player:
         if self.step in job.nonfinites:
             bad, skipped = job.nonfinites[self.step]
             values["grad_norm"] = np.full(ranks, math.inf if skipped else math.nan)
-            values["local_grad_norm"][list(bad)] = math.inf if skipped else math.nan
             if skipped:
-                values["scaler_skip"] = np.ones(ranks)
-            self.poisoned = self.poisoned or not skipped
+                values["optimizer_skipped"] = np.ones(ranks)
+            else:
+                values["local_grad_norm"][list(bad)] = math.nan
+                self.poisoned = True
         return values
 
     def _exact(self) -> dict[str, Ints]:
         ranks = self.job.world_size
         exact: dict[str, Ints] = {"nonfinite": np.zeros(ranks, dtype=np.int64)}
-        if self.step in self.job.nonfinites:
-            bad = list(self.job.nonfinites[self.step][0])
-            exact["nonfinite"][bad] = 7
+        bad, skipped = self.job.nonfinites.get(self.step, ((), True))
+        if bad and not skipped:
+            exact["nonfinite"][list(bad)] = 7
             exact["nonfinite_first"] = np.ones(ranks, dtype=np.int64)
         if self.job.fingerprint_every and self.step % self.job.fingerprint_every == 0:
             shard = self.topology.peer_group

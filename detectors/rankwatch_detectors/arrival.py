@@ -1,0 +1,99 @@
+"""Who did not arrive: of ranks that all stand still, the one the others wait for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Presence
+
+# Phases in which ranks wait for each other.
+WAITING_PHASES = ("backward", "collective")
+STOPPED = "T"
+# A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
+BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
+DESCRIBED_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The ranks that did not arrive, why they are named, and what the others do."""
+
+    ranks: tuple[int, ...]
+    decided_by: str
+    confidence: float
+    described: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
+    """Ranks by step and phase: {"step", "phase", "ranks"}."""
+
+
+def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats) -> Missing:
+    """Name the ranks that the others wait for, by the strongest witness that tells them apart.
+
+    Args:
+        presence: the newest progress blocks.
+        stuck: ranks whose step is older than the deadline.
+        running: ranks heard lately that have neither left nor exited.
+        cpu_before: row 0 the CPU seconds of each rank when the step began, row 1 the stream time of that reading.
+    """
+    cpu_share = _cpu_share(presence, cpu_before)
+    decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "nothing tells the ranks apart", 0.3)
+    for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share):
+        # A witness that points at most ranks describes the victims.
+        if witness.any() and 2 * int(witness.sum()) <= max(int(running.sum()), 2):
+            decided = (witness, reason, confidence)
+            break
+    chosen = tuple(int(rank) for rank in np.flatnonzero(decided[0]))
+    described = [_describe(presence, rank, cpu_share) for rank in chosen[:DESCRIBED_MAX]]
+    return Missing(chosen, decided[1], decided[2], described, _grouped(presence, running & ~decided[0]))
+
+
+def _witnesses(presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats) -> list[tuple[Bools, str, float]]:
+    state = np.asarray(presence.state)
+    left = presence.heard & (state == "left")
+    os_state = np.asarray(presence.os_state)
+    lowest_step = running & (presence.step == presence.step[running].min())
+    sequence = presence.collective_seq
+    lowest_sequence = running & (sequence == sequence[running].min())
+    waiting = np.asarray([phase in WAITING_PHASES for phase in presence.phase])
+    silent = presence.heard & ~running & ~left
+    busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
+    return [
+        (running & (os_state == STOPPED), "stopped by a signal", 1.0),
+        (lowest_step, "it is in an earlier step", 0.95),
+        (lowest_sequence, "it has entered fewer collectives", 0.9),
+        (running & ~waiting, "it is not in a collective, the others are", 0.85),
+        (left, "it left its loop, the others wait", 0.8),
+        (silent, "it is not heard any more", 0.6),
+        (busy & bool(idle.any()), "it computes, the others wait", 0.7),
+        (idle & bool(busy.any()), "it waits, the others compute", 0.5),
+    ]
+
+
+def _cpu_share(presence: Presence, before: Floats) -> Floats:
+    """CPU seconds per second of each rank since the step began; NaN where that was too short ago."""
+    elapsed = presence.heard_s - before[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (presence.cpu_s - before[0]) / elapsed
+    return np.where(elapsed >= 1.0, share, np.nan)
+
+
+def _describe(presence: Presence, rank: int, cpu_share: Floats) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "step": int(presence.step[rank]),
+        "phase": presence.phase[rank],
+        "phase_age_s": float(presence.phase_age_s[rank]),
+        "collective_seq": int(presence.collective_seq[rank]),
+        "os_state": presence.os_state[rank],
+        "cpu_share": float(cpu_share[rank]),
+    }
+
+
+def _grouped(presence: Presence, others: Bools) -> list[dict[str, Any]]:
+    groups = Counter((int(presence.step[rank]), presence.phase[rank]) for rank in np.flatnonzero(others))
+    shown = groups.most_common(DESCRIBED_MAX)
+    return [{"step": step, "phase": phase, "ranks": count} for (step, phase), count in shown]

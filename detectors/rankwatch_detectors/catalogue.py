@@ -1,0 +1,56 @@
+"""All detectors of a job, explicitly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankwatch_detectors.base import Detector, Kind
+from rankwatch_detectors.corruption import FingerprintConfig, FingerprintDetector, LocalNormConfig, LocalNormDetector
+from rankwatch_detectors.hang import HangConfig, HangDetector
+from rankwatch_detectors.level import LevelConfig
+from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
+from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
+from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from rankwatch_detectors.training_curve import CurveConfig, CurveDetector
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueConfig:
+    """Settings of all detectors; each default is argued where its class stands."""
+
+    nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
+    rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
+    telemetry_lost: TelemetryLostConfig = field(default_factory=TelemetryLostConfig)
+    fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
+    local_norm: LocalNormConfig = field(default_factory=LocalNormConfig)
+    straggler: StragglerConfig = field(default_factory=StragglerConfig)
+    slowdown: SlowdownConfig = field(default_factory=SlowdownConfig)
+    loss: CurveConfig = field(default_factory=CurveConfig)
+    grad_norm: CurveConfig = field(
+        # Norms scatter in proportion and jump by half without harm: twice the level is the least worth a word.
+        default_factory=lambda: CurveConfig("grad_norm", LevelConfig(logarithmic=True, scale_floor_ratio=0.07), 4.0)
+    )
+    restart_loop: RestartLoopConfig = field(default_factory=RestartLoopConfig)
+
+
+def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
+    """A fresh detector of each kind for one job, in the order in which causes come before consequences."""
+    config = config or CatalogueConfig()
+    return [
+        NonfiniteDetector(config.nonfinite),
+        RankLostDetector(config.rank_lost),
+        TelemetryLostDetector(config.telemetry_lost),
+        HangDetector(config.hang),
+        FingerprintDetector(config.fingerprint),
+        LocalNormDetector(config.local_norm),
+        StragglerDetector(config.straggler),
+        SlowdownDetector(config.slowdown),
+        CurveDetector(Kind.LOSS_SPIKE, config.loss),
+        CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
+        CurveDetector(Kind.GRAD_NORM, config.grad_norm),
+        RestartLoopDetector(config.restart_loop),
+    ]

@@ -1,0 +1,232 @@
+"""Finds replicas whose parameters are no longer bit-equal, and ranks whose local gradients leave their peers.
+
+Fingerprints of data-parallel replicas must agree. Of three or more the majority is right and names the odd ones; of
+two it can only be said that one of them is wrong. Sharded parameters are not compared. Local gradient norms differ
+from rank to rank with the data; only a lasting departure from the rank's own place among its peers counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
+from rankwatch_detectors.baseline import BaselineConfig
+from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical
+from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.shift import Crossing
+from rankwatch_detectors.witness import Witness, WitnessConfig
+
+MAJORITY_MIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintConfig:
+    """Settings of the fingerprint detector: none, bits are equal or they are not."""
+
+
+class FingerprintDetector(DispatchingDetector):
+    """Scope "rank:N" for an odd replica, "job" where two cannot tell. Memory: 8 bytes for each rank."""
+
+    kind: Kind = Kind.CORRUPTION
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_equal_step")
+
+    def __init__(self, config: FingerprintConfig) -> None:  # noqa: ARG002 - uniform with the other detectors
+        super().__init__()
+        self.name = "corruption"
+        self.version = 1
+        self._replicated = False
+        self._group: Ints = np.zeros(0, dtype=np.int64)
+        self._equal_step: int | None = None
+        """Newest step of this attempt in which all replicas agreed."""
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        self._replicated = start.topology.replicated
+        self._group = start.topology.peer_group
+        if new_attempt:
+            self._equal_step = None
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        prints = frame.exact.get("fingerprint")
+        if prints is None or not self._replicated:
+            return ()
+        present = frame.present["fingerprint"]
+        suspects = self._unequal(prints, present)
+        if suspects.any():
+            return self._tell(frame, prints, present, suspects)
+        if present.all():
+            self._equal_step = frame.step
+            summary = f"All replicas are equal again in step {frame.step}."
+            return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
+        return ()
+
+    def _unequal(self, prints: Ints, present: Bools) -> Bools:
+        """Ranks of groups whose present fingerprints differ."""
+        groups = int(self._group.max()) + 1 if self._group.size else 0
+        first = np.zeros(groups, dtype=np.int64)
+        first[self._group[present]] = prints[present]
+        differs = present & (prints != first[self._group])
+        unequal = np.zeros(groups, dtype=np.bool_)
+        unequal[self._group[differs]] = True
+        return present & unequal[self._group]
+
+    def _tell(self, frame: Frame, prints: Ints, present: Bools, suspects: Bools) -> list[Finding]:
+        findings: list[Finding] = []
+        for group in np.unique(self._group[suspects]).tolist():
+            members = np.flatnonzero((self._group == group) & present)
+            values, counts = np.unique(prints[members], return_counts=True)
+            most = int(counts.max())
+            if members.size >= MAJORITY_MIN and 2 * most > members.size:
+                right = values[int(counts.argmax())]
+                for rank in members[prints[members] != right].tolist():
+                    findings.extend(self._open(f"rank:{rank}", (int(rank),), frame, prints, members, certain=True))
+            else:
+                ranks = tuple(int(rank) for rank in members[:64])
+                findings.extend(self._open("job", ranks, frame, prints, members, certain=False))
+        return findings
+
+    def _open(
+        self, scope: str, ranks: tuple[int, ...], frame: Frame, prints: Ints, members: Ints, *, certain: bool
+    ) -> list[Finding]:
+        if scope in self.episodes:
+            return []
+        # It happened somewhere after the last agreement; what was saved since then may carry it.
+        onset = frame.step if self._equal_step is None else self._equal_step + 1
+        others = np.setdiff1d(members, np.asarray(ranks)) if certain else members
+        who = f"Rank {ranks[0]}" if certain else f"One of {len(ranks)} replicas ({', '.join(map(str, ranks[:8]))})"
+        agreed = (
+            "no earlier agreement in this attempt" if self._equal_step is None else f"equal in step {self._equal_step}"
+        )
+        return self.episodes.open(
+            scope,
+            attempt=self.attempt,
+            severity=Severity.CRITICAL,
+            ranks=ranks,
+            onset_step=onset,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=math.inf,
+            confidence=1.0 if certain else 0.5,
+            summary=f"{who} has parameters that differ from its replicas' in step {frame.step} ({agreed}).",
+            evidence={
+                "fingerprints": {str(rank): f"{int(prints[rank]) & (2**64 - 1):016x}" for rank in ranks[:8]},
+                "replicas": {str(rank): f"{int(prints[rank]) & (2**64 - 1):016x}" for rank in others[:8].tolist()},
+                "replicas_compared": int(members.size),
+                "equal_step": self._equal_step,
+            },
+            cause="worker" if certain else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNormConfig:
+    """Settings of the local gradient norm detector."""
+
+    budget: float = 0.5
+    """False incidents per job-week; the other half of the kind's budget is unused, since bits do not lie."""
+    witness: WitnessConfig = field(
+        # Half as large again, or a third smaller: beyond what data does to one rank for many steps.
+        default_factory=lambda: WitnessConfig(ratios=(1.35, 2.0, 1 / 1.35, 0.5), ratio_min=1.25)
+    )
+    baseline: BaselineConfig = field(
+        default_factory=lambda: BaselineConfig(
+            warm_rows=32, sigma_start=0.3, sigma_floor=0.03, offset_max=math.log(3.0)
+        )
+    )
+    load: LoadConfig = field(default_factory=LoadConfig)
+    clear_share: float = 0.4
+    clear_rows: int = 16
+
+
+class LocalNormDetector(DispatchingDetector):
+    """Names ranks whose gradient norm before the reduction leaves its peers'; scope "rank:N"."""
+
+    kind: Kind = Kind.CORRUPTION
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_witness", "_state", "_last_step")
+
+    def __init__(self, config: LocalNormConfig) -> None:
+        super().__init__()
+        self.name = "local_grad_norm"
+        self.version = 1
+        self._config = config
+        self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
+        self._state: dict[str, list[float]] = {}
+        """By open scope: excess told, smoothed excess, calm rows."""
+        self._last_step = -1
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
+        ranks = start.topology.world_size
+        if new_attempt or self._witness.baseline.rows.size != ranks:
+            # The norm of a rank's gradients belongs to its data, so a new launch starts without any history.
+            kept = -1 if new_launch or self._witness.baseline.rows.size != ranks else 0
+            came_from = np.arange(ranks, dtype=np.int64) if kept == 0 else np.full(ranks, -1, dtype=np.int64)
+            self._witness.begin(start.topology, came_from)
+        if new_attempt:
+            self._state = {}
+            self._last_step = -1
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        found = finite(frame, "local_grad_norm")
+        if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
+            return ()
+        self._last_step = frame.step
+        values = np.where(found[1], found[0], np.nan)
+        residual, crossings = self._witness.judge(values, frame, typical(frame, "step_time_s"), self.now_s)
+        findings = []
+        for scope in self.episodes:
+            rank = int(scope.removeprefix("rank:"))
+            state = self._state[scope]
+            state[1] += (float(residual[rank]) - state[1]) / self._config.clear_rows
+            state[2] = state[2] + 1 if abs(state[1]) < self._config.clear_share * abs(state[0]) else 0
+            if state[2] >= self._config.clear_rows:
+                summary = f"The local gradient norm of rank {rank} is back among its peers' in step {frame.step}."
+                findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
+                del self._state[scope]
+                self._witness.bank.clear_rank(rank)
+        for crossing in crossings:
+            if f"rank:{crossing.rank}" in self.episodes:
+                self._witness.bank.clear_rank(crossing.rank)
+            else:
+                findings.extend(self._open(crossing, values, frame))
+        self._witness.learn([int(scope.removeprefix("rank:")) for scope in self.episodes])
+        return findings
+
+    def _open(self, crossing: Crossing, values: Floats, frame: Frame) -> list[Finding]:
+        rank, ratio = crossing.rank, math.exp(crossing.effect)
+        scope = f"rank:{rank}"
+        peers = self._witness.peers_of(rank)
+        findings = self.episodes.open(
+            scope,
+            attempt=self.attempt,
+            severity=Severity.WARNING,
+            ranks=(rank,),
+            onset_step=crossing.onset_step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - crossing.rows * self._witness.step_s,
+            detected_time_s=self.now_s,
+            score=abs(crossing.effect) / float(self._witness.sigma[rank]) * math.sqrt(crossing.rows),
+            confidence=0.6,
+            summary=(
+                f"The local gradient norm of rank {rank} is {ratio:.2f} times its usual share of its peers' "
+                f"since step {crossing.onset_step}."
+            ),
+            evidence={
+                "ratio": ratio,
+                "local_grad_norm": float(values[rank]),
+                "peers_local_grad_norm": float(np.nanmedian(values[peers])) if peers else None,
+                "peers_compared": len(peers),
+                "rows": crossing.rows,
+                "log_likelihood_ratio": crossing.evidence,
+            },
+            cause="worker",
+        )
+        if findings:
+            self._state[scope] = [crossing.effect, crossing.effect, 0.0]
+        return findings

@@ -1,0 +1,255 @@
+"""Finds a job that makes no progress, and the rank that did not arrive.
+
+It reads progress blocks and ticks only. The deadline is learned from the job: three times its usual step, at least
+five seconds from the standstill to the finding. Phases that are long by nature (first step, compile, eval,
+checkpoint_save) have their own, learned from how long they lasted before. Ranks that are held by an order, and hosts
+that are silent, are no evidence of anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.arrival import Missing, who_is_missing
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector
+
+FIRST_STEP = "first step"
+FIRST_AFTER_ROLLBACK = "first step after a rollback"
+RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class HangConfig:
+    """Settings of the hang detector; seconds unless said otherwise."""
+
+    steps: float = 3.0
+    """A standstill of so many usual steps is a hang ..."""
+    floor_s: float = 5.0
+    """... but not one shorter than this, found within this time."""
+    reporting_s: float = 1.5
+    """Progress blocks and ticks come once a second each: half of both is what finding takes on average, this at most
+    nearly always. It is taken off the deadline so that the whole keeps the promise."""
+    slow_steps_factor: float = 2.0
+    """Jobs with irregular steps: twice what one step in twenty exceeds."""
+    heard_within_s: float = 5.0
+    """Older progress blocks say nothing about now."""
+    window: int = 256
+    """Progress readings that are remembered for the usual step."""
+    readings_min: int = 4
+    """Readings before the usual step counts as known."""
+    unknown_s: float = 60.0
+    """Deadline while the usual step is unknown."""
+    first_step_s: float = 900.0
+    """Start, compilation, first collectives of large jobs take minutes; after one attempt its own time decides."""
+    rollback_s: float = 120.0
+    """A rollback inside the processes loads a checkpoint before its first step."""
+    long_phases: tuple[tuple[str, float], ...] = (
+        ("compile", 1800.0),
+        ("eval", 1800.0),
+        ("checkpoint_save", 900.0),
+        ("checkpoint_load", 900.0),
+    )
+    """Phases that are long by nature, with their deadlines until one has been seen."""
+    long_factor: float = 3.0
+    long_floor_s: float = 30.0
+    """A phase seen before has so many times its longest duration, and at least this."""
+
+
+class HangDetector(DispatchingDetector):
+    """One episode at a time, scope "job". Memory: 40 bytes for each rank and a window of readings."""
+
+    kind: Kind = Kind.HANG
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_readings",
+        "_longest",
+        "_newest",
+        "_newest_s",
+        "_attempt_s",
+        "_moved",
+        "_orders",
+        "_cpu",
+        "_phase_was",
+    )
+
+    def __init__(self, config: HangConfig) -> None:
+        super().__init__()
+        self.name = "hang"
+        self.version = 1
+        self._config = config
+        self._readings: list[float] = []
+        self._longest: dict[str, float] = {}
+        self._orders: list[str] = []
+        self._restart(0)
+
+    def _restart(self, ranks: int) -> None:
+        self._newest: int | None = None
+        self._newest_s = 0.0
+        self._attempt_s = self.now_s
+        self._moved = False
+        self._cpu: Floats = np.full((2, ranks), math.nan)
+        """CPU seconds when the newest step was first seen, and the time of that reading."""
+        self._phase_was: dict[str, float] = {}
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
+        if new_attempt:
+            self._restart(start.topology.world_size)
+        elif self._cpu.shape[1] != start.topology.world_size:
+            self._cpu = np.full((2, start.topology.world_size), math.nan)
+        if new_launch:
+            self._orders = []
+        return ()
+
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        if occurrence.kind == "order":
+            order, phase = str(occurrence.fields.get("order", "")), occurrence.fields.get("phase")
+            if order in self._orders:
+                self._orders.remove(order)
+            # Between hold and go ranks stand still because they were told to.
+            if phase in ("hold", "do"):
+                self._orders.append(order)
+        return ()
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        if presence is None or not presence.heard.any():
+            return ()
+        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
+        state = np.asarray(presence.state)
+        running = fresh & (state == RUNNING)
+        if not running.any():
+            return ()
+        progressed = self._read(presence, running)
+        if progressed and len(self.episodes):
+            summary = f"The job goes on: step {self._newest}."
+            return self.episodes.close("job", self._newest, self.now_s, summary)
+        if len(self.episodes) or self._excused(state):
+            return ()
+        age = presence.step_age_s + (self.now_s - presence.heard_s)
+        deadline = self._deadline(presence, running)
+        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
+        stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - 1.0)
+        if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
+            return ()
+        return self._open(presence, stuck, running, float(age[stuck].max()), deadline)
+
+    def _excused(self, state: np.ndarray[Any, np.dtype[Any]]) -> bool:
+        """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
+        return bool(self._orders) or bool((state == "held").any()) or bool((state == "exited").any())
+
+    def _read(self, presence: Presence, running: Bools) -> bool:
+        """Learn from one reading; True when the job's newest step is beyond the one before."""
+        newest = int(presence.step[running].max())
+        self._learn_phases(presence, running)
+        if self._newest is not None and newest <= self._newest:
+            return False
+        if self._newest is not None:
+            took_s = self.now_s - self._newest_s
+            if not self._moved:
+                self._remember(self._first_step()[0], self.now_s - self._attempt_s)
+            elif not self._standing() and not len(self.episodes):
+                self._readings = [*self._readings, took_s / (newest - self._newest)][-self._config.window :]
+            self._moved = True
+        for name, lasted_s in self._phase_was.items():
+            self._remember(name, lasted_s)
+        progressed = self._newest is not None
+        self._newest, self._newest_s = newest, self.now_s
+        self._cpu = np.stack([presence.cpu_s, presence.heard_s])
+        self._phase_was = {}
+        return progressed
+
+    def _remember(self, name: str, lasted_s: float) -> None:
+        if not len(self.episodes):
+            self._longest[name] = max(self._longest.get(name, 0.0), lasted_s)
+
+    def _first_step(self) -> tuple[str, float]:
+        """Name and unlearned deadline of the first step of this attempt."""
+        if self.attempt.endswith(".0"):
+            return FIRST_STEP, self._config.first_step_s
+        return FIRST_AFTER_ROLLBACK, self._config.rollback_s
+
+    def _standing(self) -> bool:
+        """Whether the time since the newest step belongs to a long phase or an order, and teaches nothing."""
+        return bool(self._phase_was) or bool(self._orders)
+
+    def _learn_phases(self, presence: Presence, running: Bools) -> None:
+        for name, _ in self._config.long_phases:
+            if name in presence.phase:
+                inside = running & np.asarray([phase == name for phase in presence.phase])
+                if inside.any():
+                    lasted = float(presence.phase_age_s[inside].max())
+                    self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
+
+    def _deadline(self, presence: Presence, running: Bools) -> float:
+        """Seconds in one step after which the job hangs; the most patient phase of any rank decides for all."""
+        config = self._config
+        deadline = self._usual_deadline()
+        if not self._moved:
+            deadline = max(deadline, self._long_deadline(*self._first_step()))
+        phases = {presence.phase[rank] for rank in np.flatnonzero(running)} | set(self._phase_was)
+        for name, unseen_s in config.long_phases:
+            if name in phases:
+                deadline = max(deadline, self._long_deadline(name, unseen_s))
+        return deadline
+
+    def _usual_deadline(self) -> float:
+        config = self._config
+        if len(self._readings) < config.readings_min:
+            return config.unknown_s
+        usual, slow = self.usual_step_s()
+        return max(config.steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
+
+    def usual_step_s(self) -> tuple[float, float]:
+        """Median step time of the job, and the time that one in twenty exceeds, in seconds."""
+        middle, slow = np.quantile(self._readings, [0.5, 0.95])
+        return float(middle), float(slow)
+
+    def _long_deadline(self, phase: str, unseen_s: float) -> float:
+        longest = self._longest.get(phase)
+        if longest is None:
+            return unseen_s
+        return max(self._config.long_factor * longest, self._config.long_floor_s)
+
+    def _open(
+        self,
+        presence: Presence,
+        stuck: Bools,
+        running: Bools,
+        age_s: float,
+        deadline_s: float,
+    ) -> list[Finding]:
+        missing = who_is_missing(presence, stuck, running, self._cpu)
+        usual = self.usual_step_s()[0] if self._readings else None
+        step = int(presence.step[stuck].min())
+        evidence = {
+            "age_s": age_s,
+            "deadline_s": deadline_s,
+            "usual_step_s": usual,
+            "decided_by": missing.decided_by,
+            "missing": missing.described,
+            "waiting": missing.waiting,
+        }
+        who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4]) or "no rank stands out"
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=Severity.CRITICAL,
+            ranks=missing.ranks,
+            onset_step=step,
+            detected_step=step,
+            onset_time_s=self.now_s - age_s,
+            detected_time_s=self.now_s,
+            score=age_s / max(deadline_s / 3, 1e-3),
+            confidence=missing.confidence,
+            summary=f"No progress in step {step} for {age_s:.1f} s; {_verdict(missing, who)}.",
+            evidence=evidence,
+        )
+
+
+def _verdict(missing: Missing, who: str) -> str:
+    return f"did not arrive: {who} ({missing.decided_by})" if missing.ranks else who

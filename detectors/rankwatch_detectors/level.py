@@ -1,0 +1,193 @@
+"""Watches the level of one job-level series: does it jump, and does it come back?
+
+The level is the median of the newest points, the scale comes from how far points usually lie from it, tails included,
+so that a falling curve and noisy batches widen it instead of raising anything. Two tests run side by side: one point
+far out, and a sum of moderately high points (a CUSUM in units of the scale). While an episode lasts nothing is
+learned: the points are judged against the level before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.series import RollingQuantiles
+from rankwatch_detectors.state import Stateful
+
+
+@dataclass(frozen=True, slots=True)
+class LevelConfig:
+    """How a series is judged. Points are logged steps; sigmas are in units of the series' own scale."""
+
+    logarithmic: bool = False
+    """Judge the logarithm: for positive series whose scatter grows with their level."""
+    level_points: int = 32
+    """Long enough to ignore a bad batch, short enough to follow the falling early curve."""
+    scatter_points: int = 256
+    warm_points: int = 32
+    jump_sigmas: float = 10.0
+    """One point so far out is told at once. Losses have tails: at 6 sigmas clean runs raise one in some thousand."""
+    drift_allowance: float = 1.5
+    drift_limit: float = 12.0
+    drift_clip: float = 5.0
+    """A shift of 5 sigmas gains 3.5 a point and is told at the fourth; three stray points in a row are not enough."""
+    drift_run_points: int = 8
+    """A sum that took longer than this to reach its limit is a slow climb and no spike."""
+    lasting_points: int = 20
+    """A jump that has not come back after so many points is lasting."""
+    clear_sigmas: float = 4.0
+    clear_points: int = 3
+    settle_points: int = 128
+    """A lasting change that does not grow over so many points is the new level."""
+    scale_floor_ratio: float = 0.005
+    """The scale is at least this share of the level (of 1 for logarithms): rounding cannot score."""
+
+
+class Turn(StrEnum):
+    """What changed with a point."""
+
+    JUMP = "jump"
+    LASTING = "lasting"
+    BACK = "back"
+    SETTLED = "settled"
+
+
+class LevelWatch(Stateful):
+    """Judges one series point by point. Memory: its windows, some ten kilobytes."""
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_recent",
+        "_scatter",
+        "level",
+        "scale",
+        "score",
+        "onset_step",
+        "_sum",
+        "_sum_points",
+        "_sum_step",
+        "_episode",
+        "_calm",
+        "lasting",
+    )
+
+    def __init__(self, config: LevelConfig) -> None:
+        self._config = config
+        self._recent = RollingQuantiles(config.level_points, (0.5,))
+        self._scatter = RollingQuantiles(config.scatter_points, (0.5, 0.95, 0.99))
+        self.level = 0.0
+        """The usual value (its logarithm where so configured), as it was before the open episode."""
+        self.scale = 0.0
+        self.score = 0.0
+        """How far the newest point lies above the level, in scales."""
+        self.onset_step: int | None = None
+        """First step of the open episode."""
+        self.lasting = False
+        self._sum = 0.0
+        self._sum_points = 0
+        self._sum_step = 0
+        self._episode: list[float] = []
+        self._calm = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an episode lasts."""
+        return self.onset_step is not None
+
+    @property
+    def usual(self) -> float:
+        """The level as a value of the series."""
+        return math.exp(self.level) if self._config.logarithmic else self.level
+
+    @property
+    def rising(self) -> bool:
+        """Whether the later half of the open episode lies clearly above its earlier half."""
+        half = len(self._episode) // 2
+        if half < self._config.clear_points:
+            return False
+        later, earlier = self._episode[half:], self._episode[:half]
+        return float(np.median(later) - np.median(earlier)) > self.scale
+
+    def restart(self) -> None:
+        """A new attempt: the level may be that of earlier steps, the scatter stays what it was."""
+        self._recent.reset([])
+        self._end()
+
+    def push(self, value: float, step: int) -> Turn | None:
+        """Score, decide, then learn one finite point.
+
+        Returns:
+            What changed, or None.
+        """
+        point = math.log(max(value, 1e-300)) if self._config.logarithmic else value
+        if self.is_open:
+            return self._follow(point)
+        if len(self._recent) < self._config.warm_points:
+            self._learn(point)
+            return None
+        self._measure()
+        self.score = (point - self.level) / self.scale
+        self._accumulate(step)
+        if self.score >= self._config.jump_sigmas:
+            return self._begin(point, step, lasting=False)
+        if self._sum >= self._config.drift_limit:
+            slow = self._sum_points > self._config.drift_run_points
+            return self._begin(point, self._sum_step, lasting=slow)
+        self._learn(point)
+        return None
+
+    def _measure(self) -> None:
+        config = self._config
+        (self.level,) = self._recent.get()
+        middle, high, extreme = self._scatter.get()
+        # The same normal seen at three places; heavier tails make the outer ones larger, and they decide.
+        spread = max(1.4826 * middle, high / 1.96, extreme / 2.576)
+        unit = 1.0 if config.logarithmic else abs(self.level)
+        self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
+
+    def _accumulate(self, step: int) -> None:
+        config = self._config
+        if self._sum <= 0.0:
+            self._sum, self._sum_points, self._sum_step = 0.0, 0, step
+        self._sum = max(0.0, self._sum + min(self.score, config.drift_clip) - config.drift_allowance)
+        self._sum_points += 1
+
+    def _learn(self, point: float) -> None:
+        if len(self._recent) >= self._config.level_points // 4:
+            (level,) = self._recent.get()
+            distance = abs(point - level)
+            # One outlier must not widen the scale by more than it could by its rank.
+            self._scatter.learn(min(distance, 5.0 * self.scale) if self.scale else distance)
+        # A climb under suspicion does not lift the level that it is judged by.
+        if self._sum < self._config.drift_limit / 2:
+            self._recent.learn(point)
+
+    def _begin(self, point: float, onset_step: int, *, lasting: bool) -> Turn:
+        self.onset_step, self.lasting = onset_step, lasting
+        self._episode, self._calm = [point], 0
+        return Turn.LASTING if lasting else Turn.JUMP
+
+    def _follow(self, point: float) -> Turn | None:
+        config = self._config
+        self.score = (point - self.level) / self.scale
+        self._episode = [*self._episode, point][-config.settle_points :]
+        self._calm = self._calm + 1 if self.score < config.clear_sigmas else 0
+        if self._calm >= config.clear_points:
+            self._end()
+            return Turn.BACK
+        if not self.lasting and len(self._episode) >= config.lasting_points:
+            self.lasting = True
+            return Turn.LASTING
+        if len(self._episode) >= config.settle_points and not self.rising:
+            self._recent.reset(self._episode[-config.level_points :])
+            self._end()
+            return Turn.SETTLED
+        return None
+
+    def _end(self) -> None:
+        self.onset_step, self.lasting = None, False
+        self._episode, self._calm = [], 0
+        self._sum, self._sum_points = 0.0, 0

@@ -1,0 +1,191 @@
+"""Finds NaN and Inf in the step in which they are recorded, and the rank that had them first.
+
+After the gradient reduction a NaN is on every rank, so the culprit shows only in what a rank measured before it: the
+exact columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without
+them the ranks whose own values are not finite are named, unless that is all of them. A value that was not logged is
+nothing. A step that the loss scaler left out (`optimizer_skipped`) raises nothing by its norms; many in a row do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Kind, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector
+
+# Measured by us, never by the training: a NaN in these is a broken clock, not a broken model.
+NOT_TRAINING = frozenset(
+    ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "collective_late_s", "collective_transfer_s", "relative_step")
+)
+NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")
+NORMS = ("grad_norm", "local_grad_norm")
+CRITICAL = (*NORMS, "loss", "nonfinite")
+SKIPPED = "optimizer_skipped"
+RANKS_SHOWN_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NonfiniteConfig:
+    """Settings of the non-finite detector. Its evidence is exact, so there is nothing to calibrate."""
+
+    clear_rows: int = 3
+    """Rows in which what was bad is finite again before the episode ends."""
+    skips_max: int = 20
+    """Steps left out in a row that a loss scaler explains: halving 2^16 twenty times leaves less than 1, below which
+    the gradients themselves overflow."""
+
+
+class NonfiniteDetector(DispatchingDetector):
+    """One episode at a time, scope "rank:N" where one rank is named when it opens, else "job". Memory: constant."""
+
+    kind: Kind = Kind.NONFINITE
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_parameters", "_bad", "_skips", "_exact")
+
+    def __init__(self, config: NonfiniteConfig) -> None:
+        super().__init__()
+        self.name = "nonfinite"
+        self.version = 1
+        self._config = config
+        self._parameters: list[str] = []
+        self._bad: dict[str, int] = {}
+        """Metrics that were not finite in the open episode, with how many finite rows they have had since."""
+        self._skips = 0
+        self._exact = False
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        self._parameters = list(start.topology.parameters)
+        if new_attempt:
+            self._bad, self._skips, self._exact = {}, 0, False
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        excused = _flagged(frame, SKIPPED)
+        if excused.any():
+            self._skips += 1
+        elif _flagged(frame, "grad_norm").any() and np.isfinite(frame.values["grad_norm"]).all():
+            self._skips = 0
+        bad = _bad_ranks(frame, excused)
+        if self._skips >= self._config.skips_max:
+            bad.setdefault(SKIPPED, excused)
+        return self._tell(frame, bad) if bad else self._recover(frame)
+
+    def _tell(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
+        for name in bad:
+            self._bad[name] = 0
+        ranks = _culprits(bad)
+        exact = "nonfinite" in bad
+        open_scope = next(iter(self.episodes), None)
+        if open_scope is not None:
+            # The first to have it stays named: by the next step the reduction has carried it to everybody.
+            told = self.episodes.told(open_scope)
+            better = exact and not self._exact and bool(ranks) and frame.step <= told["onset_step"]
+            if not better:
+                return []
+            self._exact = True
+            return self.episodes.update(open_scope, **self._words(frame, bad, ranks))
+        self._exact = exact and bool(ranks)
+        critical = any(name in CRITICAL for name in bad)
+        return self.episodes.open(
+            f"rank:{ranks[0]}" if len(ranks) == 1 else "job",
+            attempt=self.attempt,
+            severity=Severity.CRITICAL if critical else Severity.WARNING,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=math.inf,
+            confidence=1.0 if critical and SKIPPED not in bad else 0.5,
+            **self._words(frame, bad, ranks),
+        )
+
+    def _words(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...]) -> dict[str, Any]:
+        evidence: dict[str, Any] = {"metrics": sorted(bad), "values": _examples(frame, bad)}
+        evidence["ranks_affected"] = max(int(which.sum()) for which in bad.values())
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else (f"{len(ranks)} ranks" if ranks else "all ranks")
+        what = "local gradients" if "nonfinite" in bad else " and ".join(sorted(bad))
+        summary = f"Not finite: {what} on {who} in step {frame.step}"
+        if "nonfinite" in bad and ranks:
+            evidence["nonfinite_gradients"] = int(frame.exact["nonfinite"][ranks[0]])
+            parameter = self._parameter(frame, ranks[0])
+            if parameter:
+                evidence["parameter"] = parameter
+                summary += f", first in {parameter}"
+        if list(bad) == [SKIPPED]:
+            summary = f"The loss scaler has left out {self._skips} steps in a row, up to step {frame.step}"
+        return {
+            "ranks": ranks,
+            "onset_step": frame.step,
+            "detected_step": frame.step,
+            "summary": summary + ".",
+            "evidence": evidence,
+        }
+
+    def _parameter(self, frame: Frame, rank: int) -> str:
+        first = frame.exact.get("nonfinite_first")
+        if first is None or not frame.present["nonfinite_first"][rank]:
+            return ""
+        index = int(first[rank])
+        return self._parameters[index] if 0 <= index < len(self._parameters) else f"parameter {index}"
+
+    def _recover(self, frame: Frame) -> list[Finding]:
+        for name in list(self._bad):
+            seen = self._skips == 0 if name == SKIPPED else _seen(frame, name)
+            self._bad[name] += seen
+            if self._bad[name] >= self._config.clear_rows:
+                del self._bad[name]
+        if self._bad:
+            return []
+        summary = f"All values are finite again in step {frame.step}."
+        return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
+
+
+def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
+    """By metric, the ranks whose present value is not finite; `excused` ranks' norms do not count."""
+    bad: dict[str, Bools] = {}
+    for name, values in frame.values.items():
+        if name in NOT_TRAINING or name.startswith(NOT_TRAINING_PREFIXES):
+            continue
+        # A sum is finite only if all its terms are: one pass for the usual case.
+        with np.errstate(all="ignore"):
+            if math.isfinite(float(values.sum())):
+                continue
+        which = frame.present[name] & ~np.isfinite(values)
+        if name in NORMS:
+            which = which & ~excused
+        if which.any():
+            bad[name] = which
+    counts = frame.exact.get("nonfinite")
+    if counts is not None:
+        which = frame.present["nonfinite"] & (counts > 0)
+        if which.any():
+            bad["nonfinite"] = which
+    return bad
+
+
+def _culprits(bad: dict[str, Bools]) -> tuple[int, ...]:
+    """Ranks to name: by local gradients if they tell, else by values of their own; nobody when it is everybody."""
+    order = ["nonfinite", "local_grad_norm", *sorted(name for name in bad if name not in ("nonfinite", *NORMS))]
+    for name in order:
+        if name in bad and name != SKIPPED and (not bad[name].all() or bad[name].size == 1):
+            return tuple(int(rank) for rank in np.flatnonzero(bad[name])[:RANKS_SHOWN_MAX])
+    return ()
+
+
+def _examples(frame: Frame, bad: dict[str, Bools]) -> dict[str, float]:
+    return {name: float(frame.values[name][which][0]) for name, which in bad.items() if name in frame.values}
+
+
+def _flagged(frame: Frame, name: str) -> Bools:
+    """Ranks that have this metric present and not 0."""
+    values = frame.values.get(name)
+    if values is None:
+        return np.zeros(0, dtype=np.bool_) if not frame.present else np.zeros_like(next(iter(frame.present.values())))
+    return np.asarray(frame.present[name] & (values != 0))
+
+
+def _seen(frame: Frame, name: str) -> bool:
+    """Whether some rank has this metric in this frame; that it is finite everywhere is known by then."""
+    return bool(frame.present[name].any()) if name in frame.present else False

@@ -1,0 +1,98 @@
+"""Tells that a job is started again and again without getting any further.
+
+Progress is a step beyond the furthest ever reached, or a checkpoint saved beyond the newest one. Launches that end
+because the ranks left their loops, or were told to stop, are intended and do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLoopConfig:
+    """Settings of the restart_loop detector."""
+
+    launches: int = 3
+    """Launches in a row without progress: two happen by bad luck, the third has a reason."""
+
+
+class RestartLoopDetector(DispatchingDetector):
+    """Scope "job". Memory: constant."""
+
+    kind: Kind = Kind.RESTART_LOOP
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_furthest",
+        "_saved",
+        "_idle",
+        "_progressed",
+        "_intended",
+        "_started_s",
+    )
+
+    def __init__(self, config: RestartLoopConfig) -> None:
+        super().__init__()
+        self.name = "restart_loop"
+        self.version = 1
+        self._config = config
+        self._furthest = -1
+        self._saved = -1
+        self._idle = 0
+        """Launches in a row that ended without progress and without intention."""
+        self._progressed = False
+        self._intended = False
+        self._started_s: list[float] = []
+
+    def _begin(self, start: AttemptStart) -> list[Finding]:
+        # Only progress ends this kind's episode; a further attempt is its very substance.
+        new_launch = start.launch != self.attempt.rpartition(".")[0]
+        first = not self.attempt
+        self.attempt = start.attempt
+        self.world_size = start.topology.world_size
+        if not new_launch:
+            return []
+        self._idle = 0 if first or self._progressed or self._intended else self._idle + 1
+        self._progressed = self._intended = False
+        self._started_s = [*self._started_s, start.time_s][-self._config.launches - 1 :]
+        if self._idle < self._config.launches or "job" in self.episodes:
+            return []
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=Severity.CRITICAL,
+            onset_step=self._furthest,
+            detected_step=self._furthest,
+            onset_time_s=self._started_s[0],
+            detected_time_s=self.now_s,
+            score=float("inf"),
+            confidence=0.9,
+            summary=f"{self._idle} launches in a row ended without getting beyond step {self._furthest}.",
+            evidence={"launches": self._idle, "furthest_step": self._furthest, "started_s": self._started_s},
+        )
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        if frame.step <= self._furthest:
+            return ()
+        self._furthest = frame.step
+        return self._progress(frame.step)
+
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        if occurrence.kind == "rank_left" or occurrence.fields.get("action") == "stop":
+            self._intended = True
+        if occurrence.kind == "checkpoint_saved" and occurrence.step is not None and occurrence.step > self._saved:
+            self._saved = occurrence.step
+            return self._progress(occurrence.step)
+        return ()
+
+    def _progress(self, step: int) -> list[Finding]:
+        self._progressed = True
+        self._idle = 0
+        if "job" not in self.episodes:
+            return []
+        return self.episodes.close("job", step, self.now_s, f"The job is beyond its old mark: step {step}.")

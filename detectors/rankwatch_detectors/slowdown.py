@@ -1,0 +1,184 @@
+"""Finds that the whole job has become slower than it was.
+
+A bank of CUSUMs on the logarithm of the step time (median over ranks) against the job's own level. Where ranks share
+cores with others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A
+job that becomes faster learns its new level at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severity, StepKind
+from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline
+from rankwatch_detectors.budget import threshold
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.shift import Crossing, ShiftBank
+from rankwatch_detectors.witness import SUSPECT_EVIDENCE
+
+
+@dataclass(frozen=True, slots=True)
+class SlowdownConfig:
+    """Settings of the slowdown detector."""
+
+    budget: float = 1.0
+    """False incidents per job-week."""
+    ratios: tuple[float, ...] = (1.05, 1.1, 1.3, 1 / 1.1, 1 / 1.3)
+    """Supposed changes; those below 1 only make a faster job learn anew."""
+    ratio_min: float = 1.04
+    rows_min: int = 5
+    shared_ratio_min: float = 1.3
+    """On shared cores caches and neighbours move CPU time by a tenth and more."""
+    shared_duration_s: float = 60.0
+    skipped_rows: int = 2
+    baseline: BaselineConfig = field(
+        default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
+    )
+    clear_share: float = 0.4
+    clear_rows: int = 16
+
+
+class SlowdownDetector(DispatchingDetector):
+    """Scope "job". Memory: constant."""
+
+    kind: Kind = Kind.SLOWDOWN
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_baseline",
+        "_bank",
+        "_accelerated",
+        "_rows",
+        "_step_s",
+        "_since_s",
+        "_excess",
+        "_calm",
+        "_tokens",
+    )
+
+    def __init__(self, config: SlowdownConfig) -> None:
+        super().__init__()
+        self.name = "slowdown"
+        self.version = 1
+        self._config = config
+        self._baseline = PeerBaseline(config.baseline, compared=False)
+        levels = tuple(math.log(ratio) for ratio in config.ratios)
+        self._bank = ShiftBank(levels, config.baseline.clip_sigmas, config.rows_min)
+        self._accelerated = False
+        self._step_s = 1.0
+        self._relearn()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._rows = 0
+        self._since_s: float | None = None
+        self._excess = 0.0
+        self._calm = 0
+        self._bank.clear(1)
+
+    def _relearn(self) -> None:
+        self._tokens = 0.0
+        alone = np.zeros(1, dtype=np.int64)
+        self._baseline.regroup(alone, alone - 1)
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
+        self._accelerated = any(start.topology.device_uuid)
+        if new_launch:
+            # Another launch may have another batch size, another code version, another number of ranks.
+            self._relearn()
+        if new_attempt:
+            self._reset()
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        if frame.family != "steps" or frame.kind is not StepKind.TRAIN:
+            return ()
+        cpu_s = None if self._accelerated else typical(frame, "busy_cpu_s")
+        step_s = typical(frame, "step_time_s")
+        seconds = cpu_s if cpu_s is not None else step_s
+        if seconds is None or seconds <= 0:
+            return ()
+        self._rows += 1
+        if self._rows <= self._config.skipped_rows:
+            return ()
+        self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
+        logs = np.asarray([math.log(seconds) - self._added_load(frame)])
+        here = np.ones(1, dtype=np.bool_)
+        residual = self._baseline.residual(logs, here)
+        sigma = self._baseline.sigma()
+        self._bank.push(residual, sigma, self._baseline.ready(), frame.step)
+        findings = self._decide(frame, float(residual[0]), seconds, shared=cpu_s is not None)
+        calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
+        self._baseline.learn(logs, residual, calm)
+        return findings
+
+    def _added_load(self, frame: Frame) -> float:
+        """Logarithm of how much more work a step has than at first; growing batches make no slow job."""
+        tokens = typical(frame, "tokens")
+        if tokens is None or tokens <= 0:
+            return 0.0
+        self._tokens = self._tokens or tokens
+        return max(0.0, math.log(tokens / self._tokens))
+
+    def _decide(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
+        config = self._config
+        if len(self.episodes):
+            return self._follow(frame, residual)
+        limit = threshold(self._bank.levels, self._step_s, config.budget)
+        ratio_min = config.shared_ratio_min if shared else config.ratio_min
+        crossings = self._bank.crossings(limit, math.log(config.ratio_min))
+        if crossings and crossings[0].effect < 0:
+            self._relearn()
+            self._bank.clear(1)
+            return []
+        if not crossings or crossings[0].effect < math.log(ratio_min):
+            self._since_s = None
+            return []
+        if self._since_s is None:
+            self._since_s = self.now_s
+        if shared and self.now_s - self._since_s < config.shared_duration_s:
+            return []
+        return self._open(crossings[0], frame, seconds, shared=shared)
+
+    def _follow(self, frame: Frame, residual: float) -> list[Finding]:
+        config = self._config
+        told = math.log(self.episodes.told("job")["evidence"]["ratio"])
+        self._excess += (residual - self._excess) / config.clear_rows
+        self._calm = self._calm + 1 if self._excess < config.clear_share * told else 0
+        if self._calm < config.clear_rows:
+            return []
+        self._bank.clear(1)
+        self._since_s = None
+        summary = f"Steps take as long as before again since step {frame.step - self._calm + 1}."
+        return self.episodes.close("job", frame.step, self.now_s, summary)
+
+    def _open(self, crossing: Crossing, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
+        ratio = math.exp(crossing.effect)
+        self._excess, self._calm = crossing.effect, 0
+        usual = seconds / ratio
+        what = "CPU time per step" if shared else "step time"
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=Severity.WARNING,
+            onset_step=crossing.onset_step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - crossing.rows * self._step_s,
+            detected_time_s=self.now_s,
+            score=crossing.effect / float(self._baseline.sigma()[0]) * math.sqrt(crossing.rows),
+            confidence=1.0 - math.exp(-crossing.evidence / 4),
+            summary=f"The job's {what} is {ratio:.2f} times its usual {usual:.3g} s since step {crossing.onset_step}.",
+            evidence={
+                "ratio": ratio,
+                "seconds": seconds,
+                "usual_s": usual,
+                "witness": "cpu" if shared else "wall",
+                "rows": crossing.rows,
+                "log_likelihood_ratio": crossing.evidence,
+                "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
+            },
+        )

@@ -1,0 +1,114 @@
+"""Loss spikes, loss divergence and gradient-norm excursions: judgements about the job's own training curves.
+
+The series is the median over ranks of each train step, from whichever family carries it first. Non-finite values are
+`nonfinite`'s business and teach nothing here. A jump that comes back is a spike; one that stays, or a slow climb, is
+divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severity, StepKind
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class CurveConfig:
+    """Which series is watched, and how."""
+
+    metric: str = "loss"
+    level: LevelConfig = field(default_factory=LevelConfig)
+    mild_ratio: float = 1.5
+    """A jump below this multiple of the level is worth knowing, not worth waking anyone."""
+
+
+class CurveDetector(DispatchingDetector):
+    """One kind's view of one series; scope "job"."""
+
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_watch", "_last_step")
+
+    def __init__(self, kind: Kind, config: CurveConfig) -> None:
+        self.kind = kind
+        super().__init__()
+        self.name = kind.value
+        self.version = 1
+        self._config = config
+        self._watch = LevelWatch(config.level)
+        self._last_step = -1
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        if new_attempt:
+            self._watch.restart()
+            self._last_step = -1
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        if frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
+            return ()
+        value = typical(frame, self._config.metric)
+        if value is None or (value <= 0 and self._config.level.logarithmic):
+            return ()
+        self._last_step = frame.step
+        turn = self._watch.push(value, frame.step)
+        return self._tell(turn, value, frame) if turn is not None else ()
+
+    def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
+        begins = {
+            Kind.LOSS_SPIKE: turn is Turn.JUMP,
+            Kind.LOSS_DIVERGENCE: turn is Turn.LASTING,
+            Kind.GRAD_NORM: turn in (Turn.JUMP, Turn.LASTING),
+        }[self.kind]
+        name = self._config.metric
+        if begins and "job" not in self.episodes:
+            return self._open(turn, value, frame)
+        if "job" not in self.episodes:
+            return ()
+        if turn is Turn.LASTING:
+            if self.kind is Kind.GRAD_NORM:
+                return self.episodes.update(
+                    "job", severity=Severity.WARNING, summary=self._sentence(turn, value, frame)
+                )
+            return self.episodes.close("job", frame.step, self.now_s, f"The {name} did not come back: it diverges.")
+        how = "is back at its level" if turn is Turn.BACK else f"has settled at a new level of {value:.4g}"
+        return self.episodes.close("job", frame.step, self.now_s, f"The {name} {how} in step {frame.step}.")
+
+    def _open(self, turn: Turn, value: float, frame: Frame) -> list[Finding]:
+        watch = self._watch
+        onset = watch.onset_step if watch.onset_step is not None else frame.step
+        evidence: dict[str, Any] = {
+            "metric": self._config.metric,
+            "value": value,
+            "usual": watch.usual,
+            "scale": watch.scale,
+            "score": watch.score,
+            "rising": watch.rising,
+        }
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=self._severity(turn, value),
+            onset_step=onset,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=watch.score,
+            confidence=min(0.95, 0.5 + max(watch.score, 0.0) / 50),
+            summary=self._sentence(turn, value, frame),
+            evidence=evidence,
+        )
+
+    def _severity(self, turn: Turn, value: float) -> Severity:
+        mild = abs(value - self._watch.usual) < (self._config.mild_ratio - 1) * abs(self._watch.usual)
+        if self.kind is Kind.LOSS_DIVERGENCE:
+            return Severity.WARNING if mild and not self._watch.rising else Severity.CRITICAL
+        return Severity.INFO if mild or (self.kind is Kind.GRAD_NORM and turn is Turn.JUMP) else Severity.WARNING
+
+    def _sentence(self, turn: Turn, value: float, frame: Frame) -> str:
+        words = "jumped to" if turn is Turn.JUMP else "has left its level and is at"
+        usual, score = self._watch.usual, self._watch.score
+        name = self._config.metric
+        return f"The {name} {words} {value:.4g} in step {frame.step}; usual is {usual:.4g} ({score:.0f} sigmas)."
