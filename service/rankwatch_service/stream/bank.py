@@ -1,0 +1,96 @@
+"""The detectors of one job. One that fails is counted, told and begun anew; the stream goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
+
+FAILURES_MAX: Final = 5
+"""Failures after which a detector stays off for this job: its error will not go away by repeating it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A detector raised. It has been begun anew, or switched off."""
+
+    detector: str
+    error: str
+    failures: int
+    off: bool
+
+
+class Bank:
+    """Tells every detector everything, in the catalogue's order."""
+
+    def __init__(self, make: Callable[[], Sequence[Detector]]) -> None:
+        self._make = make
+        self._detectors = {detector.name: detector for detector in make()}
+        self._failures: dict[str, int] = {}
+        self._start: AttemptStart | None = None
+
+    def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
+        """Hand an observation to all detectors; returns what they found, and which of them failed."""
+        if isinstance(observation, AttemptStart):
+            self._start = observation
+        findings: list[Finding] = []
+        failures: list[Failure] = []
+        for name, detector in self._detectors.items():
+            if self._failures.get(name, 0) >= FAILURES_MAX:
+                continue
+            try:
+                findings += detector.observe(observation)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is no Exception
+                failures.append(self._fail(name, error))
+        return findings, failures
+
+    def state(self) -> dict[str, Any]:
+        """Snapshots of all detectors with their versions."""
+        return {
+            name: {
+                "version": detector.version,
+                "failures": self._failures.get(name, 0),
+                "state": detector.snapshot(),
+            }
+            for name, detector in self._detectors.items()
+        }
+
+    def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
+        """Take up snapshots; returns the names of detectors that begin cold, being new or of another version.
+
+        Args:
+            state: what `state` gave.
+            start: the running attempt, for those that begin cold.
+        """
+        self._start = start
+        cold = []
+        for name, detector in self._detectors.items():
+            saved = state.get(name)
+            try:
+                if saved is not None and saved["version"] == detector.version:
+                    detector.restore(saved["state"])
+                    self._failures[name] = saved["failures"]
+                    continue
+            except Exception as error:  # noqa: BLE001 - a snapshot that cannot be read must not stop the service
+                self._fail(name, error)
+            cold.append(name)
+            self._begin_anew(name)
+        return cold
+
+    def _fail(self, name: str, error: BaseException) -> Failure:
+        count = self._failures[name] = self._failures.get(name, 0) + 1
+        self._begin_anew(name)
+        return Failure(name, f"{type(error).__name__}: {error}"[:500], count, count >= FAILURES_MAX)
+
+    def _begin_anew(self, name: str) -> None:
+        fresh = next(detector for detector in self._make() if detector.name == name)
+        self._detectors[name] = fresh
+        if self._start is not None:
+            try:
+                fresh.observe(self._start)
+            except Exception:  # noqa: BLE001 - counted when it fails at the next observation
+                self._failures[name] = FAILURES_MAX

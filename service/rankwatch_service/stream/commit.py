@@ -1,0 +1,181 @@
+"""The one transaction of a batch: positions, ticks and everything that follows from them, or nothing of it.
+
+Ids are derived, so that an effect which is there already is left as it is: the second guard, not the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rankwatch_service.control import audit
+from rankwatch_service.control.commands import tell
+from rankwatch_service.control.ledger import Entry
+from rankwatch_service.log import dead_letters
+from rankwatch_service.store.models import (
+    Attempt,
+    Base,
+    Checkpoint,
+    Command,
+    Feed,
+    HostRecord,
+    Incident,
+    IncidentTransition,
+    Job,
+    Outbox,
+    StreamPosition,
+    StreamTick,
+)
+from rankwatch_service.stream.effects import Effects
+
+FEED_ROWS_MAX: Final = 50_000
+"""Rows of the feed kept: about half a day of ten jobs. A page that was away for longer loads anew."""
+
+_NEW_ATTEMPT: Final = {
+    "started_unix_ns": 0,
+    "ended_unix_ns": None,
+    "world_size": 0,
+    "first_step": None,
+    "last_step": None,
+    "topology": {},
+    "number": 0,
+}
+
+
+class FencedError(Exception):
+    """Another process has taken over this partition: nothing was committed, and nothing more may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a partition is processed: every record below `position` and every tick up to `tick_number`."""
+
+    position: int
+    tick_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTick:
+    """Before the record at `position` the time was `time_unix_ns`."""
+
+    number: int
+    position: int
+    time_unix_ns: int
+
+
+def claim(connection: Connection, partition: int) -> tuple[Place, int]:
+    """Take over a partition: returns where to go on, and the epoch that only this process has."""
+    row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
+    if row is None:
+        connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
+        return Place(0, 0), 1
+    taken = update(StreamPosition).where(StreamPosition.partition == partition).values(epoch=row.epoch + 1)
+    connection.execute(taken)
+    return Place(row.position, row.tick_number), row.epoch + 1
+
+
+def commit(
+    connection: Connection,
+    partition: int,
+    epoch: int,
+    place: Place,
+    ticks: Sequence[StoredTick],
+    effects: Effects,
+    now_unix_ns: int,
+) -> None:
+    """Write everything that one batch led to, in the caller's writing transaction.
+
+    Raises:
+        FencedError: the partition has another owner now; the caller must let the transaction go.
+    """
+    mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
+    moved = update(StreamPosition).where(*mine).values(position=place.position, tick_number=place.tick_number)
+    if connection.execute(moved).rowcount != 1:
+        raise FencedError(f"partition {partition} was taken over by another process")
+    if ticks:
+        rows = [
+            {"partition": partition, "number": t.number, "position": t.position, "time_unix_ns": t.time_unix_ns}
+            for t in ticks
+        ]
+        connection.execute(insert(StreamTick), rows)
+    _jobs(connection, effects)
+    _incidents(connection, effects)
+    _commands(connection, effects)
+    for job, entry in effects.checkpoints:
+        row = _checkpoint(job, entry)
+        changes = {name: value for name, value in row.items() if name not in ("job", "id")}
+        connection.execute(_upsert(connection, Checkpoint, ("job", "id"), row, changes))
+    for refused in effects.refused:
+        detail = f"partition {partition}, position {refused.position}: {refused.detail}"
+        dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, now_unix_ns)
+    if effects.feed:
+        connection.execute(insert(Feed), effects.feed)
+        newest = connection.scalar(select(func.max(Feed.id))) or 0
+        connection.execute(delete(Feed).where(Feed.id <= newest - FEED_ROWS_MAX))
+
+
+def _jobs(connection: Connection, effects: Effects) -> None:
+    for row in effects.jobs.values():
+        changes = {name: value for name, value in row.items() if name != "name"}
+        connection.execute(_upsert(connection, Job, ("name",), row, changes))
+    for (job, attempt), columns in effects.attempts.items():
+        row = {"job": job, "attempt": attempt} | _NEW_ATTEMPT | columns
+        connection.execute(_upsert(connection, Attempt, ("job", "attempt"), row, columns))
+
+
+def _incidents(connection: Connection, effects: Effects) -> None:
+    newest = {transition.incident["id"]: transition.incident for transition in effects.transitions}
+    for row in newest.values():
+        changes = {name: value for name, value in row.items() if name != "id"}
+        connection.execute(_upsert(connection, Incident, ("id",), row, changes))
+    for transition in effects.transitions:
+        keys = ("incident_id", "number")
+        connection.execute(_upsert(connection, IncidentTransition, keys, transition.row(), {}))
+    for row in effects.outbox:
+        connection.execute(_upsert(connection, Outbox, ("id",), row, {}))
+    for row in effects.host_records:
+        connection.execute(_upsert(connection, HostRecord, ("id",), row, {}))
+
+
+def _commands(connection: Connection, effects: Effects) -> None:
+    for row in effects.commands:
+        added = connection.execute(_upsert(connection, Command, ("id",), row, {}))
+        if added.rowcount == 0:
+            continue
+        now, action = row["requested_unix_ns"], row["action"]
+        fields = {key: row[key] for key in ("id", "attempt", "params", "reason")}
+        audit.append(connection, now, row["requested_by"], f"command.{action}", row["job"], "ok", fields=fields)
+        tell(connection, "command", row["job"], {"id": row["id"], "action": action, "state": "requested"}, now)
+
+
+def _checkpoint(job: str, entry: Entry) -> dict[str, Any]:
+    return {
+        "job": job,
+        "id": entry.id,
+        "attempt": entry.attempt,
+        "step": entry.step,
+        "tier": str(entry.tier),
+        "location": entry.location,
+        "shards_expected": entry.shards_expected,
+        "shards": list(entry.shards),
+        "seconds": entry.seconds,
+        "bytes": entry.bytes,
+        "verdict": str(entry.verdict),
+        "verdict_reason": entry.reason,
+        "saved_unix_ns": entry.saved_unix_ns,
+    }
+
+
+def _upsert(
+    connection: Connection, table: type[Base], keys: Sequence[str], row: Mapping[str, Any], changes: Mapping[str, Any]
+) -> Any:
+    """Insert a row; where its key is there already make `changes` to it, or leave it where there are none."""
+    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = make(table).values(**row)
+    if not changes:
+        return statement.on_conflict_do_nothing(index_elements=list(keys))
+    return statement.on_conflict_do_update(index_elements=list(keys), set_=dict(changes))

@@ -1,0 +1,220 @@
+"""An incident as the stream knows it, and its transitions. Plain values; their rows are what the store keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final
+
+from rankwatch_detectors.base import Finding, Kind, Severity
+
+LISTED_MAX: Final = 64
+"""Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
+
+
+class Moment(StrEnum):
+    """What a transition is. Receivers are told of opened, updated and resolved."""
+
+    OPENED = "opened"
+    UPDATED = "updated"
+    EVIDENCE = "evidence"
+    ACKNOWLEDGED = "acknowledged"
+    COMMENTED = "commented"
+    RESOLVED = "resolved"
+
+
+@dataclass(slots=True)
+class Part:
+    """One finding's episode within an incident."""
+
+    kind: Kind
+    scope: str
+    episode: int
+    attempt: str
+    ranks: tuple[int, ...]
+    onset_step: int | None
+    onset_time_s: float
+    summary: str
+    is_open: bool = True
+    ended_with_attempt: bool = False
+    """Its attempt is over: it counts as closed once training makes progress again."""
+
+    def told(self) -> dict[str, Any]:
+        """As an entry of `consequences`."""
+        return {
+            "kind": str(self.kind),
+            "scope": self.scope,
+            "ranks": list(self.ranks),
+            "summary": self.summary,
+            "step": self.onset_step,
+        }
+
+
+@dataclass(slots=True)
+class Incident:
+    """What a person works on. `parts[0]` is the first mover; the others are its consequences."""
+
+    id: str
+    number: int
+    job: str
+    parts: list[Part]
+    severity: Severity
+    ranks: tuple[int, ...]
+    scope: str
+    detected_step: int | None
+    detected_time_s: float
+    score: float
+    confidence: float
+    cause: str
+    summary: str
+    evidence: dict[str, Any]
+    updated_time_s: float
+    state: str = "open"
+    resolved_step: int | None = None
+    resolved_time_s: float | None = None
+    hosts: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    changes_before: list[dict[str, Any]] = field(default_factory=list)
+    impact_gpu_hours_per_hour: float = 0.0
+    suggestion: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+    transitions: int = 0
+    acknowledged_by: str | None = None
+    actions: list[str] = field(default_factory=list)
+    """Commands that were derived from it, by action: each at most once."""
+    parts_total: int = 1
+    """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
+
+    @property
+    def first(self) -> Part:
+        """The first mover."""
+        return self.parts[0]
+
+    @property
+    def kind(self) -> Kind:
+        """The first mover's kind."""
+        return self.first.kind
+
+    @property
+    def attempt(self) -> str:
+        """The attempt in which it began."""
+        return self.first.attempt
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the `incident` table."""
+        return {
+            "id": self.id,
+            "number": self.number,
+            "job": self.job,
+            "attempt": self.attempt,
+            "kind": str(self.kind),
+            "scope": self.scope,
+            "episode": self.first.episode,
+            "severity": str(self.severity),
+            "state": self.state,
+            "ranks": list(self.ranks),
+            "hosts": list(self.hosts),
+            "devices": list(self.devices),
+            "onset_step": self.first.onset_step,
+            "detected_step": self.detected_step,
+            "resolved_step": self.resolved_step,
+            "onset_unix_ns": unix_ns(self.first.onset_time_s),
+            "detected_unix_ns": unix_ns(self.detected_time_s),
+            "updated_unix_ns": unix_ns(self.updated_time_s),
+            "resolved_unix_ns": None if self.resolved_time_s is None else unix_ns(self.resolved_time_s),
+            "score": self.score,
+            "confidence": self.confidence,
+            "cause": self.cause,
+            "summary": self.summary,
+            "evidence": plain(self.evidence),
+            "consequences": [part.told() for part in self.parts[1:]],
+            "changes_before": plain(self.changes_before),
+            "impact_gpu_hours_per_hour": self.impact_gpu_hours_per_hour,
+            "suggestion": plain(self.suggestion),
+            "checkpoint": self.checkpoint,
+            "transitions": self.transitions,
+            "acknowledged_by": self.acknowledged_by,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of one incident, with the incident's row as it is after it."""
+
+    number: int
+    what: Moment
+    actor: str
+    text: str
+    fields: Mapping[str, Any]
+    time_s: float
+    incident: Mapping[str, Any]
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the `incident_transition` table."""
+        return {
+            "incident_id": self.incident["id"],
+            "number": self.number,
+            "what": str(self.what),
+            "actor": self.actor,
+            "text": self.text,
+            "fields": plain(dict(self.fields)),
+            "at_unix_ns": unix_ns(self.time_s),
+        }
+
+
+def incident_id(job: str, attempt: str, kind: str, scope: str, episode: int) -> str:
+    """The id of the incident that this finding opens: the same, however often it is derived."""
+    return f"inc_{derived(job, attempt, kind, scope, episode)}"
+
+
+def derived(*parts: object) -> str:
+    """24 hex digits of a hash over the parts; parts cannot run into each other."""
+    return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
+
+
+def part_of(finding: Finding, episode: int) -> Part:
+    """The part that this finding is."""
+    return Part(
+        kind=finding.kind,
+        scope=finding.scope,
+        episode=episode,
+        attempt=finding.attempt,
+        ranks=tuple(finding.ranks),
+        onset_step=finding.onset_step,
+        onset_time_s=finding.onset_time_s,
+        summary=finding.summary,
+    )
+
+
+def unix_ns(time_s: float) -> int:
+    """Stream time in seconds as integer nanoseconds, to the microsecond that a float holds."""
+    return round(time_s * 1e6) * 1_000
+
+
+def plain(value: Any) -> Any:
+    """In JSON types alone: non-finite numbers as the strings NaN, Inf and -Inf."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def incident_state(incident: Incident) -> dict[str, Any]:
+    """For a snapshot: JSON types."""
+    return {item.name: getattr(incident, item.name) for item in dataclasses.fields(incident)} | {
+        "parts": [dataclasses.asdict(part) for part in incident.parts]
+    }
+
+
+def incident_restored(state: Mapping[str, Any]) -> Incident:
+    """The incident that gave this state."""
+    parts = [Part(**{**saved, "kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"])}) for saved in state["parts"]]
+    severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
+    return Incident(**{**state, "parts": parts, "severity": severity, "ranks": ranks})

@@ -1,0 +1,280 @@
+"""One job: its records and ticks in, effects out. Pure and deterministic, so that a replay ends in the same state.
+
+Here the parts meet: assembler -> detectors -> correlator -> ledger, policy and notifications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Occurrence
+from rankwatch_service.control.ledger import Entry
+from rankwatch_service.control.records import ControlRecord, Judgement, OrderPhase
+from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.stream.assembler import Assembler
+from rankwatch_service.stream.bank import Bank
+from rankwatch_service.stream.books import Books
+from rankwatch_service.stream.causes import ON_RECORD
+from rankwatch_service.stream.correlator import Correlator, Told
+from rankwatch_service.stream.desk import Desk
+from rankwatch_service.stream.effects import Effects
+from rankwatch_service.stream.incidents import Incident, Moment, Transition, derived, unix_ns
+from rankwatch_service.stream.portrait import Portrait
+from rankwatch_service.stream.response import Responder, Situation
+from rankwatch_service.stream.stacks import attach_stack
+
+REST_AFTER_S: Final = 3_600.0
+"""A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
+
+MakeDetectors = Callable[[], Sequence[Detector]]
+
+Links = Callable[[str, str], Mapping[str, str]]
+"""(job, incident id) -> where to read on, by name."""
+
+
+class JobStream:
+    """The stream's state of one job, as of one place in the log."""
+
+    def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, desk: Desk) -> None:
+        self.job = job
+        self.desk = desk
+        self.correlator = Correlator(job)
+        self.books = Books()
+        self.cold: list[str] = []
+        """Detectors that began cold when this state was restored."""
+        self._make_detectors = make_detectors
+        self._links = links
+        self._assembler = Assembler()
+        self._bank = Bank(make_detectors)
+        self._responder = Responder()
+        self._portrait = Portrait(job)
+        self._heard_s = 0.0
+        self._resting = False
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has let go of everything but its incidents, until telemetry comes again."""
+        return self._resting
+
+    def telemetry(self, batch: wire.Batch, now_s: float, effects: Effects) -> None:
+        """The next batch in log order, checked."""
+        self._heard_s, self._resting = now_s, False
+        self._observe(self._assembler.take(batch, now_s), now_s, effects)
+        if self._portrait.is_new:
+            self._portray(now_s, effects)
+
+    def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
+        """The next control record about this job, or about all jobs."""
+        match record:
+            case OrderPhase():
+                self._portrait.order(record.action, record.phase)
+                if record.phase in ("do", "go", "kill"):
+                    self.books.note(f"{record.action}: {record.phase}", record.step, now_s)
+                fields = {
+                    "order": record.order,
+                    "phase": record.phase,
+                    "action": record.action,
+                    "step": record.step,
+                }
+                step = record.step if record.step >= 0 else None
+                occurrence = Occurrence("order", record.attempt, "", now_s, None, step, fields)
+                self._observe([occurrence], now_s, effects)
+            case Judgement():
+                self._judgement(record, now_s, effects)
+            case _:
+                self.desk.take(record)
+
+    def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
+        """Time passed."""
+        if self._resting:
+            return
+        self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
+        situation = self._situation(now_s)
+        for incident in self.correlator.open:
+            if incident.state == "open" and incident.attempt == self._assembler.attempt:
+                effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
+        if self._assembler.ended:
+            self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
+        self._portray(now_s, effects)
+        if now_s - self._heard_s > REST_AFTER_S:
+            self._resting = True
+            self._assembler, self._bank = Assembler(), Bank(self._make_detectors)
+
+    # ---- observations ----------------------------------------------------------------------------------------------
+
+    def _observe(self, observations: Sequence[Observation], now_s: float, effects: Effects) -> None:
+        for observation in observations:
+            if isinstance(observation, AttemptStart):
+                self._attempt_start(observation, now_s, effects)
+            findings, failures = self._bank.observe(observation)
+            effects.failures += [(self.job, failure) for failure in failures]
+            if findings:
+                told = self.correlator.judge(findings, self._assembler.roster)
+                self._tell(told, now_s, effects)
+            if isinstance(observation, Frame):
+                self._frame(observation, now_s, effects)
+            elif isinstance(observation, Occurrence):
+                self._occurrence(observation, now_s, effects)
+
+    def _attempt_start(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
+        before = self._portrait.attempt
+        if start.attempt != before:
+            if before:
+                effects.attempts.setdefault((self.job, before), {})["ended_unix_ns"] = unix_ns(now_s)
+            self.correlator.begin(start.attempt)
+            self.books.begin(start.attempt, now_s)
+        row = self._portrait.attempt_row(start, self._assembler.roster, now_s)
+        effects.attempts.setdefault((self.job, start.attempt), {}).update(row)
+
+    def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
+        effects.frames.append((self.job, frame))
+        self._portrait.frame(frame)
+        if frame.family != "steps":
+            return
+        self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
+        self._tell(self.correlator.progress(frame.attempt, frame.step, now_s), now_s, effects)
+
+    def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
+        if occurrence.kind == "checkpoint_saved":
+            changed = self.books.saved(occurrence, self._assembler.roster.world_size)
+            self._store(changed, now_s, effects)
+        elif occurrence.kind == "checkpoint_loaded":
+            self.books.note("checkpoint loaded", occurrence.step, now_s)
+        elif occurrence.kind == "stack_dump":
+            self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
+
+    def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
+        incident = self.correlator.get(record.incident)
+        if incident is None:
+            return
+        match record.what:
+            case "acknowledged" if incident.state == "open":
+                incident.state, incident.acknowledged_by = "acknowledged", record.actor
+                what = Moment.ACKNOWLEDGED
+            case "resolved" if incident.state != "resolved":
+                self.correlator.resolve(incident, self._assembler.last_step, now_s)
+                what = Moment.RESOLVED
+            case "commented":
+                what = Moment.COMMENTED
+            case _:
+                return
+        self._tell([Told(incident, what, record.text, record.actor)], now_s, effects)
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, told: Sequence[Told], now_s: float, effects: Effects) -> None:
+        for item in told:
+            incident = item.incident
+            if item.what in (Moment.OPENED, Moment.UPDATED) and incident.state != "resolved":
+                self._respond(item, now_s, effects)
+            incident.transitions += 1
+            incident.updated_time_s = now_s
+            transition = Transition(
+                incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.row()
+            )
+            effects.transitions.append(transition)
+            links = self._links(self.job, incident.id)
+            effects.outbox += outbox_rows(
+                transition.incident,
+                transition.row(),
+                self.desk.receivers,
+                self.desk.silences.values(),
+                links,
+                unix_ns(now_s),
+            )
+            brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}
+            brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
+            effects.feed.append(self._feed("incident", brief, now_s))
+
+    def _respond(self, item: Told, now_s: float, effects: Effects) -> None:
+        incident = item.incident
+        if item.what is Moment.OPENED:
+            incident.changes_before = self.books.before(incident.first.onset_time_s)
+        self._store(self.books.doubt(incident), now_s, effects)
+        commands = self._responder.respond(incident, self._situation(now_s), self.desk.policy, self.books.ledger)
+        effects.commands += commands
+        effects.host_records += self._host_records(incident, now_s)
+
+    def _host_records(self, incident: Incident, now_s: float) -> list[dict[str, Any]]:
+        if incident.kind not in ON_RECORD:
+            return []
+        rows = []
+        for rank in incident.ranks:
+            for host in self._assembler.roster.hosts_of([rank]):
+                device = next(iter(self._assembler.roster.devices_of([rank])), "")
+                rows.append(
+                    {
+                        "id": derived(incident.id, host, device),
+                        "host": host,
+                        "device_uuid": device,
+                        "incident_id": incident.id,
+                        "job": self.job,
+                        "kind": str(incident.kind),
+                        "severity": str(incident.severity),
+                        "at_unix_ns": unix_ns(now_s),
+                    }
+                )
+        return rows
+
+    def _store(self, entries: Sequence[Entry], now_s: float, effects: Effects) -> None:
+        for entry in entries:
+            effects.checkpoints.append((self.job, entry))
+            brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
+            effects.feed.append(self._feed("checkpoint", brief, now_s))
+
+    def _portray(self, now_s: float, effects: Effects) -> None:
+        row = self._portrait.job_row(self._assembler, self._heard_s, now_s)
+        if row is None:
+            return
+        effects.jobs[self.job] = row
+        ended_ns = unix_ns(now_s) if row["state"] == "ended" else None
+        for attempt, columns in self._portrait.attempt_steps(ended_ns).items():
+            effects.attempts.setdefault((self.job, attempt), {}).update(columns)
+        brief = {name: row[name] for name in ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting")}
+        effects.feed.append(self._feed("job", brief, now_s))
+
+    def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> dict[str, Any]:
+        return {"topic": topic, "job": self.job, "data": data, "at_unix_ns": unix_ns(now_s)}
+
+    def _situation(self, now_s: float) -> Situation:
+        assembler = self._assembler
+        return Situation(
+            attempt=assembler.attempt or "",
+            world_size=assembler.roster.world_size,
+            step=assembler.last_step,
+            step_time_s=assembler.step_time_s or 0.0,
+            can=assembler.roster.can,
+            now_s=now_s,
+        )
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        return {
+            "desk": self.desk.state(),
+            "assembler": self._assembler.state(),
+            "bank": self._bank.state(),
+            "correlator": self.correlator.state(),
+            "books": self.books.state(),
+            "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
+            "portrait": self._portrait.state(),
+            "heard_s": self._heard_s,
+            "resting": self._resting,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave; `cold` names the detectors that could not."""
+        self.desk = Desk.restored(state["desk"])
+        self._assembler = Assembler.restored(state["assembler"])
+        assembler, start = self._assembler, None
+        if assembler.attempt is not None and assembler.board is not None:
+            start = AttemptStart(assembler.attempt, assembler.roster.topology(), state["heard_s"])
+        self.cold = self._bank.restore(state["bank"], start)
+        self.correlator.restore(state["correlator"])
+        self.books = Books.restored(state["books"])
+        self._responder.restore(state["history"])
+        self._portrait.restore(state["portrait"])
+        self._heard_s, self._resting = state["heard_s"], state["resting"]

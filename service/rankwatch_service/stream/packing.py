@@ -1,0 +1,56 @@
+"""State as bytes: msgpack with numpy arrays, compressed, with a checksum. What is read back may be written to."""
+
+from __future__ import annotations
+
+from enum import Enum
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import zstandard
+
+_ARRAY: Final = 1
+_LEVEL: Final = 1  # of a 64 MB state 0.2 s at level 1, 0.7 s at level 3, for a tenth of the size
+
+
+def pack(state: Any) -> bytes:
+    """Encode a state of JSON types, bytes and arrays."""
+    encoded = msgspec.msgpack.encode(state, enc_hook=_encode)
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(encoded)
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` was given; tuples have become lists.
+
+    Raises:
+        ValueError: these are not the bytes of a state.
+    """
+    try:
+        encoded = zstandard.ZstdDecompressor().decompress(data)
+        return msgspec.msgpack.Decoder(ext_hook=_decode).decode(encoded)
+    except (zstandard.ZstdError, msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"no state: {error}") from error
+
+
+def checksum(data: bytes) -> str:
+    """What a snapshot's marker holds."""
+    return sha256(data).hexdigest()
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        header = [value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(header))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"a state cannot hold {type(value).__name__}")
+
+
+def _decode(code: int, data: memoryview) -> Any:
+    if code != _ARRAY:
+        raise ValueError(f"unknown extension {code}")
+    dtype, shape, raw = msgspec.msgpack.decode(data)
+    return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()

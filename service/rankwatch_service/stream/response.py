@@ -1,0 +1,140 @@
+"""What rankwatch has to say and do about an incident: its price, a suggestion, a command by policy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.control.commands import STACKS, new_command
+from rankwatch_service.control.ledger import Ledger
+from rankwatch_service.control.policy import Decision, Facts, Mode, Past, Policy, decide, rollback_target
+from rankwatch_service.control.suggest import Figures, suggest
+from rankwatch_service.stream.causes import STANDS_STILL, WASTES
+from rankwatch_service.stream.incidents import Incident, derived, unix_ns
+
+STACK_RANKS_MAX: Final = 8
+"""Ranks whose stacks are asked for: a stack is 10 KB, and the ninth looks like the eighth."""
+
+HISTORY_S: Final = 3_600.0
+"""How long an action counts against the policy's budget and cool-down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The job as it is now, for judging an incident of it."""
+
+    attempt: str
+    world_size: int
+    step: int
+    step_time_s: float
+    can: Collection[str]
+    now_s: float
+
+
+def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
+    """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
+    kinds = {part.kind for part in incident.parts if part.is_open}
+    if kinds & (STANDS_STILL | WASTES):
+        return float(world_size)
+    told = incident.evidence.get("cost_gpu_hours_per_hour")
+    if isinstance(told, int | float):
+        return float(told)
+    ratio = incident.evidence.get("ratio")
+    if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and ratio > 1:
+        return world_size * (1 - 1 / ratio)
+    return 0.0
+
+
+def facts(incident: Incident, world_size: int) -> Facts:
+    """The incident as the policy looks at it."""
+    kinds = {part.kind for part in incident.parts if part.is_open}
+    return Facts(
+        id=incident.id,
+        job=incident.job,
+        kind=str(incident.kind),
+        severity=str(incident.severity),
+        confidence=incident.confidence,
+        onset_step=incident.first.onset_step,
+        ranks=incident.ranks,
+        world_size=world_size,
+        hung=Kind.HANG in kinds,
+        processes_lost=Kind.RANK_LOST in kinds,
+        hosts_lost=Kind.TELEMETRY_LOST in kinds and Kind.RANK_LOST in kinds,
+    )
+
+
+class Responder:
+    """The policy's hand for one job: remembers what it did, derives each command once."""
+
+    def __init__(self) -> None:
+        self.history: list[Past] = []
+
+    def restore(self, history: Iterable[Sequence[Any]]) -> None:
+        """Take up the (action, time) pairs of a snapshot."""
+        self.history = [Past(action, at_unix_ns) for action, at_unix_ns in history]
+
+    def respond(self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
+        """Fill in the incident's price, suggestion and checkpoint; returns rows of commands that follow from it."""
+        looked = facts(incident, situation.world_size)
+        incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
+        target = rollback_target(looked, ledger)
+        incident.checkpoint = None if target is None else target.id
+        decision = self._decide(looked, situation, policy, ledger)
+        figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
+        incident.suggestion = {
+            **suggest(looked, decision, figures, situation.can, ledger),
+            "policy": {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason},
+        }
+        commands = self._act(incident, decision, situation)
+        hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
+        if hung is not None and STACKS not in incident.actions:
+            ranks = list(hung.ranks[:STACK_RANKS_MAX])
+            commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
+        return commands
+
+    def reconsider(
+        self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger
+    ) -> list[dict[str, Any]]:
+        """Act on an open incident where something that kept the policy from it (a cool-down) has passed."""
+        decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
+        return self._act(incident, decision, situation)
+
+    def _decide(self, looked: Facts, situation: Situation, policy: Policy, ledger: Ledger) -> Decision:
+        self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
+        return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
+
+    def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[dict[str, Any]]:
+        if decision.mode is not Mode.ACT or decision.action in incident.actions:
+            return []
+        if all(part.ended_with_attempt for part in incident.parts if part.is_open):
+            # Nothing may reach an attempt that the trouble was not in.
+            return []
+        self.history.append(Past(decision.action, unix_ns(situation.now_s)))
+        params = dict(decision.params)
+        approval = decision.approval_required
+        return [self._command(incident, decision.action, params, situation, incident.summary, approval)]
+
+    def _command(
+        self,
+        incident: Incident,
+        action: str,
+        params: dict[str, Any],
+        situation: Situation,
+        reason: str,
+        approval_required: bool,
+    ) -> dict[str, Any]:
+        incident.actions.append(action)
+        return new_command(
+            f"cmd_{derived(incident.id, action)}",
+            incident.job,
+            situation.attempt,
+            action,
+            params=params,
+            reason=reason,
+            requested_by="policy" if action != STACKS else "stream",
+            now_unix_ns=unix_ns(situation.now_s),
+            incident_id=incident.id,
+            approval_required=approval_required,
+        )
