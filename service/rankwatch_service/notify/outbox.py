@@ -99,7 +99,7 @@ class OutboxTable:
                 )
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
-        """Mark waiting messages that are older than `GIVE_UP_AFTER_S` as failed; say how many.
+        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S` or whose receiver was removed; say how many.
 
         Args:
             now_unix_ns: the time.
@@ -111,7 +111,7 @@ class OutboxTable:
                 update(Outbox)
                 .where(
                     Outbox.state == "waiting",
-                    Outbox.created_unix_ns < oldest_unix_ns,
+                    (Outbox.created_unix_ns < oldest_unix_ns) | Outbox.receiver.not_in(select(Receiver.name)),
                     Outbox.id.not_in(list(in_flight)),
                 )
                 .values(state="failed")

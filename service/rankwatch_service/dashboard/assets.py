@@ -1,0 +1,78 @@
+"""The pages' files: own modules and styles, and plotly.js out of the installed plotly package.
+
+Files are served under the hash of all of them, so that browsers may keep them for ever and an upgrade is seen at once.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from starlette.responses import Response
+
+TYPES: Final[Mapping[str, str]] = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+
+KEEP_FOR_EVER: Final = "public, max-age=31536000, immutable"
+
+PLOTLY: Final = "plotly.min.js"
+
+
+class Assets:
+    """All files of the dashboard. Reads them once; compresses each at its first use."""
+
+    def __init__(self) -> None:
+        folder = files(__package__) / "static"
+        self._files: dict[str, Traversable] = {
+            entry.name: entry for entry in folder.iterdir() if _suffix(entry.name) in TYPES
+        }
+        digest = sha256()
+        for name in sorted(self._files):
+            digest.update(name.encode() + self._files[name].read_bytes())
+        self._files[PLOTLY] = files("plotly") / "package_data" / PLOTLY
+        self._shell = (folder / "page.html").read_text(encoding="utf-8")
+        digest.update(self._shell.encode())
+        self._compressed: dict[str, bytes] = {}
+        self.version = digest.hexdigest()[:12]
+
+    def page(self, module: str, title: str) -> bytes:
+        """One page: the shell that loads a module."""
+        return (
+            self._shell.replace("{{version}}", self.version)
+            .replace("{{module}}", module)
+            .replace("{{title}}", escape(title))
+            .encode()
+        )
+
+    def file(self, version: str, name: str, headers: Mapping[str, str]) -> Response:
+        """Answer a request for one file; 404 for one that is none of ours."""
+        if name not in self._files:
+            return Response("there is no such file\n", 404, media_type="text/plain")
+        answer_headers = {
+            "Cache-Control": KEEP_FOR_EVER if version == self.version else "no-cache",
+            "Vary": "Accept-Encoding",
+        }
+        if "gzip" in headers.get("accept-encoding", ""):
+            answer_headers["Content-Encoding"] = "gzip"
+            body = self._gzipped(name)
+        else:
+            body = self._files[name].read_bytes()
+        return Response(body, media_type=TYPES[_suffix(name)], headers=answer_headers)
+
+    def _gzipped(self, name: str) -> bytes:
+        if name not in self._compressed:
+            # Two requests at once do it twice and store the same bytes.
+            self._compressed[name] = gzip.compress(self._files[name].read_bytes(), 6, mtime=0)
+        return self._compressed[name]
+
+
+def _suffix(name: str) -> str:
+    return name[name.rfind(".") :]

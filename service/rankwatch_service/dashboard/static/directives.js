@@ -1,0 +1,41 @@
+// Telling a job what to do: asks for a reason, says what will happen, requests the command.
+
+import { path, post } from "./api.js";
+import { h } from "./dom.js";
+import { number } from "./format.js";
+import { ask, guarded, toast } from "./shell.js";
+
+export const DIRECTIVES = {
+  pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the pause's lease ends." },
+  resume: { icon: "play", name: "Resume", does: "All ranks go on from where they wait." },
+  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then go on." },
+  rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint inside their processes and repeat the steps since.", danger: true },
+  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher starts them again from the newest good checkpoint.", danger: true },
+  stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
+};
+
+// Asks, then requests. `checkpoints` offers targets for a rollback; the first is the default. True if it was requested.
+export async function direct(job, action, { checkpoints = [], chosen = null, incident = null } = {}) {
+  const directive = DIRECTIVES[action];
+  const fields = [];
+  if (action === "rollback") fields.push(target(checkpoints, chosen));
+  fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Stands in the audit and on the timeline" })));
+  const answer = await ask(`${directive.name} ${job.name}`, `${directive.does} ${scale(job)}`, fields, directive.name, directive.danger);
+  if (answer === null) return false;
+  const body = { action, params: answer.checkpoint ? { checkpoint: answer.checkpoint } : {}, reason: answer.reason };
+  if (incident) body.incident = incident;
+  const command = await guarded(() => post(path("jobs", job.name, "commands"), body));
+  if (command) toast(`${directive.name}: ${command.state}`);
+  return command !== undefined;
+}
+
+function scale(job) {
+  return job.world_size ? `${number(job.world_size)} ranks are concerned.` : "";
+}
+
+function target(checkpoints, chosen) {
+  const options = checkpoints.map((one) =>
+    h("option", { value: one.id, selected: one.id === chosen }, `step ${number(one.step)} · ${one.tier} · ${one.verdict}`),
+  );
+  return h("label", {}, "Checkpoint", h("select", { name: "checkpoint" }, h("option", { value: "" }, "Newest good one"), options));
+}

@@ -1,0 +1,106 @@
+// Numbers, times and words as people read them. Units come from the names: _s, _bytes, _ratio.
+
+export const MISSING = "–";
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined) return MISSING;
+  if (typeof value === "string") return value.replace("-", "−").replace("Inf", "∞");
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e7) return grouped(value);
+  if (size >= 1e7 || size < 1e-4) return value.toExponential(digits - 1).replace("-", "−").replace("e+", "e");
+  const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  return value.toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, 6) }).replace("-", "−");
+}
+
+function grouped(value) {
+  return value.toLocaleString("en-US").replace("-", "−");
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return MISSING;
+  const size = Math.abs(seconds);
+  if (size < 1e-3) return `${number(seconds * 1e6)} µs`;
+  if (size < 1) return `${number(seconds * 1e3)} ms`;
+  if (size < 60) return `${number(seconds, size < 10 ? 2 : 2)} s`;
+  if (size < 3600) return `${Math.floor(size / 60)} min ${Math.floor(size % 60)} s`;
+  if (size < 86400) return `${Math.floor(size / 3600)} h ${Math.floor((size % 3600) / 60)} min`;
+  return `${Math.floor(size / 86400)} d ${Math.floor((size % 86400) / 3600)} h`;
+}
+
+// Coarser than duration: for ages that count up on a page.
+export function age(seconds) {
+  const size = Math.max(0, Math.floor(seconds));
+  if (size < 60) return `${size} s`;
+  if (size < 3600) return `${Math.floor(size / 60)} min`;
+  if (size < 86400) return `${Math.floor(size / 3600)} h ${Math.floor((size % 3600) / 60)} min`;
+  return `${Math.floor(size / 86400)} d`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return MISSING;
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let power = 0;
+  while (Math.abs(value) >= 1000 && power < units.length - 1) {
+    value /= 1000;
+    power += 1;
+  }
+  return `${number(value)} ${units[power]}`;
+}
+
+export function clock(unixNs) {
+  if (unixNs === null || unixNs === undefined) return MISSING;
+  return new Date(unixNs / 1e6).toLocaleTimeString([], { hour12: false });
+}
+
+// UTC and local time, for a tooltip.
+export function moment(unixNs) {
+  if (unixNs === null || unixNs === undefined) return MISSING;
+  const date = new Date(unixNs / 1e6);
+  return `${date.toISOString().replace("T", " ").slice(0, 19)} UTC, here ${date.toLocaleString()}`;
+}
+
+// A value of evidence by the unit that its name ends with.
+export function measured(name, value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return value === null ? MISSING : String(value);
+  if (name.endsWith("_s")) return duration(value);
+  if (name.endsWith("_bytes")) return bytes(value);
+  return number(value);
+}
+
+const UNITS = [/_unix_ns$/, /_s$/, /_bytes$/, /_ratio$/];
+
+export function words(name) {
+  const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
+  return bare.charAt(0).toUpperCase() + bare.slice(1);
+}
+
+const KINDS = {
+  nonfinite: "NaN / Inf",
+  loss_spike: "Loss spike",
+  loss_divergence: "Loss divergence",
+  grad_norm: "Gradient norm",
+  corruption: "Data corruption",
+  straggler: "Straggler",
+  slowdown: "Slowdown",
+  hang: "Hang",
+  rank_lost: "Rank lost",
+  telemetry_lost: "Telemetry lost",
+  device_fault: "Device fault",
+  device_degraded: "Device degraded",
+  network_degraded: "Network degraded",
+  restart_loop: "Restart loop",
+};
+
+export function kindName(kind) {
+  return KINDS[kind] ?? words(kind);
+}
+
+export function rankList(ranks, most = 6) {
+  if (!ranks?.length) return "whole job";
+  const shown = ranks.slice(0, most).join(", ");
+  const more = ranks.length > most ? ` +${ranks.length - most}` : "";
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${shown}${more}`;
+}

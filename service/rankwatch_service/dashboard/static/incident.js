@@ -1,0 +1,219 @@
+// One incident: is it real and how bad, where, since when, what to do. All of that on one screen.
+
+import { get, now, path, post } from "./api.js";
+import { direct, DIRECTIVES } from "./directives.js";
+import { fill, h, icon } from "./dom.js";
+import { comparison, facts, sorted } from "./evidence.js";
+import { age, clock, duration, kindName, moment, number, rankList, words } from "./format.js";
+import { aroundIncident } from "./incident_map.js";
+import { everySecond, gathered, listen } from "./live.js";
+import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast } from "./shell.js";
+
+const id = decodeURIComponent(location.pathname.split("/").pop());
+const main = shell("Incidents");
+const head = h("div", { class: "incident-head" });
+const strip = h("div", { class: "card tiles strip" });
+const left = h("div", { class: "column" });
+const right = h("div", { class: "column aside" });
+main.append(head, strip, h("div", { class: "split" }, left, right));
+
+const mapHolder = h("div", { class: "body" });
+const mapCard = card("Ranks around the onset", mapHolder, { hint: "culprits outlined" });
+let incident = null;
+let job = null;
+let map = null;
+
+const refresh = gathered(load);
+listen((topic, ofJob) => (topic === "reset" || ofJob === null || !incident || ofJob === incident.job) && refresh());
+everySecond(showAges);
+keys(() => [], { a: () => incident?.state === "open" && act("acknowledge", {}) });
+load();
+
+async function load() {
+  await guarded(async () => {
+    incident = await get(path("incidents", id));
+    const [found, checkpoints, commands, operate, command] = await Promise.all([
+      get(path("jobs", incident.job)).catch(() => null),
+      get(path("jobs", incident.job, "checkpoints"), { limit: 50 }).catch(() => ({ items: [] })),
+      get("commands", { incident: id, limit: 50 }).catch(() => ({ items: [] })),
+      mayDo("operate"),
+      mayDo("command"),
+    ]);
+    job = found;
+    document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1#${incident.number} ${kindName(incident.kind)} · rankwatch`);
+    showHead(operate);
+    showStrip();
+    showLeft(operate);
+    showRight(checkpoints.items, commands.items, command);
+    showAges();
+    map ??= aroundIncident(mapHolder, mapCard);
+    map.show(incident);
+  });
+}
+
+function showHead(operate) {
+  fill(
+    head,
+    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", `#${incident.number}`),
+    h(
+      "div",
+      { class: "line" },
+      h("div", { class: "pills" }, severityPill(incident.severity), statePill(incident.state), h("span", { class: "pill" }, kindName(incident.kind))),
+      operate &&
+        h(
+          "div",
+          { class: "actions" },
+          incident.state === "open" && h("button", { class: "primary", onclick: () => act("acknowledge", {}) }, icon("good"), "Acknowledge"),
+          incident.state !== "resolved" && h("button", { onclick: resolve }, "Resolve"),
+        ),
+    ),
+    h("h1", { class: "break" }, incident.summary),
+  );
+}
+
+function showStrip() {
+  const where = incident.ranks.length ? rankList(incident.ranks, 4) : "whole job";
+  const cost = incident.impact_gpu_hours_per_hour;
+  fill(
+    strip,
+    tile("Where", where, [incident.hosts.slice(0, 2).join(", ") || incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
+    tile(incident.state === "resolved" ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`),
+    tile("Found after", duration((incident.detected_unix_ns - incident.onset_unix_ns) / 1e9), `at step ${number(incident.detected_step)}`),
+    tile("Costs", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
+    tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "impossible value"),
+    tile("On it", incident.acknowledged_by ?? "nobody yet", incident.cause ? `cause class: ${incident.cause}` : "cause not known"),
+  );
+}
+
+function showLeft(operate) {
+  const { compared, values, texts } = sorted(incident.evidence);
+  const parts = [
+    card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See the texts below."))),
+    mapCard,
+    incident.consequences.length > 0 && card("Consequences", h("div", { class: "body" }, h("ul", { class: "lines" }, incident.consequences.map(consequence))), { hint: "joined to this incident, told once" }),
+    ...texts.filter((one) => one.text).map((one) => card(words(one.name), h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, one.text)), { hint: texts.filter((fact) => fact.facts && one.name.startsWith(fact.name)).map((fact) => fact.facts.map(([name, value]) => `${words(name).toLowerCase()} ${value}`).join(" · ")).join(" · ") })),
+    timeline(operate),
+  ];
+  keepScroll(() => fill(left, parts));
+}
+
+function keepScroll(change) {
+  const typed = left.querySelector("textarea")?.value;
+  change();
+  const box = left.querySelector("textarea");
+  if (typed && box) box.value = typed;
+}
+
+function consequence(one) {
+  return h("li", {}, h("b", {}, kindName(one.kind)), " ", rankList(one.ranks), one.step !== null && one.step !== undefined && ` at step ${number(one.step)}`, h("div", { class: "muted break" }, one.summary));
+}
+
+function timeline(operate) {
+  const entries = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
+  const changes = incident.changes_before.map((one) => ({ at: one.unix_ns, what: one.what, who: one.step === null ? "before the onset" : `before the onset, step ${number(one.step)}`, text: "", kind: "change" }));
+  const all = [...changes, ...entries].sort((a, b) => a.at - b.at);
+  const say = h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "What should the others know?" }), h("button", {}, "Comment"));
+  const rows = all.map((one) =>
+    h("li", { class: one.kind }, h("time", { title: moment(one.at) }, clock(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text))),
+  );
+  return card("Timeline", h("div", { class: "body" }, h("ol", { class: "timeline" }, rows), operate && say));
+}
+
+function showRight(checkpoints, commands, command) {
+  const suggestion = incident.suggestion ?? {};
+  const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
+  fill(
+    right,
+    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing: it is resolved.") : advice(suggestion, checkpoints, command), lastGood(good))),
+    commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
+    card("Told", h("div", { class: "body" }, told(incident.notifications))),
+  );
+}
+
+function advice(suggestion, checkpoints, command) {
+  if (!suggestion.action) return h("p", { class: "muted" }, "No suggestion for this kind.");
+  const offer = (one, primary) => {
+    const directive = DIRECTIVES[one.action];
+    const able = command && directive && job && job.state !== "ended";
+    return h(
+      "li",
+      { class: primary ? "best" : "" },
+      h("div", { class: "way" }, h("b", {}, directive?.name ?? words(one.action)), h("span", { class: "cost" }, price(one))),
+      h("div", { class: "muted" }, one.reason),
+      able && h("button", { class: primary ? "primary" : "small", onclick: () => request(one.action, checkpoints, suggestion.checkpoint) }, icon(directive.icon), directive.name),
+      primary && directive && h("code", { class: "copy", title: "For a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
+    );
+  };
+  const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Worth it once waiting has lasted ${duration(suggestion.break_even_s)}.`);
+  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, suggestion.alternatives?.length > 0 && [h("h3", { class: "sub" }, "Or"), h("ul", { class: "ways" }, suggestion.alternatives.map((one) => offer(one, false)))]];
+}
+
+function price(way) {
+  if (way.cost_gpu_hours === null || way.cost_gpu_hours === undefined) return "cost unknown";
+  return `${number(way.cost_gpu_hours, 2)} GPU-h${way.action === "wait" ? " an hour" : ""}`;
+}
+
+function shellWord(text) {
+  return /^[\w.@%+=:,/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function lastGood(checkpoint) {
+  if (!checkpoint) return h("div", { class: "lastgood" }, h("h3", { class: "sub" }, "Last good checkpoint"), h("p", { class: "muted break" }, incident.checkpoint ?? "none known"));
+  const repeat = job && incident.state !== "resolved" ? job.step - checkpoint.step : null;
+  return h(
+    "div",
+    { class: "lastgood" },
+    h("h3", { class: "sub" }, "Last good checkpoint"),
+    h("p", {}, h("b", {}, `step ${number(checkpoint.step)}`), ` · ${checkpoint.tier} `, statePill(checkpoint.verdict)),
+    repeat > 0 && h("p", { class: "muted" }, `${number(repeat)} steps would be repeated (${duration(repeat * (job.step_time_s ?? NaN))}).`),
+  );
+}
+
+function done(one) {
+  const step = one.applied_step === null ? "" : ` at step ${number(one.applied_step)}`;
+  return h("li", {}, h("b", {}, words(one.action)), " ", statePill(one.state), step, h("div", { class: "muted break" }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")));
+}
+
+function told(notifications) {
+  if (!notifications.length) return h("p", { class: "muted" }, "Nobody: no receiver is configured for this.");
+  const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
+  return h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, transitions.get(one.transition))))));
+}
+
+// What became of one notification, and why.
+function fate(one, what = "") {
+  if (one.state === "delivered") return `${what} · ${clock(one.delivered_unix_ns)}, ${duration((one.delivered_unix_ns - one.created_unix_ns) / 1e9)} after`;
+  if (one.state === "silenced") return `${what} · muted by a silence`;
+  const tries = `${one.tries} ${one.tries === 1 ? "try" : "tries"}`;
+  return [what, one.tries ? tries : "not tried yet", one.error].filter(Boolean).join(" · ");
+}
+
+async function request(action, checkpoints, chosen) {
+  if (await direct(job, action, { checkpoints, chosen, incident: incident.id })) load();
+}
+
+async function act(action, body) {
+  const changed = await guarded(() => post(path("incidents", id, action), body));
+  if (changed) toast(`${words(action)}d`.replace("ee", "e"));
+  load();
+}
+
+async function resolve() {
+  const answer = await ask("Resolve this incident", "It opens again only if a detector finds a new episode.", [h("label", {}, "Why is it over?", h("textarea", { name: "text", required: true, maxLength: 2000 }))], "Resolve");
+  if (answer) act("resolve", { text: answer.text });
+}
+
+async function comment(event) {
+  event.preventDefault();
+  const text = new FormData(event.target).get("text");
+  event.target.reset();
+  await guarded(() => post(path("incidents", id, "comment"), { text }));
+  load();
+}
+
+function showAges() {
+  for (const cell of document.querySelectorAll("[data-since]")) {
+    const until = Number(cell.dataset.until) || now() * 1e6;
+    cell.textContent = age((until - Number(cell.dataset.since)) / 1e9);
+  }
+}

@@ -1,0 +1,49 @@
+// Exchanges a token for a session. The link that `rankwatch up` prints carries the token behind the #, which no server
+// and no log ever sees.
+
+import { post } from "./api.js";
+import { h } from "./dom.js";
+
+const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+const carried = decodeURIComponent(location.hash.slice(1));
+history.replaceState(null, "", location.pathname + location.search);
+
+const problem = h("div", { class: "problem", role: "alert", hidden: true });
+const token = h("input", { name: "token", type: "password", autocomplete: "off", required: true, "aria-label": "Access token", placeholder: "rankwatch_…" });
+const button = h("button", { class: "primary" }, "Log in");
+const form = h(
+  "form",
+  { class: "card login" },
+  h("img", { src: `${assets}/mark.svg`, alt: "" }),
+  h("h1", {}, "rankwatch"),
+  problem,
+  h("label", {}, "Access token", token),
+  button,
+  h("p", { class: "hint" }, "rankwatch up prints a link that logs you in. ", h("code", {}, "rankwatch token create"), " makes more tokens."),
+);
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  enter(token.value.trim());
+});
+document.body.append(form);
+if (carried) enter(carried);
+else token.focus();
+
+async function enter(secret) {
+  button.disabled = true;
+  try {
+    await post("session", { token: secret });
+    location.replace(next());
+  } catch (error) {
+    problem.textContent = error.status === 401 ? `${error.message}.` : error.message;
+    problem.hidden = false;
+    button.disabled = false;
+    token.focus();
+  }
+}
+
+// Where the reader wanted to go, if that is one of our own pages.
+function next() {
+  const wanted = new URL(new URLSearchParams(location.search).get("next") ?? "/", location.origin);
+  return wanted.origin === location.origin ? wanted.pathname + wanted.search : "/";
+}

@@ -1,0 +1,189 @@
+// The frame around every page: navigation, whether the page is live, light or dark, leaving.
+
+import { get, remove } from "./api.js";
+import { fill, h, icon } from "./dom.js";
+import { gathered, listen } from "./live.js";
+import { toggleTheme } from "./theme.js";
+
+const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+
+let problemLine = null;
+let scopes = new Set();
+
+// Builds the frame and returns the page's <main>. `section` is the entry of the navigation that is current.
+export function shell(section) {
+  const count = h("span", { class: "count", hidden: true });
+  const live = h("span", { class: "live", role: "status" }, "Connecting");
+  const entry = (name, path, ...more) =>
+    h("a", { href: path, "aria-current": section === name ? "page" : null }, name, ...more);
+  problemLine = h("div", { class: "problem", role: "alert", hidden: true });
+  const main = h("main");
+  document.body.append(
+    h(
+      "header",
+      { class: "top" },
+      h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}/mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
+      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs")),
+      h(
+        "div",
+        { class: "tools" },
+        live,
+        h("button", { class: "quiet icon", title: "Light or dark", "aria-label": "Light or dark", onclick: toggleTheme }, icon("moon")),
+        h("button", { class: "quiet icon", title: "Log out", "aria-label": "Log out", onclick: leave }, icon("leave")),
+      ),
+    ),
+    main,
+  );
+  main.append(problemLine);
+  const recount = gathered(() => countOpen(count));
+  listen(
+    (topic) => (topic === "incident" || topic === "reset") && recount(),
+    (on) => {
+      live.className = `live ${on ? "on" : "off"}`;
+      live.textContent = on ? "Live" : "Not connected";
+      live.title = on ? "Changes show up as they happen" : "What you see may be old; connecting again";
+    },
+  );
+  countOpen(count);
+  return main;
+}
+
+async function countOpen(count) {
+  const { items } = await get("incidents", { state: "open", limit: 100 }).catch(() => ({ items: [] }));
+  count.hidden = items.length === 0;
+  count.textContent = items.length > 99 ? "99+" : items.length;
+  count.className = items.some((incident) => incident.severity === "critical") ? "count alarm" : "count";
+  const title = document.title.replace(/^\(\d+\+?\) /, "");
+  document.title = items.length ? `(${count.textContent}) ${title}` : title;
+}
+
+// Runs one refresh of the page; says what went wrong and stays usable, and takes it back when it works again.
+export async function guarded(work) {
+  try {
+    const result = await work();
+    problemLine.hidden = true;
+    return result;
+  } catch (error) {
+    problemLine.textContent = error.message;
+    problemLine.hidden = false;
+    if (error.status === undefined) throw error; // ours, not the service's: let the console have it
+    return undefined;
+  }
+}
+
+export function toast(text) {
+  document.querySelector(".toast")?.remove();
+  const note = h("div", { class: "toast", role: "status" }, text);
+  document.body.append(note);
+  setTimeout(() => note.remove(), 5000);
+}
+
+// Asks before something is done. `fields` are form controls; resolves with their values by name, or null.
+export function ask(title, text, fields, does, danger = false) {
+  return new Promise((resolve) => {
+    const form = h(
+      "form",
+      { method: "dialog" },
+      h("h2", {}, title),
+      text && h("p", { class: "muted" }, text),
+      fields,
+      h(
+        "div",
+        { class: "buttons" },
+        h("button", { value: "no", type: "button", onclick: () => dialog.close("no") }, "Cancel"),
+        h("button", { value: "yes", class: danger ? "danger" : "primary" }, does),
+      ),
+    );
+    const dialog = h("dialog", { "aria-label": title }, form);
+    dialog.addEventListener("close", () => {
+      resolve(dialog.returnValue === "yes" ? Object.fromEntries(new FormData(form)) : null);
+      dialog.remove();
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+// What this session may do, to show only buttons that can work; the service decides all the same.
+export async function mayDo(scope) {
+  if (scopes.size === 0) {
+    const session = await get("session").catch(() => ({ scopes: [] }));
+    scopes = new Set(session.scopes);
+  }
+  return scopes.has(scope) || scopes.has("admin");
+}
+
+async function leave() {
+  await remove("session").catch(() => {});
+  location.assign("/login");
+}
+
+export const SEVERITIES = ["critical", "warning", "info"];
+
+export function severityPill(severity) {
+  const known = SEVERITIES.includes(severity) ? severity : "info";
+  return h("span", { class: `pill ${known}` }, icon(known), severity);
+}
+
+const STATES = {
+  open: "critical",
+  acknowledged: "warning",
+  resolved: "good",
+  running: "good",
+  paused: "warning",
+  lost: "critical",
+  ended: "",
+  applied: "good",
+  refused: "critical",
+  failed: "critical",
+  expired: "warning",
+  cancelled: "",
+  good: "good",
+  unproven: "",
+  suspect: "critical",
+  incomplete: "warning",
+  gone: "",
+  delivered: "good",
+  waiting: "warning",
+  silenced: "",
+};
+
+export function statePill(state) {
+  return h("span", { class: `pill ${STATES[state] ?? "info"}` }, state);
+}
+
+export function card(title, body, { tools = null, hint = null } = {}) {
+  const tail = tools && h("span", { class: "tools" }, tools);
+  return h(
+    "section",
+    { class: "card" },
+    h("header", {}, h("h2", {}, title), hint && h("span", { class: "hint" }, hint), tail),
+    body,
+  );
+}
+
+export function tile(label, value, detail) {
+  return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "detail" }, detail ?? " "));
+}
+
+export function empty(element, text) {
+  return fill(element, h("div", { class: "empty" }, text));
+}
+
+// j and k move through the rows of the page's list, Enter opens, and the page may add keys of its own.
+export function keys(rows, more = {}) {
+  let chosen = -1;
+  addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, textarea, select, dialog");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const list = rows();
+    if (event.key === "j" || event.key === "k") {
+      chosen = Math.max(0, Math.min(list.length - 1, chosen + (event.key === "j" ? 1 : -1)));
+      list.forEach((row, n) => row.classList.toggle("chosen", n === chosen));
+      list[chosen]?.scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter" && list[chosen]) list[chosen].click();
+    else if (more[event.key]) more[event.key](list[chosen]);
+  });
+}
+
+
