@@ -1,8 +1,10 @@
 """What importing each part costs and pulls in, seen from a fresh interpreter."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,32 @@ def test_the_agent_needs_nothing_but_the_standard_library_and_msgspec():
         if name.split(".")[0] not in sys.stdlib_module_names
     }
     assert third_party <= {"rankwatch", "msgspec"}
+
+
+def files_that_import(module: str) -> set[str]:
+    root = Path(__file__).parents[2]
+    found = set()
+    for folder in ("collectors", "detectors", "service"):
+        for path in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                if any(name.split(".")[0] == module for name in names):
+                    found.add(str(path.relative_to(root)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "only"),
+    [
+        ("pynvml", "collectors/rankwatch/agent/nvml.py"),
+        ("river", "detectors/rankwatch_detectors/series.py"),
+    ],
+)
+def test_one_file_alone_imports(module, only):
+    assert files_that_import(module) == {only}
+
+
+def test_torch_is_imported_only_where_tensors_are():
+    allowed = ("collectors/rankwatch/torch_probe/", "service/rankwatch_service/demo/")
+    assert not {path for path in files_that_import("torch") if not path.startswith(allowed)}
