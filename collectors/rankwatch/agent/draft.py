@@ -19,17 +19,20 @@ PHASE_PREFIX: Final = "phase."
 
 
 class Numbering:
-    """The sender's identity on the wire: a boot id for this worker, and batches numbered within each job."""
+    """The sender's identity on the wire: a boot id for this worker, and a number for each batch.
+
+    A worker serves one job, so these are also the numbers of the job's batches.
+    """
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.boot = os.urandom(8).hex()
-        self._next: dict[str, int] = {}
+        self._next = 0
 
-    def take(self, job: str) -> int:
-        """The next sequence number of this job's batches: who reads one job must see no gaps because of another."""
-        number = self._next.get(job, 0)
-        self._next[job] = number + 1
+    def take(self) -> int:
+        """The next sequence number."""
+        number = self._next
+        self._next += 1
         return number
 
 
@@ -45,6 +48,7 @@ class Draft:
         self.ranks: dict[int, wire.RankInfo] = {}
         self._steps = Rows()
         self._values = Rows()
+        self._only_train = True
         self.positions: dict[str, int] = {}
         """By recorder: the last entry in here."""
 
@@ -97,16 +101,19 @@ class Draft:
 
     def parcel(self, numbering: Numbering, unix_ns: int) -> Parcel:
         """Encode what was collected."""
+        steps = self._steps.table()
+        if steps is not None and self._only_train:
+            del steps.columns["kind"]  # absent means train, which nearly all steps are
         batch = wire.Batch(
             schema=wire.SCHEMA_VERSION,
             job=self.job,
             attempt=self.attempt,
             host=numbering.host,
             boot=numbering.boot,
-            seq=numbering.take(self.job),
+            seq=numbering.take(),
             sent_unix_ns=unix_ns,
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
-            steps=self._steps.table(),
+            steps=steps,
             values=self._values.table(),
             progress=tuple(self.progress),
             devices=self.devices,
@@ -126,6 +133,7 @@ class Draft:
         integers["time_unix_ns"] = entry.time_unix_ns
         integers["relative_step"] = entry.relative_step
         integers["kind"] = entry.kind
+        self._only_train = self._only_train and entry.kind == 0
         self._steps.add(entry.step, rank, floats, integers)
         return refused
 

@@ -1,0 +1,131 @@
+"""What the agent costs: CPU, memory and bytes, with real recorders, a real HTTP sink and the real agent.
+
+    python benchmarks/agent.py [--seconds 30] [--ranks 8] [--rate 10]
+
+Each rank is a process that writes 16 metrics a step (12 logged values and the 4 times of every step). The devices are
+stand-ins for NVML (eight, read through the real `nvml.py` once a second). CPU and memory are those of supervisor and
+worker together, from /proc, after a warm-up of 3 s.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rankwatch import wire  # noqa: E402
+from rankwatch.agent.draft import Draft, Numbering  # noqa: E402
+from rankwatch.reader import StepEntry  # noqa: E402
+from tests.support.agent_process import AgentProcess  # noqa: E402
+from tests.support.agent_service import AgentService, until  # noqa: E402
+
+WARM_UP_S = 3.0
+
+RANK = """
+import os, sys, time
+import rankwatch
+directory, rank, world_size, rate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+watch = rankwatch.start(
+    "gpt", launch="l", rank=rank, world_size=world_size, host="node-1", agent=False,
+    env={**os.environ, "RANKWATCH_DIR": directory},
+)
+due_s = time.monotonic()
+while True:
+    with watch.step() as step:
+        watch.log(**{f"metric_{index}": 1 / (step + index + 1) for index in range(12)})
+        due_s += 1 / rate
+        time.sleep(max(0.0, due_s - time.monotonic()))
+"""
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes(pid: int) -> tuple[int, int]:
+    """Resident, and proportional (shared pages divided among those who share them)."""
+    found = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, value, *_ = line.split()
+        found[name] = int(value) * 1024
+    return found["Rss:"], found["Pss:"]
+
+
+def wire_bytes_per_rank_step(rows: int = 64) -> float:
+    """One message of 64 rank-steps of 16 metrics, as the agent encodes it."""
+    draft = Draft("gpt", "l.0")
+    ranks = [_Numbered(rank) for rank in range(8)]
+    for index in range(rows):
+        values = {f"metric_{metric}": 1 / (index + metric + 1) for metric in range(12)}
+        entry = StepEntry(
+            index, index // 8, 0, 0, index // 8, 10**18 + index * 12_500_000, 0.1, 0.05, 0.04, 0.01, values, {}
+        )
+        draft.add(ranks[index % 8], entry)  # type: ignore[arg-type]
+    return len(draft.parcel(Numbering("node-1"), 10**18).body) / rows
+
+
+class _Numbered:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.path = str(rank)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=10.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, AgentService() as service:
+        directory = Path(folder)
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", RANK, folder, str(rank), str(options.ranks), str(options.rate)])
+            for rank in range(options.ranks)
+        ]
+        environment = {**service.environment, "PYTHONPATH": str(ROOT / "tests/support/nvml")}
+        try:
+            with AgentProcess(directory, environment) as agent:
+                until(lambda: len(service.rows()) > options.ranks)
+                time.sleep(WARM_UP_S)
+                pids = (agent.supervisor.pid, agent.worker)
+                before, rows, messages = (
+                    [cpu_s(pid) for pid in pids],
+                    sum(service.rows().values()),
+                    len(service.batches),
+                )
+                begin_s = time.monotonic()
+                time.sleep(options.seconds)
+                elapsed_s = time.monotonic() - begin_s
+                used = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+                memory = [memory_bytes(pid) for pid in pids]
+                rows, messages = sum(service.rows().values()) - rows, len(service.batches) - messages
+                devices = sum(len(batch.devices) for batch in service.batches)
+                sizes = [len(wire.encode(batch)) for batch in service.batches[5:]]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        print(f"{options.ranks} ranks x {options.rate:g} steps/s x 16 metrics, {elapsed_s:.0f} s")
+        for name, value in (
+            ("CPU, supervisor and worker, % of a core", f"{100 * sum(used) / elapsed_s:.2f}"),
+            ("memory, resident, supervisor + worker, MB", " + ".join(f"{rss / 1e6:.1f}" for rss, _ in memory)),
+            ("memory, proportional, sum, MB", f"{sum(pss for _, pss in memory) / 1e6:.1f}"),
+            ("device samples sent", str(devices)),
+            ("rank-steps/s sent", f"{rows / elapsed_s:.1f}"),
+            ("messages/s", f"{messages / elapsed_s:.1f}"),
+            ("median message, bytes", f"{statistics.median(sizes):.0f}"),
+            ("bytes per rank-step at 64 rank-steps per message", f"{wire_bytes_per_rank_step():.1f}"),
+            ("records lost", str(sum(service.lost().values()))),
+        ):
+            print(f"  {name:<52}{value:>16}")
+
+
+if __name__ == "__main__":
+    main()

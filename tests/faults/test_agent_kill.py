@@ -1,0 +1,52 @@
+"""The agent dies; the job does not notice, and nothing is lost."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import AgentProcess
+from tests.support.agent_service import AgentService, until
+from tests.support.recording_rank import RecordingRank
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_killed_worker_is_back_within_a_second_and_nothing_is_lost(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+
+        def lose_a_worker() -> None:
+            before = len(service.rows())
+            killed = agent.kill_worker()
+            begin_s = time.monotonic()
+            rank.do("steps", 20)
+            until(lambda: agent.worker not in (0, killed))
+            assert time.monotonic() - begin_s < 1.0
+            until(lambda: len(service.rows()) == before + 20)
+
+        rank.do("steps", 20)
+        until(lambda: len(service.rows()) == 20)
+        for _ in range(3):
+            lose_a_worker()
+        rank.say("exit", 0)
+        rank.wait()
+        assert agent.wait() == 0
+    assert sorted(step for _, step, _ in service.rows()) == list(range(80))
+    assert len({batch.boot for batch in service.batches}) == 4
+    assert service.lost() == {}
+
+
+def test_when_worker_and_supervisor_are_killed_the_rank_goes_on_and_the_next_agent_tells_it_all(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank:
+        with AgentProcess(tmp_path, service.environment) as agent:
+            rank.do("steps", 10)
+            until(lambda: len(service.rows()) == 10)
+        until(lambda: not agent.running())
+        rank.do("steps", 1_000)
+        with AgentProcess(tmp_path, service.environment):
+            until(lambda: len(service.rows()) == 1_010)
+        assert service.lost() == {}

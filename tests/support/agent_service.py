@@ -1,0 +1,173 @@
+"""A real HTTP server that takes what agents send and says what a test wants: the api as an agent sees it."""
+
+import contextlib
+import http.server
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rankwatch import wire
+
+TOKEN = "rankwatch_test_token"
+
+
+def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait until it holds; fail when it does not within this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def rows(batch: wire.Batch) -> Iterator[tuple[str, int, int]]:
+    """(attempt, step, rank) of every step record of a batch."""
+    if batch.steps is not None:
+        columns = batch.steps.columns
+        steps, ranks = (
+            np.frombuffer(columns[name].data, "<" + columns[name].dtype).astype(int) + columns[name].base
+            for name in ("step", "rank")
+        )
+        for step, rank in zip(steps, ranks, strict=True):
+            yield batch.attempt, int(step), int(rank)
+
+
+class AgentService:
+    """The server; `stop` and `start` are an outage, on the same port."""
+
+    def __init__(self) -> None:
+        self.batches: list[wire.Batch] = []
+        self.views: list[wire.View] = []
+        self.tokens: list[str] = []
+        self.status = 202
+        self.retry_after: str | None = None
+        self.silent = threading.Event()
+        """Set: requests are accepted and never answered."""
+        self.streams = 0
+        self._orders = wire.Orders()
+        self._changed = threading.Condition()
+        self._port = 0
+        self._server: http.server.ThreadingHTTPServer | None = None
+        self._sockets: set[socket.socket] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"RANKWATCH_URL": self.url, "RANKWATCH_TOKEN": TOKEN}
+
+    def start(self) -> "AgentService":
+        service = self
+
+        class Handler(_Handler):
+            api = service
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                return  # an agent that went away in mid-request
+
+        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.shutdown()
+        self._server.server_close()
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._server = None
+        with self._changed:
+            self._changed.notify_all()
+
+    def order(self, *orders: wire.OrderView, **fields: Any) -> None:
+        """Say this to all streams, and in every answer to a view, from now on."""
+        with self._changed:
+            self._orders = wire.Orders(orders, **fields)
+            self._changed.notify_all()
+
+    def rows(self) -> Counter[tuple[str, int, int]]:
+        return Counter(row for batch in list(self.batches) for row in rows(batch))
+
+    def events(self, kind: str) -> list[wire.Event]:
+        return [event for batch in list(self.batches) for event in batch.events if event.kind == kind]
+
+    def lost(self) -> Counter[str]:
+        total = Counter[str]()
+        for event in self.events("records_lost"):
+            total[event.fields["reason"]] += event.fields["count"]
+        return total
+
+    def __enter__(self) -> "AgentService":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self.stop()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    api: AgentService
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.api._sockets.add(self.connection)
+
+    def finish(self) -> None:
+        self.api._sockets.discard(self.connection)
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        while self.api.silent.is_set():
+            time.sleep(0.02)
+        self.api.tokens.append(self.headers["Authorization"])
+        if self.path.endswith("/agents/view"):
+            self.api.views.append(msgspec.msgpack.decode(body, type=wire.View))
+            self._answer(200, msgspec.json.encode(self.api._orders))
+            return
+        status = self.api.status
+        if status == 202:
+            self.api.batches.append(wire.decode_batch(body))
+        self._answer(status, b'{"accepted": true}' if status == 202 else b'{"title": "no"}')
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.close_connection = True
+        self.api.streams += 1
+        said: list[wire.Orders] = []
+        server = self.api._server
+        with contextlib.suppress(OSError):
+            while self.api._server is server:
+                with self.api._changed:
+                    self.api._changed.wait_for(lambda: [self.api._orders] != said, 0.5)
+                    said[:] = [self.api._orders]
+                data = msgspec.json.encode(said[0]).decode()
+                self.wfile.write(f"event: orders\ndata: {data}\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        if self.api.retry_after is not None:
+            self.send_header("Retry-After", self.api.retry_after)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
