@@ -172,6 +172,14 @@ def open_orders(connection: Connection, job: str | None = None) -> list[Order]:
     return [order_of(row) for row in connection.execute(query).mappings()]
 
 
+def current_orders(connection: Connection, job: str, closed_after_unix_ns: int) -> list[Order]:
+    """A job's orders that are open, or were closed after a time."""
+    query = select(OrderRow.__table__).where(
+        OrderRow.job == job, (OrderRow.phase != Phase.CLOSED) | (OrderRow.phase_unix_ns > closed_after_unix_ns)
+    )
+    return [order_of(row) for row in connection.execute(query.order_by(OrderRow.phase_unix_ns)).mappings()]
+
+
 def order_of(row: Mapping[Any, Any]) -> Order:
     """An order from its row."""
     return Order(**{**row, "phase": Phase(row["phase"]), "culprits": tuple(row["culprits"])})

@@ -1,0 +1,143 @@
+"""Puts the api together. Nothing runs until the application is served."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+from fastapi import APIRouter, Depends, FastAPI
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Engine
+from starlette.middleware.gzip import GZipMiddleware
+
+from rankwatch.wire import View
+from rankwatch_service.api import (
+    agents,
+    audit_trail,
+    commands,
+    events,
+    health,
+    hosts,
+    incidents,
+    jobs,
+    metrics,
+    policy,
+    problem,
+    receivers,
+    sessions,
+    silences,
+    telemetry,
+    tokens,
+)
+from rankwatch_service.api.access import Authority
+from rankwatch_service.api.batcher import Batcher
+from rankwatch_service.api.board import OrderBoard
+from rankwatch_service.api.context import Context
+from rankwatch_service.api.counters import Counters, StoreCollector
+from rankwatch_service.api.driving import DriverThread
+from rankwatch_service.api.gate import Gate
+from rankwatch_service.api.openapi import describe
+from rankwatch_service.api.pulse import Pulse
+from rankwatch_service.api.sealed import open_seal
+from rankwatch_service.api.strict import known_parameters_only
+from rankwatch_service.api.tidy import tidy
+from rankwatch_service.clock import Clock
+from rankwatch_service.control.driver import Driver
+from rankwatch_service.control.training import store_views
+from rankwatch_service.dashboard import mount
+from rankwatch_service.log.base import Log
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import ChangeWatch
+
+BASE: Final = "/api/v1"
+RESOURCES: Final = (
+    telemetry,
+    agents,
+    jobs,
+    incidents,
+    commands,
+    receivers,
+    silences,
+    hosts,
+    events,
+    policy,
+    audit_trail,
+    tokens,
+    sessions,
+)
+
+
+def create_app(settings: Settings, engine: Engine, log: Log, clock: Clock) -> FastAPI:
+    """The application over an open, migrated database."""
+    context = _context(settings, engine, log, clock)
+    app = FastAPI(
+        title="rankwatch",
+        version=version("rankwatch"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=_lifespan,
+        # A browser of another site can send text/plain without asking; what we read as JSON must say that it is.
+        strict_content_type=True,
+    )
+    app.state.context = context
+    problem.install(app)
+    api = APIRouter(prefix=BASE, dependencies=[Depends(known_parameters_only)])
+    for resource in RESOURCES:
+        api.include_router(resource.router)
+    app.include_router(api)
+    app.include_router(health.router)
+    app.include_router(metrics.router, dependencies=[Depends(known_parameters_only)])
+    describe(app)
+    mount(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1_024)
+    app.add_middleware(Gate, authority=context.authority)
+    return app
+
+
+def _context(settings: Settings, engine: Engine, log: Log, clock: Clock) -> Context:
+    registry = CollectorRegistry()
+    counters = Counters(registry)
+    registry.register(StoreCollector(engine, clock))
+    authority = Authority(engine, clock)
+
+    def tidy_up() -> None:
+        authority.store_last_used()
+        tidy(engine, clock.unix_ns())
+
+    def keep_views(views: Sequence[View]) -> None:
+        store_views(engine, views, clock.unix_ns())
+
+    driver = Driver(engine, log, clock)
+    driving = DriverThread(driver.run_once, tidy_up, counters.driver_failures.inc, clock)
+    return Context(
+        settings=settings,
+        engine=engine,
+        log=log,
+        clock=clock,
+        authority=authority,
+        seal=open_seal(engine, clock),
+        pulse=Pulse(ChangeWatch(engine), driving.wake),
+        board=OrderBoard(engine, clock),
+        appends=Batcher("append", log.append),
+        views=Batcher("views", keep_views),
+        counters=counters,
+        driving=driving,
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: Context = app.state.context
+    context.appends.start()
+    context.views.start()
+    context.pulse.start()
+    context.driving.start()
+    yield
+    await context.pulse.close()
+    await context.appends.stop()
+    await context.views.stop()
+    context.driving.stop()
+    context.authority.store_last_used()

@@ -1,0 +1,49 @@
+"""What all routes share: settings, database, log, clock, and the parts that run beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+
+from rankwatch.wire import View
+from rankwatch_service.api.access import Authority
+from rankwatch_service.api.batcher import Batcher
+from rankwatch_service.api.board import OrderBoard
+from rankwatch_service.api.counters import Counters
+from rankwatch_service.api.driving import DriverThread
+from rankwatch_service.api.pulse import Pulse
+from rankwatch_service.api.sealed import Seal
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import Entry, Log
+from rankwatch_service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """Made once by `create_app`."""
+
+    settings: Settings
+    engine: Engine
+    log: Log
+    clock: Clock
+    authority: Authority
+    seal: Seal
+    pulse: Pulse
+    board: OrderBoard
+    appends: Batcher[Entry]
+    views: Batcher[View]
+    counters: Counters
+    driving: DriverThread
+    streams: dict[str, int] = field(default_factory=dict)
+    """Open event streams by token."""
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+Ctx = Annotated[Context, Depends(_context)]

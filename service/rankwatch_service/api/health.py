@@ -1,0 +1,51 @@
+"""Whether this process lives, and whether it can serve."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.migrate import SchemaError, check
+
+router = APIRouter(tags=["health"])
+
+
+class Live(BaseModel):
+    """The process answers."""
+
+    live: bool = True
+
+
+class Ready(BaseModel):
+    """What the process needs to serve, each with "ok" or what is wrong."""
+
+    ready: bool
+    checks: dict[str, str]
+
+
+@router.get("/livez")
+async def livez() -> Live:
+    """The process's loop turns. Depends on nothing else, so that a database outage restarts nobody."""
+    return Live()
+
+
+@router.get("/readyz", responses={503: {"model": Ready}})
+def readyz(context: Ctx, response: Response) -> Ready:
+    """The database answers and has this version's tables."""
+    checks = {"database": "ok", "schema": "ok", "driver": "ok" if context.driving.alive else "not running"}
+    try:
+        with read(context.engine) as connection:
+            connection.execute(text("SELECT 1"))
+        check(context.engine)
+    except SchemaError as error:
+        checks["schema"] = str(error)
+    except SQLAlchemyError as error:
+        checks["database"] = type(error).__name__
+    ready = all(state == "ok" for state in checks.values())
+    if not ready:
+        response.status_code = 503
+    return Ready(ready=ready, checks=checks)

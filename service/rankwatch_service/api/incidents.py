@@ -1,0 +1,244 @@
+"""Incidents: read them, and say something about them.
+
+Their rows have one writer, stream. A judgement goes into the log; the answer waits a moment for stream to act on it,
+and is 202 where that takes longer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, RowMapping, select
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.api.access import Identity, Require, Scope
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.numbers import Number
+from rankwatch_service.api.once import OnceDep
+from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.problem import not_found
+from rankwatch_service.control import audit
+from rankwatch_service.control.records import Judgement, encode_control
+from rankwatch_service.log.base import Entry, RecordKind
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Delivery as DeliveryRow
+from rankwatch_service.store.models import Incident as IncidentRow
+from rankwatch_service.store.models import IncidentTransition, Outbox
+
+router = APIRouter(prefix="/incidents", tags=["incidents"])
+
+TEXT_CHARS_MAX: Final = 4_000
+STREAM_WAIT_S: Final = 2.0
+"""How long an answer waits for stream, which usually takes 100 ms."""
+
+LOOK_S: Final = 0.02
+Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
+
+
+class Incident(BaseModel):
+    """An incident. Fields are the columns of `store.models.Incident`."""
+
+    id: str
+    number: int
+    job: str
+    attempt: str
+    kind: str
+    scope: str
+    episode: int
+    severity: str
+    state: str
+    ranks: list[int]
+    hosts: list[str]
+    devices: list[str]
+    onset_step: int | None
+    detected_step: int | None
+    resolved_step: int | None
+    onset_unix_ns: int
+    detected_unix_ns: int
+    updated_unix_ns: int
+    resolved_unix_ns: int | None
+    score: Number
+    confidence: float
+    cause: str
+    summary: str
+    evidence: dict[str, Any]
+    consequences: list[Any]
+    changes_before: list[Any]
+    impact_gpu_hours_per_hour: Number
+    suggestion: dict[str, Any]
+    checkpoint: str | None
+    transitions: int
+    acknowledged_by: str | None
+
+
+class Transition(BaseModel):
+    """One line of an incident's history."""
+
+    number: int
+    what: str
+    actor: str
+    text: str
+    fields: dict[str, Any]
+    at_unix_ns: int
+
+
+class Notification(BaseModel):
+    """Who was told about it, or was not."""
+
+    id: str
+    receiver: str
+    transition: int
+    state: str
+    tries: int
+    created_unix_ns: int
+    delivered_unix_ns: int | None
+    error: str
+    """Of the newest try; empty if that went well."""
+
+
+class IncidentDetail(Incident):
+    """An incident with its history."""
+
+    history: list[Transition]
+    notifications: list[Notification]
+
+
+class Said(BaseModel):
+    """What a person has to say."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)] = ""
+
+
+class Comment(Said):
+    """A comment says something."""
+
+    text: Annotated[str, Field(min_length=1, max_length=TEXT_CHARS_MAX)]
+
+
+@router.get("")
+def list_incidents(
+    context: Ctx,
+    window: Wanted,
+    identity: Reader,
+    job: Annotated[str | None, Query()] = None,
+    state: Annotated[str | None, Query(pattern="^(open|acknowledged|resolved|unresolved)$")] = None,
+    kind: Annotated[Kind | None, Query()] = None,
+    severity: Annotated[Severity | None, Query()] = None,
+) -> Page[Incident]:
+    """Incidents by onset, newest first. `state=unresolved` is open and acknowledged together."""
+    query = select(IncidentRow.__table__)
+    if identity.job:
+        query = query.where(IncidentRow.job == identity.job)
+    if job is not None:
+        query = query.where(IncidentRow.job == job)
+    if state == "unresolved":
+        query = query.where(IncidentRow.state != "resolved")
+    elif state is not None:
+        query = query.where(IncidentRow.state == state)
+    if kind is not None:
+        query = query.where(IncidentRow.kind == kind)
+    if severity is not None:
+        query = query.where(IncidentRow.severity == severity)
+    purpose = f"incidents {job} {state} {kind} {severity}"
+    order = (IncidentRow.onset_unix_ns, IncidentRow.id)
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, order, window, context.seal, purpose, Incident.model_validate)
+
+
+@router.get("/{incident_id}")
+def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentDetail:
+    """One incident with its history and who was told."""
+    with read(context.engine) as connection:
+        return _detail(connection, _find(connection, incident_id, identity))
+
+
+@router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
+def acknowledge(
+    incident_id: str, body: Said, context: Ctx, once: OnceDep, identity: Operator, response: Response
+) -> IncidentDetail:
+    """Say that somebody is on it."""
+    return _judge(context, once, identity, response, incident_id, "acknowledged", body)
+
+
+@router.post("/{incident_id}/resolve", responses={202: {"model": IncidentDetail}})
+def resolve(
+    incident_id: str, body: Said, context: Ctx, once: OnceDep, identity: Operator, response: Response
+) -> IncidentDetail:
+    """Say that it is over. If the trouble lasts, a new episode opens another incident."""
+    return _judge(context, once, identity, response, incident_id, "resolved", body)
+
+
+@router.post("/{incident_id}/comment", responses={202: {"model": IncidentDetail}})
+def comment(
+    incident_id: str, body: Comment, context: Ctx, once: OnceDep, identity: Operator, response: Response
+) -> IncidentDetail:
+    """Add a line to its history."""
+    return _judge(context, once, identity, response, incident_id, "commented", body)
+
+
+class _Noted(BaseModel):
+    transitions: int
+    """The incident's, before stream has heard."""
+
+
+def _judge(
+    context: Context, once: OnceDep, identity: Identity, response: Response, incident_id: str, what: str, body: Said
+) -> IncidentDetail:
+    def work(connection: Connection) -> _Noted:
+        row = _find(connection, incident_id, identity)
+        record = Judgement(incident=incident_id, what=what, actor=identity.name, text=body.text)
+        context.log.append_in(connection, [Entry(row["job"], RecordKind.CONTROL, encode_control(record))])
+        now = context.clock.unix_ns()
+        audit.append(connection, now, identity.actor, f"incident.{what}", incident_id, "ok", fields={"text": body.text})
+        return _Noted(transitions=row["transitions"])
+
+    before = _Noted.model_validate_json(bytes(once.write(identity, body, 200, work).body))
+    deadline_s = context.clock.monotonic_s() + STREAM_WAIT_S
+    while True:
+        with read(context.engine) as connection:
+            found = _detail(connection, _find(connection, incident_id, identity))
+        if any(one.what == what and one.number > before.transitions for one in found.history):
+            return found
+        if (what == "acknowledged" and found.state != "open") or (what == "resolved" and found.state == "resolved"):
+            return found
+        if context.clock.monotonic_s() >= deadline_s:
+            response.status_code = 202
+            return found
+        context.clock.sleep(LOOK_S)
+
+
+def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:
+    query = select(IncidentRow.__table__).where(IncidentRow.id == incident_id)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None or not identity.may_see(row["job"]):
+        raise not_found("incident", incident_id)
+    return row
+
+
+def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
+    history = connection.execute(
+        select(IncidentTransition.__table__)
+        .where(IncidentTransition.incident_id == row["id"])
+        .order_by(IncidentTransition.number)
+    ).mappings()
+    newest = (
+        select(DeliveryRow.error)
+        .where(DeliveryRow.outbox_id == Outbox.id)
+        .order_by(DeliveryRow.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    told = connection.execute(
+        select(Outbox.__table__, newest.label("error"))
+        .where(Outbox.incident_id == row["id"])
+        .order_by(Outbox.transition, Outbox.receiver)
+    ).mappings()
+    return IncidentDetail(
+        **row,
+        history=[Transition.model_validate(one) for one in history],
+        notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in told],
+    )

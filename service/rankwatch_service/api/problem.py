@@ -1,0 +1,103 @@
+"""Every refusal in one form: RFC 9457 problem+json with the request's id, never a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from rankwatch_service.store.engine import StoreBusyError
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_AFTER_S: Final = 1
+"""What a caller is told to wait when the database is in trouble."""
+
+
+class ProblemError(Exception):
+    """A request that cannot be granted. `detail` is for the person who sent it."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.errors = errors
+
+
+def not_found(what: str, name: str) -> ProblemError:
+    """The answer for things that do not exist, and for those that the token may not know of."""
+    return ProblemError(404, f"there is no {what} {name!r}")
+
+
+def problem(
+    request_id: str,
+    status: int,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    errors: Sequence[Mapping[str, Any]] = (),
+) -> Response:
+    """The answer itself."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "request_id": request_id,
+    }
+    if errors:
+        body["errors"] = list(errors)
+    return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def unavailable(request_id: str) -> Response:
+    """The database is busy or away: the same request may succeed later."""
+    detail = "the database does not answer; try again"
+    return problem(request_id, 503, detail, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of the application be answered in this form."""
+
+    def id_of(request: Request) -> str:
+        return str(request.scope.get("request_id", ""))
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ProblemError)
+        return problem(id_of(request), error.status, error.detail, error.headers, error.errors)
+
+    def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return problem(id_of(request), error.status_code, str(error.detail), error.headers)
+
+    def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        # Never the input itself: it may be a secret, and NaN in it would break the answer.
+        errors = [{"loc": ".".join(map(str, one["loc"])), "msg": one["msg"]} for one in error.errors()]
+        return problem(id_of(request), 422, "the request is not valid", errors=errors)
+
+    def busy(request: Request, _error: Exception) -> Response:
+        return unavailable(id_of(request))
+
+    def failed(request: Request, _error: Exception) -> Response:
+        # What went wrong is in the service's own text log, under this id.
+        return problem(id_of(request), 500, "an error on our side; it has been logged under this request_id")
+
+    app.add_exception_handler(ProblemError, refused)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(StoreBusyError, busy)
+    app.add_exception_handler(OperationalError, busy)
+    app.add_exception_handler(Exception, failed)

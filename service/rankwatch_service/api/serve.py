@@ -1,0 +1,62 @@
+"""The api as a process of its own."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Final
+
+import structlog
+import uvicorn
+
+from rankwatch_service.api.app import create_app
+from rankwatch_service.api.context import Context
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import open_engine
+from rankwatch_service.store.migrate import upgrade
+
+CONNECTIONS_MAX: Final = 8_192
+"""Connections at a time; more are answered 503. A host holds three, a browser tab one or two."""
+
+KEEP_ALIVE_S: Final = 75
+DRAIN_S: Final = 5
+"""How long requests under way may take after SIGTERM. Streams end at once by themselves."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Ends event streams as soon as a signal comes; uvicorn would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self._context = context
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # In the main thread, between two steps of the event loop.
+        self._context.pulse.stop()
+        super().handle_exit(sig, frame)
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    engine = open_engine(settings.database_url)
+    upgrade(engine)
+    clock = SystemClock()
+    app = create_app(settings, engine, SqlLog(engine, clock), clock)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    _log.info("api_starts", host=settings.host, port=settings.port)
+    _Server(config, app.state.context).run()
+    engine.dispose()

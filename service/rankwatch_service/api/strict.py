@@ -1,0 +1,29 @@
+"""Query parameters that a route does not have are refused: a misspelt filter must not look like an empty one."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from fastapi import Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
+from fastapi.routing import APIRoute
+
+from rankwatch_service.api.problem import ProblemError
+
+
+def known_parameters_only(request: Request) -> None:
+    """Dependency of every API route."""
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    fields = get_flat_params(route.dependant)
+    known = {field.alias for field in fields if isinstance(field.field_info, Query)}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        errors = []
+        for name in unknown:
+            close = get_close_matches(name, known, 1)
+            msg = f"there is no such parameter; did you mean {close[0]!r}?" if close else "there is no such parameter"
+            errors.append({"loc": f"query.{name}", "msg": msg})
+        raise ProblemError(422, f"unknown query parameters: {', '.join(unknown)}", errors=errors)
