@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Presence
+from rankwatch_detectors.dispatch import which
 
-# Phases in which ranks wait for each other.
-WAITING_PHASES = ("backward", "collective")
-STOPPED = "T"
 # A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
@@ -52,20 +50,18 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
 
 
 def _witnesses(presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats) -> list[tuple[Bools, str, float]]:
-    state = np.asarray(presence.state)
-    left = presence.heard & (state == "left")
-    os_state = np.asarray(presence.os_state)
+    left = presence.heard & which(presence.state, "left")
     lowest_step = running & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
     lowest_sequence = running & (sequence == sequence[running].min())
-    waiting = np.asarray([phase in WAITING_PHASES for phase in presence.phase])
+    waiting = which(presence.phase, "backward") | which(presence.phase, "collective")
     silent = presence.heard & ~running & ~left
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
-        (running & (os_state == STOPPED), "stopped by a signal", 1.0),
+        (running & which(presence.os_state, "T"), "stopped by a signal", 1.0),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
-        (running & ~waiting, "it is not in a collective, the others are", 0.85),
+        (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
         (left, "it left its loop, the others wait", 0.8),
         (silent, "it is not heard any more", 0.6),
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),

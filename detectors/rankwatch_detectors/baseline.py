@@ -39,8 +39,8 @@ class BaselineConfig:
     sigma_start: float = 0.05
     sigma_floor: float = 0.01
     """Timers and schedulers jitter by a percent; scatter below it is luck, not calm."""
-    offset_max: float = math.log(1.15)
-    """How far silicon and small side duties (logging on rank 0) explain a standing offset from the peers. What lies
+    offset_max: float = math.log(1.1)
+    """How far silicon explains a standing offset from the peers: five sigmas of a spread of 2 %. What lies
     beyond stays visible as an excess: that is how a rank that is slow from its first step is seen."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Detector, Kind
-from rankwatch_detectors.corruption import FingerprintConfig, FingerprintDetector, LocalNormConfig, LocalNormDetector
+from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
 from rankwatch_detectors.hang import HangConfig, HangDetector
 from rankwatch_detectors.level import LevelConfig
 from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
@@ -25,7 +25,6 @@ class CatalogueConfig:
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
     telemetry_lost: TelemetryLostConfig = field(default_factory=TelemetryLostConfig)
-    fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     local_norm: LocalNormConfig = field(default_factory=LocalNormConfig)
     straggler: StragglerConfig = field(default_factory=StragglerConfig)
     slowdown: SlowdownConfig = field(default_factory=SlowdownConfig)
@@ -45,7 +44,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),
         HangDetector(config.hang),
-        FingerprintDetector(config.fingerprint),
+        FingerprintDetector(),
         LocalNormDetector(config.local_norm),
         StragglerDetector(config.straggler),
         SlowdownDetector(config.slowdown),

@@ -24,18 +24,13 @@ from rankwatch_detectors.witness import Witness, WitnessConfig
 MAJORITY_MIN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FingerprintConfig:
-    """Settings of the fingerprint detector: none, bits are equal or they are not."""
-
-
 class FingerprintDetector(DispatchingDetector):
     """Scope "rank:N" for an odd replica, "job" where two cannot tell. Memory: 8 bytes for each rank."""
 
     kind: Kind = Kind.CORRUPTION
     STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_equal_step")
 
-    def __init__(self, config: FingerprintConfig) -> None:  # noqa: ARG002 - uniform with the other detectors
+    def __init__(self) -> None:
         super().__init__()
         self.name = "corruption"
         self.version = 1

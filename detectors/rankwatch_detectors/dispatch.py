@@ -86,6 +86,14 @@ class DispatchingDetector(Stateful):
         return ()
 
 
+def which(texts: tuple[str, ...], wanted: str) -> Bools:
+    """Where a text of each rank is the wanted one. Counting first makes the usual case, all or none, cheap."""
+    count = texts.count(wanted)
+    if count in (0, len(texts)):
+        return np.full(len(texts), count > 0)
+    return np.fromiter((text == wanted for text in texts), dtype=np.bool_, count=len(texts))
+
+
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric and where they are present and finite; None when no rank has any."""
     values = frame.values.get(name)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.arrival import Missing, who_is_missing
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Occurrence, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.dispatch import DispatchingDetector, which
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
@@ -120,33 +120,32 @@ class HangDetector(DispatchingDetector):
         if presence is None or not presence.heard.any():
             return ()
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
-        state = np.asarray(presence.state)
-        running = fresh & (state == RUNNING)
+        running = fresh & which(presence.state, RUNNING)
         if not running.any():
             return ()
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
             summary = f"The job goes on: step {self._newest}."
             return self.episodes.close("job", self._newest, self.now_s, summary)
-        if len(self.episodes) or self._excused(state):
+        if len(self.episodes) or self._excused(presence):
             return ()
         age = presence.step_age_s + (self.now_s - presence.heard_s)
-        deadline = self._deadline(presence, running)
+        deadline = self._deadline()
         # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
         stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - 1.0)
         if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
             return ()
         return self._open(presence, stuck, running, float(age[stuck].max()), deadline)
 
-    def _excused(self, state: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    def _excused(self, presence: Presence) -> bool:
         """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
-        return bool(self._orders) or bool((state == "held").any()) or bool((state == "exited").any())
+        return bool(self._orders) or "held" in presence.state or "exited" in presence.state
 
     def _read(self, presence: Presence, running: Bools) -> bool:
         """Learn from one reading; True when the job's newest step is beyond the one before."""
         newest = int(presence.step[running].max())
-        self._learn_phases(presence, running)
         if self._newest is not None and newest <= self._newest:
+            self._learn_phases(presence, running)
             return False
         if self._newest is not None:
             took_s = self.now_s - self._newest_s
@@ -161,6 +160,7 @@ class HangDetector(DispatchingDetector):
         self._newest, self._newest_s = newest, self.now_s
         self._cpu = np.stack([presence.cpu_s, presence.heard_s])
         self._phase_was = {}
+        self._learn_phases(presence, running)
         return progressed
 
     def _remember(self, name: str, lasted_s: float) -> None:
@@ -180,20 +180,19 @@ class HangDetector(DispatchingDetector):
     def _learn_phases(self, presence: Presence, running: Bools) -> None:
         for name, _ in self._config.long_phases:
             if name in presence.phase:
-                inside = running & np.asarray([phase == name for phase in presence.phase])
+                inside = running & which(presence.phase, name)
                 if inside.any():
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
 
-    def _deadline(self, presence: Presence, running: Bools) -> float:
+    def _deadline(self) -> float:
         """Seconds in one step after which the job hangs; the most patient phase of any rank decides for all."""
         config = self._config
         deadline = self._usual_deadline()
         if not self._moved:
             deadline = max(deadline, self._long_deadline(*self._first_step()))
-        phases = {presence.phase[rank] for rank in np.flatnonzero(running)} | set(self._phase_was)
         for name, unseen_s in config.long_phases:
-            if name in phases:
+            if name in self._phase_was:
                 deadline = max(deadline, self._long_deadline(name, unseen_s))
         return deadline
 

@@ -1,9 +1,9 @@
 """Watches the level of one job-level series: does it jump, and does it come back?
 
 The level is the median of the newest points, the scale comes from how far points usually lie from it, tails included,
-so that a falling curve and noisy batches widen it instead of raising anything. Two tests run side by side: one point
-far out, and a sum of moderately high points (a CUSUM in units of the scale). While an episode lasts nothing is
-learned: the points are judged against the level before it.
+so that noisy batches widen it instead of raising anything; a falling curve only lies below its level. Two tests run
+side by side: one point far out, and a sum of moderately high points (a CUSUM in units of the scale). While an episode
+lasts nothing is learned: the points are judged against the level before it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LevelConfig:
     """A sum that took longer than this to reach its limit is a slow climb and no spike."""
     lasting_points: int = 20
     """A jump that has not come back after so many points is lasting."""
-    clear_sigmas: float = 4.0
     clear_points: int = 3
+    """An episode is over when the mean of so many points is no higher than chance (the allowance)."""
     settle_points: int = 128
     """A lasting change that does not grow over so many points is the new level."""
     scale_floor_ratio: float = 0.005
@@ -61,6 +61,7 @@ class LevelWatch(Stateful):
 
     STATE: ClassVar[tuple[str, ...]] = (
         "_recent",
+        "_drift",
         "_scatter",
         "level",
         "scale",
@@ -70,13 +71,13 @@ class LevelWatch(Stateful):
         "_sum_points",
         "_sum_step",
         "_episode",
-        "_calm",
         "lasting",
     )
 
     def __init__(self, config: LevelConfig) -> None:
         self._config = config
         self._recent = RollingQuantiles(config.level_points, (0.5,))
+        self._drift = RollingQuantiles(config.level_points, (0.5,))
         self._scatter = RollingQuantiles(config.scatter_points, (0.5, 0.95, 0.99))
         self.level = 0.0
         """The usual value (its logarithm where so configured), as it was before the open episode."""
@@ -90,7 +91,6 @@ class LevelWatch(Stateful):
         self._sum_points = 0
         self._sum_step = 0
         self._episode: list[float] = []
-        self._calm = 0
 
     @property
     def is_open(self) -> bool:
@@ -114,6 +114,7 @@ class LevelWatch(Stateful):
     def restart(self) -> None:
         """A new attempt: the level may be that of earlier steps, the scatter stays what it was."""
         self._recent.reset([])
+        self._drift.reset([])
         self._end()
 
     def push(self, value: float, step: int) -> Turn | None:
@@ -157,25 +158,27 @@ class LevelWatch(Stateful):
 
     def _learn(self, point: float) -> None:
         if len(self._recent) >= self._config.level_points // 4:
-            (level,) = self._recent.get()
-            distance = abs(point - level)
+            residual = point - self._recent.get()[0]
+            self._drift.learn(residual)
+            # A curve that falls lies below its own median all the time; that is its course and no scatter.
+            distance = abs(residual - self._drift.get()[0])
             # One outlier must not widen the scale by more than it could by its rank.
             self._scatter.learn(min(distance, 5.0 * self.scale) if self.scale else distance)
         # A climb under suspicion does not lift the level that it is judged by.
-        if self._sum < self._config.drift_limit / 2:
+        if self._sum < self._config.drift_limit / 6:
             self._recent.learn(point)
 
     def _begin(self, point: float, onset_step: int, *, lasting: bool) -> Turn:
         self.onset_step, self.lasting = onset_step, lasting
-        self._episode, self._calm = [point], 0
+        self._episode = [point] * self._config.clear_points
         return Turn.LASTING if lasting else Turn.JUMP
 
     def _follow(self, point: float) -> Turn | None:
         config = self._config
         self.score = (point - self.level) / self.scale
         self._episode = [*self._episode, point][-config.settle_points :]
-        self._calm = self._calm + 1 if self.score < config.clear_sigmas else 0
-        if self._calm >= config.clear_points:
+        newest = self._episode[-config.clear_points :]
+        if sum(newest) / config.clear_points - self.level < config.drift_allowance * self.scale:
             self._end()
             return Turn.BACK
         if not self.lasting and len(self._episode) >= config.lasting_points:
@@ -189,5 +192,5 @@ class LevelWatch(Stateful):
 
     def _end(self) -> None:
         self.onset_step, self.lasting = None, False
-        self._episode, self._calm = [], 0
+        self._episode = []
         self._sum, self._sum_points = 0.0, 0

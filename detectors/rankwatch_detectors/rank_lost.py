@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rankwatch_detectors.base import AttemptStart, Finding, Kind, Occurrence, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import EPISODES_MAX
 
 # What the ranks left behind say, with gloo, NCCL, sockets and the process group's store.
@@ -48,7 +50,7 @@ class RankLostDetector(DispatchingDetector):
         self._forget()
 
     def _forget(self) -> None:
-        self._gone: list[int] = []
+        self._gone: Bools = np.zeros(self.world_size, dtype=np.bool_)
         """Ranks whose end has been dealt with."""
         self._expected = False
         """An order ends the processes."""
@@ -57,7 +59,7 @@ class RankLostDetector(DispatchingDetector):
         self._unread: dict[str, float] = {}
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
-        if new_attempt:
+        if new_attempt or self._gone.size != self.world_size:
             self._forget()
         return ()
 
@@ -68,10 +70,10 @@ class RankLostDetector(DispatchingDetector):
         if occurrence.kind == "order" and (fields.get("phase") == "kill" or fields.get("action") == "stop"):
             self._expected = True
         rank = occurrence.rank
-        if rank is None or rank in self._gone:
+        if rank is None or not 0 <= rank < self._gone.size or self._gone[rank]:
             return ()
         if occurrence.kind == "rank_left":
-            self._gone.append(rank)
+            self._gone[rank] = True
         if occurrence.kind == "process_exit":
             return self._ended(rank, occurrence)
         return ()
@@ -80,18 +82,17 @@ class RankLostDetector(DispatchingDetector):
         if presence is None or "exited" not in presence.state:
             return ()
         findings: list[Finding] = []
-        for rank, state in enumerate(presence.state):
-            if state == "exited" and presence.heard[rank] and rank not in self._gone:
-                since = self._unread.setdefault(str(rank), self.now_s)
-                if self.now_s - since >= self._config.exit_unread_s:
-                    unknown = {"code": None, "signal": None, "how": "unknown", "error": ""}
-                    step = int(presence.step[rank])
-                    occurrence = Occurrence("process_exit", self.attempt, "", self.now_s, rank, step, unknown)
-                    findings.extend(self._ended(rank, occurrence))
+        for rank in np.flatnonzero(which(presence.state, "exited") & presence.heard & ~self._gone).tolist():
+            since = self._unread.setdefault(str(rank), self.now_s)
+            if self.now_s - since >= self._config.exit_unread_s:
+                unknown = {"code": None, "signal": None, "how": "unknown", "error": ""}
+                step = int(presence.step[rank])
+                occurrence = Occurrence("process_exit", self.attempt, "", self.now_s, rank, step, unknown)
+                findings.extend(self._ended(rank, occurrence))
         return findings
 
     def _ended(self, rank: int, occurrence: Occurrence) -> list[Finding]:
-        self._gone.append(rank)
+        self._gone[rank] = True
         self._unread.pop(str(rank), None)
         if self._expected:
             return []

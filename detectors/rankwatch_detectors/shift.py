@@ -16,6 +16,10 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.state import Stateful
 
+# Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-8), is not.
+BURST_ROWS = 4
+BURST_MARGIN = 8.0
+
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
@@ -71,11 +75,15 @@ class ShiftBank(Stateful):
         """The highest evidence of each rank over the levels."""
         return np.asarray(self._sums.max(axis=0), dtype=np.float64)
 
-    def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int) -> None:
-        """Add one row. Ranks not in `judged` keep their evidence as it is."""
+    def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int, threshold: float) -> None:
+        """Add one row. Ranks not in `judged` keep their evidence as it is.
+
+        However far out, a burst of `BURST_ROWS` rows stays `BURST_MARGIN` below the threshold.
+        """
         reach = self._clip_sigmas * sigma
         clipped = np.clip(residual, -reach, reach)
         gain = self._levels * (clipped - self._levels / 2) / (sigma * sigma)
+        gain = np.minimum(gain, max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS)
         self._sums += np.where(judged, gain, 0.0)
         self._onset[(self._onset < 0) & judged] = step
         self._rows += judged

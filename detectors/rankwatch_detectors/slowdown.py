@@ -110,8 +110,10 @@ class SlowdownDetector(DispatchingDetector):
         here = np.ones(1, dtype=np.bool_)
         residual = self._baseline.residual(logs, here)
         sigma = self._baseline.sigma()
-        self._bank.push(residual, sigma, self._baseline.ready(), frame.step)
-        findings = self._decide(frame, float(residual[0]), seconds, shared=cpu_s is not None)
+        limit = threshold(self._bank.levels, self._step_s, self._config.budget)
+        self._bank.push(residual, sigma, self._baseline.ready(), frame.step, limit)
+        crossings = self._bank.crossings(limit, math.log(self._config.ratio_min))
+        findings = self._decide(crossings, frame, float(residual[0]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
         self._baseline.learn(logs, residual, calm)
         return findings
@@ -124,13 +126,13 @@ class SlowdownDetector(DispatchingDetector):
         self._tokens = self._tokens or tokens
         return max(0.0, math.log(tokens / self._tokens))
 
-    def _decide(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
+    def _decide(
+        self, crossings: list[Crossing], frame: Frame, residual: float, seconds: float, *, shared: bool
+    ) -> list[Finding]:
         config = self._config
         if len(self.episodes):
             return self._follow(frame, residual)
-        limit = threshold(self._bank.levels, self._step_s, config.budget)
         ratio_min = config.shared_ratio_min if shared else config.ratio_min
-        crossings = self._bank.crossings(limit, math.log(config.ratio_min))
         if crossings and crossings[0].effect < 0:
             self._relearn()
             self._bank.clear(1)

@@ -14,9 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector
-
-GONE = ("left", "exited")
+from rankwatch_detectors.dispatch import DispatchingDetector, which
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class TelemetryLostDetector(DispatchingDetector):
 
     def _silence(self, presence: Presence) -> dict[str, float]:
         """Seconds since each host was heard; hosts never heard, or with nothing left to report, are left out."""
-        gone = np.asarray([state in GONE for state in presence.state])
+        gone = which(presence.state, "left") | which(presence.state, "exited")
         pending = presence.heard & ~gone
         newest = np.full(len(self._hosts), -np.inf)
         np.maximum.at(newest, self._host_of[presence.heard], presence.heard_s[presence.heard])

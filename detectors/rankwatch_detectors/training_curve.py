@@ -54,7 +54,16 @@ class CurveDetector(DispatchingDetector):
             return ()
         self._last_step = frame.step
         turn = self._watch.push(value, frame.step)
-        return self._tell(turn, value, frame) if turn is not None else ()
+        return self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
+
+    def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
+        """A divergence that was mild at first and goes on growing is told once more."""
+        if self.kind is not Kind.LOSS_DIVERGENCE or "job" not in self.episodes:
+            return ()
+        if self.episodes.told("job")["severity"] == Severity.CRITICAL or not self._watch.rising:
+            return ()
+        summary = f"The {self._config.metric} goes on growing: {value:.4g} in step {frame.step}."
+        return self.episodes.update("job", severity=Severity.CRITICAL, summary=summary)
 
     def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {

@@ -91,9 +91,10 @@ class Witness(Stateful):
         residual = residual - self.load.expected(frame, residual, usable, baseline.groups, typical_sigma)
         residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
-        self.bank.push(residual, self.sigma, self.judged, frame.step)
+        limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
+        self.bank.push(residual, self.sigma, self.judged, frame.step, limit)
         self._logs, self._residual, self._usable = logs, residual, usable
-        return residual, self._crossings(now_s)
+        return residual, self._crossings(limit, now_s)
 
     def learn(self, frozen: Sequence[int]) -> None:
         """Learn the row just judged from all ranks but the suspected and the `frozen` ones."""
@@ -107,10 +108,8 @@ class Witness(Stateful):
         usable = members[self._usable[members] & (members != rank)]
         return [int(peer) for peer in usable[:PEERS_SHOWN_MAX]]
 
-    def _crossings(self, now_s: float) -> list[Crossing]:
+    def _crossings(self, limit: float, now_s: float) -> list[Crossing]:
         config = self._config
-        tests = self.bank.levels * max(self.judged.size, 1)
-        limit = threshold(tests, self.step_s, self._budget)
         effect_min = abs(math.log(config.ratio_min))
         crossings = [c for c in self.bank.crossings(limit, effect_min) if self.judged[c.rank] and self._moved_itself(c)]
         if config.duration_min_s:

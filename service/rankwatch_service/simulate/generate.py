@@ -52,6 +52,9 @@ class _Player:
         self.cpu_s: Floats = np.zeros(ranks)
         self.state = ["running"] * ranks
         self.poisoned = False
+        # Faults are tied to an attempt: what has been played does not come again when its step is repeated.
+        self.nonfinites, self.flips = dict(job.nonfinites), dict(job.flips)
+        self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property
     def attempt(self) -> str:
@@ -172,8 +175,8 @@ class _Player:
         values = {"loss": loss, "grad_norm": np.full(ranks, norm), "local_grad_norm": local}
         if self.poisoned:
             values["loss"] = np.full(ranks, math.nan)
-        if self.step in job.nonfinites:
-            bad, skipped = job.nonfinites[self.step]
+        if self.step in self.nonfinites:
+            bad, skipped = self.nonfinites[self.step]
             values["grad_norm"] = np.full(ranks, math.inf if skipped else math.nan)
             if skipped:
                 values["optimizer_skipped"] = np.ones(ranks)
@@ -185,14 +188,14 @@ class _Player:
     def _exact(self) -> dict[str, Ints]:
         ranks = self.job.world_size
         exact: dict[str, Ints] = {"nonfinite": np.zeros(ranks, dtype=np.int64)}
-        bad, skipped = self.job.nonfinites.get(self.step, ((), True))
+        bad, skipped = self.nonfinites.get(self.step, ((), True))
         if bad and not skipped:
             exact["nonfinite"][list(bad)] = 7
             exact["nonfinite_first"] = np.ones(ranks, dtype=np.int64)
         if self.job.fingerprint_every and self.step % self.job.fingerprint_every == 0:
             shard = self.topology.peer_group
             prints = (self.step + 1) * np.int64(1_000_003) + shard * np.int64(7_919)
-            for rank, at_step in self.job.flips.items():
+            for rank, at_step in self.flips.items():
                 prints[rank] ^= np.int64(1 << 17) if self.step >= at_step else np.int64(0)
             exact["fingerprint"] = prints
         return exact
@@ -236,7 +239,8 @@ class _Player:
             self.rollbacks += 1
         self.state = ["running"] * self.job.world_size
         self.poisoned = False
-        self.job.flips.clear()
+        self.flips.clear()
+        self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > restart.at_step}
         self.step = restart.to_step
         self.step_since_s = self.now_s
         self.heard_s[:] = self.now_s
@@ -262,6 +266,7 @@ class _Player:
                 silent |= np.asarray([name == host for name in self.topology.host])
         alive = np.asarray([state != "exited" for state in self.state])
         self.heard_s = np.where(silent | ~alive, self.heard_s, self.now_s)
+        self.shown_step = np.where(silent, self.shown_step, self.step)
         age = np.full(ranks, self.now_s - self.step_since_s)
         collective = np.full(ranks, self.collective + 1, dtype=np.int64)
         collective[list(late)] -= 1
@@ -274,7 +279,7 @@ class _Player:
             attempt=self.attempt,
             heard=np.ones(ranks, dtype=np.bool_),
             heard_s=self.heard_s.copy(),
-            step=np.full(ranks, self.step, dtype=np.int64),
+            step=self.shown_step.copy(),
             phase=tuple(phases),
             phase_age_s=age,
             step_age_s=age,
