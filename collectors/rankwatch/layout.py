@@ -70,7 +70,7 @@ STEP, VALUES, NOTE = 1, 2, 3
 ENTRY: Final = struct.Struct("<IBBBBQqqIIHHffff")
 """crc32 of the rest, type, kind (0 train, 1 eval, 2 checkpoint), page (16 metrics each) or part of a note, count
 (phases; parts of the note), sequence, step, time_unix_ns, k, relative step, presence mask, note bytes in this part,
-step_time_s, busy_s, busy_cpu_s, wait_s (24 bits are 1 us of 10 s)."""
+and nanoseconds of the step, busy, busy on the CPU, waiting: 24 bits are 1 us of 10 s."""
 CRC_BYTES: Final = 4
 NOTE_OFFSET: Final = 60
 NOTE_PART_BYTES: Final = 196
@@ -79,6 +79,8 @@ PHASE_INDEX_OFFSET: Final = 60
 PHASE_TIMES_OFFSET: Final = 72
 PHASES_PER_STEP_MAX: Final = 12
 """Different phases in one step; further ones are dropped and counted."""
+PHASE_TIMES: Final = tuple(struct.Struct(f"<{count}f") for count in range(PHASES_PER_STEP_MAX + 1))
+"""Nanoseconds of so many phases."""
 VALUES_OFFSET: Final = 128
 """Last in the entry, so that the step's values can be gathered in place, with the further pages behind."""
 PAGE_VALUES: Final = 16

@@ -49,7 +49,7 @@ class Sink(Protocol):
     def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
         """Record values of a step that has ended; `step` and `k` are those of its `step_begin`."""
 
-    def busy_off(self, now_ns: int, *, waiting: bool = True) -> None:
+    def busy_off(self, now_ns: int, waiting: bool = True) -> None:
         """Busy time ends here; `waiting` = the rank waits for others, so it counts as wait time. May nest.
 
         Call both from the training thread: it is this thread's CPU time that is read.
@@ -118,7 +118,7 @@ class Phase:
         self.outer = meter.inner
         meter.inner = self
         if self.waiting is not None:
-            meter.busy_off(now, waiting=self.waiting)
+            meter.busy_off(now, self.waiting)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         meter = self.meter
@@ -189,6 +189,8 @@ class StepMeter:
         self.step = -1
         self.inner: Phase | None = None
         self.touched: list[Phase] = []
+        self._laid_out: list[Phase] = []
+        self._kind = 0
         self.phases: dict[str, Phase] = {}
         self.mask = 0
         self._relative_step = 0
@@ -222,8 +224,10 @@ class StepMeter:
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
         self._off_depth = 0
         self.mask = 0
-        if self.touched:
-            self._clear_phases()
+        if self.touched:  # what was marked between the steps belongs to none
+            for phase in self.touched:
+                phase.ns = 0
+            self.touched.clear()
         self._relative_step += 1
         words = self.words
         words[layout.STEP_ENTERED] = now_ns
@@ -231,37 +235,46 @@ class StepMeter:
 
     def end(self, now_ns: int, cpu_ns: int) -> None:
         """The step ends at this wall and CPU time; its entry is written."""
-        recorder = self.recorder
-        kind = count = 0
-        index, seconds = recorder.phase_index, recorder.phase_times
-        for phase in self.touched:
-            if count == layout.PHASES_PER_STEP_MAX:
-                recorder.drop("phases")
-                continue
-            index[count] = phase.index
-            seconds[count] = phase.ns * 1e-9
-            count += 1
-            if phase.kind > kind:
-                kind = phase.kind
+        touched = self.touched
+        if touched != self._laid_out:
+            self._lay_out(touched)
+        phases = []
+        for phase in touched:
+            phases.append(phase.ns)
+            phase.ns = 0
+        touched.clear()
         step_ns = now_ns - self._begin_ns
-        times = (
-            step_ns * 1e-9,
-            (step_ns - self._idle_ns) * 1e-9,
-            (cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns) * 1e-9,
-            self._wait_ns * 1e-9,
+        self.recorder.write_step(
+            self.step,
+            self.k,
+            self._kind,
+            self._relative_step,
+            now_ns,
+            step_ns,
+            step_ns - self._idle_ns,
+            cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns,
+            self._wait_ns,
+            phases,
+            self.mask,
         )
-        recorder.write_step(self.step, self.k, kind, self._relative_step, now_ns, times, count, self.mask)
+
+    def _lay_out(self, touched: list[Phase]) -> None:
+        """Write which phases the step had; most steps have the same as the one before."""
+        extra = touched[layout.PHASES_PER_STEP_MAX :]
+        for phase in extra:
+            phase.ns = 0
+        if extra:
+            self.recorder.drop("phases", len(extra))
+            del touched[layout.PHASES_PER_STEP_MAX :]
+        self._laid_out = touched.copy()
+        self._kind = max((phase.kind for phase in touched), default=0)
+        self.recorder.phase_index[: len(touched)] = bytes(phase.index for phase in touched)
 
     def go_back(self, step: int, k: int) -> None:
         """A rollback was done: the next step is `step`, in attempt `k` of this launch."""
         self.k = k
         self.step = step - 1
         self.words[layout.POSITION] = k << 48 | step
-
-    def _clear_phases(self) -> None:
-        for phase in self.touched:
-            phase.ns = 0
-        self.touched.clear()
 
     def phase(self, name: str) -> Phase | NoPhase:
         """The context manager of a phase. A phase inside itself counts once."""
@@ -303,7 +316,7 @@ class StepMeter:
         numbers = {self.metric(name, exact=True): number for name, number in (exact or {}).items()}
         self.recorder.write_values(step, k, self.now(), values, numbers)
 
-    def busy_off(self, now_ns: int, *, waiting: bool = True) -> None:
+    def busy_off(self, now_ns: int, waiting: bool = True) -> None:
         """See `Sink.busy_off`."""
         self._off_depth += 1
         if self._off_depth == 1:

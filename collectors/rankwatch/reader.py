@@ -242,12 +242,26 @@ class RingReader:
         fields = layout.ENTRY.unpack_from(entry)
         _, kind, step_kind, page, count, sequence, step, unix_ns, k, relative_step, mask, length, *times = fields
         if kind == layout.STEP:
-            phases = struct.unpack_from(f"<{count}f", entry, layout.PHASE_TIMES_OFFSET)
+            phases = layout.PHASE_TIMES[count].unpack_from(entry, layout.PHASE_TIMES_OFFSET)
             names = [self._phase_name(index) for index in entry[layout.PHASE_INDEX_OFFSET :][:count]]
             values = self._values(entry, 0, mask)
-            seconds = dict(zip(names, phases, strict=True))
+            seconds = {name: ns * 1e-9 for name, ns in zip(names, phases, strict=True)}
+            step_s, busy_s, busy_cpu_s, wait_s = (ns * 1e-9 for ns in times)
             poll.entries.append(
-                StepEntry(sequence, step, k, step_kind, relative_step, unix_ns, *times, values, seconds)  # type: ignore[call-arg]
+                StepEntry(
+                    sequence,
+                    step,
+                    k,
+                    step_kind,
+                    relative_step,
+                    unix_ns,
+                    step_s,
+                    busy_s,
+                    busy_cpu_s,
+                    wait_s,
+                    values,
+                    seconds,
+                )
             )
         elif kind == layout.VALUES:
             poll.entries.append(ValuesEntry(sequence, step, k, unix_ns, self._values(entry, page, mask)))

@@ -48,8 +48,7 @@ class Recorder:
         self.path = path
         self.dropped: dict[str, int] = {}
         self.on_switch_off: list[Callable[[], None]] = []
-        self.start_unix_ns = 0
-        self.start_monotonic_ns = 0
+        self._unix_offset_ns = 0
         self._descriptor = descriptor
         self._identity: dict[str, Any] = {}
         self._metrics: dict[str, int] = {}
@@ -59,8 +58,6 @@ class Recorder:
         self._late = _Scratch()
         self.floats, self.integers = self._step.floats, self._step.integers
         self.phase_index = self._step.entry[layout.PHASE_INDEX_OFFSET : layout.PHASE_TIMES_OFFSET]
-        times_end = layout.PHASE_TIMES_OFFSET + 4 * layout.PHASES_PER_STEP_MAX
-        self.phase_times = self._step.entry[layout.PHASE_TIMES_OFFSET : times_end].cast("f")
         self._map(view)
         _watch_forks()
         _live.add(self)
@@ -99,12 +96,11 @@ class Recorder:
             # Who turns warnings into errors did not mean to lose a training run to this one.
             with contextlib.suppress(RuntimeWarning):
                 warnings.warn(f"rankwatch records nothing: {'; '.join(refusals)}", RuntimeWarning, stacklevel=3)
-        recorder.start_monotonic_ns = monotonic_ns
-        recorder.start_unix_ns = unix_ns
+        recorder._unix_offset_ns = unix_ns - monotonic_ns
         recorder.words[layout.PHASE] = layout.NO_PHASE
         recorder.words[layout.STEP_ENTERED] = recorder.words[layout.PHASE_ENTERED] = monotonic_ns
         recorder.declare(identity)
-        recorder._write_header()
+        recorder._write_header(monotonic_ns, unix_ns)
         return recorder
 
     @classmethod
@@ -152,7 +148,7 @@ class Recorder:
         self._at = layout.RING_OFFSET
         self._sequence = 0
 
-    def _write_header(self) -> None:
+    def _write_header(self, monotonic_ns: int, unix_ns: int) -> None:
         layout.HEADER.pack_into(
             self._view,
             0,
@@ -163,8 +159,8 @@ class Recorder:
             layout.RING_ENTRIES,
             os.getpid(),
             os.getuid(),
-            self.start_unix_ns,
-            self.start_monotonic_ns,
+            unix_ns,
+            monotonic_ns,
             process_start_ticks(os.getpid()),
         )
         _MAGIC.pack_into(self._view, 0, layout.MAGIC)
@@ -236,11 +232,14 @@ class Recorder:
         kind: int,
         relative_step: int,
         end_ns: int,
-        times: tuple[float, float, float, float],
-        phases: int,
+        step_ns: int,
+        busy_ns: int,
+        busy_cpu_ns: int,
+        wait_ns: int,
+        phases: list[int],
         mask: int,
     ) -> None:
-        """Write the step entry from `floats`/`integers`, `phase_index` and `phase_times`, and values beyond page 0.
+        """Write the step entry with what is in `floats`, `integers` and `phase_index`, and values beyond page 0.
 
         Args:
             step: the step that ended.
@@ -248,17 +247,21 @@ class Recorder:
             kind: index in `layout.KINDS`.
             relative_step: steps begun since this process started.
             end_ns: monotonic time of the end.
-            times: step_time_s, busy_s, busy_cpu_s, wait_s.
-            phases: how many of the phase places are filled.
+            step_ns: how long it took.
+            busy_ns: of it, work of this rank's own.
+            busy_cpu_ns: CPU time of that work.
+            wait_ns: of it, waiting for other ranks.
+            phases: nanoseconds of each phase in `phase_index`, at most 12.
             mask: bit i set = metric i has a value.
         """
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
-        unix_ns = self.start_unix_ns + end_ns - self.start_monotonic_ns
+        unix_ns = end_ns + self._unix_offset_ns
         layout.ENTRY.pack_into(
-            scratch.entry, 0, 0, layout.STEP, kind, 0, phases,
-            sequence, step, unix_ns, k, relative_step, mask & 0xFFFF, 0, *times,
+            scratch.entry, 0, 0, layout.STEP, kind, 0, len(phases),
+            sequence, step, unix_ns, k, relative_step, mask & 0xFFFF, 0, step_ns, busy_ns, busy_cpu_ns, wait_ns,
         )  # fmt: skip
+        layout.PHASE_TIMES[len(phases)].pack_into(scratch.entry, layout.PHASE_TIMES_OFFSET, *phases)
         self._publish(scratch)
         if mask > 0xFFFF:
             self._write_pages(scratch, step, k, unix_ns, mask & ~0xFFFF)
@@ -286,7 +289,7 @@ class Recorder:
             if index >= 0:
                 integers[index] = number
                 mask |= 1 << index
-        self._write_pages(late, step, k, self.start_unix_ns + now_ns - self.start_monotonic_ns, mask)
+        self._write_pages(late, step, k, now_ns + self._unix_offset_ns, mask)
 
     def _write_pages(self, scratch: _Scratch, step: int, k: int, unix_ns: int, mask: int) -> None:
         # Page 0 was written, or is the one that is written first: the other pages move into its place.
@@ -311,7 +314,7 @@ class Recorder:
             self.drop("notes")
             return
         entry = self._late.entry
-        unix_ns = self.start_unix_ns + now_ns - self.start_monotonic_ns
+        unix_ns = now_ns + self._unix_offset_ns
         parts = [text[at : at + layout.NOTE_PART_BYTES] for at in range(0, len(text), layout.NOTE_PART_BYTES)]
         for number, part in enumerate(parts):
             self._sequence += 1

@@ -54,7 +54,7 @@ class Watch:
         )
         self._phases = self._meter.phases
         self._floats = recorder.floats
-        self._plain: dict[str, int] = {}
+        self._plain: dict[str, tuple[int, int]] = {}
         self._crashed = False
         self.stacks: StackFile | None = None
 
@@ -196,10 +196,10 @@ class Watch:
         """Record values of this step. Tensors are fine and never waited for; NaN and Inf are values."""
         floats, known, mask = self._floats, self._plain, 0
         for name, value in values.items():
-            index = known.get(name)
-            if index is not None and value.__class__ is float:
+            if value.__class__ is float and name in known:
+                index, bit = known[name]
                 floats[index] = value
-                mask |= 1 << index
+                mask |= bit
             else:
                 self._log_other(name, value)
         self._meter.mask |= mask
@@ -215,7 +215,7 @@ class Watch:
                 return
             self._meter.put(index, float(value))
             if index >= 0:
-                self._plain[name] = index
+                self._plain[name] = index, 1 << index
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
 
