@@ -35,7 +35,7 @@ from rankwatch_service.stream.effects import Effects
 FEED_ROWS_MAX: Final = 50_000
 """Rows of the feed kept: about half a day of ten jobs. A page that was away for longer loads anew."""
 
-_NEW_ATTEMPT: Final = {
+_NEW_ATTEMPT: Final[dict[str, Any]] = {
     "started_unix_ns": 0,
     "ended_unix_ns": None,
     "world_size": 0,

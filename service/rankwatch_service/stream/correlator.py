@@ -66,6 +66,7 @@ class Correlator:
         self._frames = 0
         self._number = 0
         self._episodes: dict[tuple[str, str, str], int] = {}
+        self._episode_base = 0
         self._incidents: dict[str, Incident] = {}
 
     @property
@@ -77,11 +78,16 @@ class Correlator:
         """An incident that is open or was resolved lately."""
         return self._incidents.get(incident_id)
 
-    def adopt(self, incidents: Sequence[Incident], number: int, episodes: Mapping[tuple[str, str, str], int]) -> None:
-        """Begin with what the store knows, when there is no usable snapshot."""
+    def adopt(self, incidents: Sequence[Incident], number: int, episodes: int) -> None:
+        """Begin with what the store knows, when there is no usable snapshot.
+
+        Args:
+            incidents: those still open.
+            number: the highest number given out.
+            episodes: the highest episode given out; new ones begin above it, so that no id comes twice.
+        """
         self._incidents = {incident.id: incident for incident in incidents}
-        self._number = number
-        self._episodes = dict(episodes)
+        self._number, self._episode_base = number, episodes
 
     def begin(self, attempt: str) -> None:
         """A new attempt begins: call this before the detectors learn of it."""
@@ -150,7 +156,7 @@ class Correlator:
 
     def _open(self, finding: Finding, roster: Roster) -> list[Told]:
         key = (finding.attempt, str(finding.kind), finding.scope)
-        episode = self._episodes.pop(key, 0) + 1
+        episode = self._episodes.pop(key, self._episode_base) + 1
         self._episodes[key] = episode
         while len(self._episodes) > EPISODES_MAX:
             del self._episodes[next(iter(self._episodes))]
@@ -272,6 +278,7 @@ class Correlator:
             "attempt": self._attempt,
             "frames": self._frames,
             "number": self._number,
+            "episode_base": self._episode_base,
             "episodes": [[*key, count] for key, count in self._episodes.items()],
             "incidents": [incident_state(incident) for incident in self._incidents.values()],
         }
@@ -280,6 +287,7 @@ class Correlator:
         """Take up what `state` gave."""
         self.counts = Counter(state["counts"])
         self._attempt, self._frames, self._number = state["attempt"], state["frames"], state["number"]
+        self._episode_base = state["episode_base"]
         self._episodes = {(attempt, kind, scope): count for attempt, kind, scope, count in state["episodes"]}
         incidents = [incident_restored(saved) for saved in state["incidents"]]
         self._incidents = {incident.id: incident for incident in incidents}

@@ -1,0 +1,59 @@
+"""A job whose state is lost (no readable snapshot, and its log is gone) goes on from what the tables say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.control.ledger import Ledger
+from rankwatch_service.control.training import checkpoints
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Incident as IncidentRow
+from rankwatch_service.stream.incidents import Incident, Part
+from rankwatch_service.stream.job import JobStream
+
+
+def adopt(engine: Engine, job: JobStream) -> None:
+    """Take up open incidents, the numbers given out, and the checkpoint ledger. Detectors begin cold."""
+    with read(engine) as connection:
+        mine = IncidentRow.job == job.job
+        rows = connection.execute(
+            select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved").order_by(IncidentRow.number)
+        )
+        incidents = [_incident(row) for row in rows.mappings()]
+        highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
+        number, episode = connection.execute(highest).one()
+        job.books.ledger = Ledger(checkpoints(connection, job.job))
+    # A consequence's episode stands in no table: far above the highest one known no id can come twice.
+    job.correlator.adopt(incidents, number or 0, (episode or 0) + 1_000)
+
+
+def _incident(row: Mapping[Any, Any]) -> Incident:
+    part = Part(
+        kind=Kind(row["kind"]),
+        scope=row["scope"],
+        episode=row["episode"],
+        attempt=row["attempt"],
+        ranks=tuple(row["ranks"]),
+        onset_step=row["onset_step"],
+        onset_time_s=row["onset_unix_ns"] / 1e9,
+        summary=row["summary"],
+        # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
+        ended_with_attempt=False,
+    )
+    same = ("id", "number", "job", "scope", "detected_step", "score", "confidence", "cause", "summary", "state")
+    more = ("hosts", "devices", "changes_before", "impact_gpu_hours_per_hour", "suggestion", "checkpoint")
+    return Incident(
+        parts=[part],
+        severity=Severity(row["severity"]),
+        ranks=part.ranks,
+        detected_time_s=row["detected_unix_ns"] / 1e9,
+        evidence=dict(row["evidence"]),
+        updated_time_s=row["updated_unix_ns"] / 1e9,
+        transitions=row["transitions"],
+        acknowledged_by=row["acknowledged_by"],
+        **{name: row[name] for name in (*same, *more)},
+    )

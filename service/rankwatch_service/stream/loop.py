@@ -1,0 +1,243 @@
+"""The stream of one partition: read, process, commit once, go on. What fails here ends this object, not the truth:
+a new one starts from what is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, Protocol
+
+from sqlalchemy import Engine, delete, select
+
+from rankwatch_detectors.base import Frame
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import ALL_JOBS, Log, Record
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Job, StreamTick
+from rankwatch_service.stream import snapshots
+from rankwatch_service.stream.adopt import adopt
+from rankwatch_service.stream.commit import Place, StoredTick, claim, commit
+from rankwatch_service.stream.effects import Effects
+from rankwatch_service.stream.job import Links, MakeDetectors
+from rankwatch_service.stream.partition import TICK_S, Partition
+
+RECORDS_MAX: Final = 256
+"""Records in one batch."""
+
+BATCH_S: Final = 0.2
+"""Processing time after which a batch is committed, full or not: an incident must not wait for its neighbours."""
+
+SNAPSHOT_S: Final = 60.0
+SNAPSHOT_ROWS: Final = 1_000_000
+"""A job is saved after so much stream time or so many rank-steps, whichever comes first."""
+
+RESTING_SNAPSHOT_S: Final = 600.0
+"""The same for a job that rests, so that the log need not be kept for its sake."""
+
+TRIM_RECORDS: Final = 1_000
+"""Records forgotten in one transaction."""
+
+
+class SeriesSink(Protocol):
+    """Where closed frames go besides the detectors: the charts."""
+
+    def add(self, job: str, frame: Frame) -> None:
+        """Take up a frame; the same one may come again after a restart."""
+        ...
+
+    def flush(self, job: str) -> None:
+        """Write what is held for a job."""
+        ...
+
+
+@dataclass(slots=True)
+class Started:
+    """How a start went."""
+
+    replayed_records: int = 0
+    replayed_ticks: int = 0
+    cold_jobs: list[str] = field(default_factory=list)
+    """Jobs without a usable snapshot whose log is gone."""
+    cold_detectors: dict[str, list[str]] = field(default_factory=dict)
+    """Detectors that begin anew, by job."""
+
+
+class Stream:
+    """One partition's stream. Not thread-safe. Only one owner commits; the last one that started."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        log: Log,
+        clock: Clock,
+        make_detectors: MakeDetectors,
+        links: Links,
+        series: SeriesSink,
+        partition: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._log = log
+        self._clock = clock
+        self._series = series
+        self._number = partition
+        self._partition = Partition(make_detectors, links)
+        self._epoch = 0
+        self._saved_ns: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._retained = 0
+
+    @property
+    def partition(self) -> Partition:
+        """The state, for looking at."""
+        return self._partition
+
+    def start(self) -> Started:
+        """Take over the partition and catch up with what is committed, without any effect."""
+        with write(self._engine) as connection:
+            committed, self._epoch = claim(connection, self._number)
+        started = Started()
+        found, unreadable = snapshots.load(self._engine, self._number, committed)
+        self._partition.restore(found)
+        begin = self._log.begin(self._number)
+        places = [saved.place for saved in found]
+        if not any(saved.job == ALL_JOBS for saved in found):
+            places = [Place(0, 0)]
+        for name in self._forgotten({saved.job for saved in found}, begin > 0 or bool(unreadable)):
+            adopt(self._engine, self._partition.begin_cold(name, committed))
+            started.cold_jobs.append(name)
+        begin_place = Place(min(p.position for p in places), min(p.tick_number for p in places))
+        self._replay(begin_place, committed, started)
+        self._partition.settled()
+        self._partition.place = committed
+        started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
+        self._saved_ns = {saved.job: self._partition.now_ns for saved in found}
+        return started
+
+    def step(self, records_max: int = RECORDS_MAX) -> int:
+        """Process what lies in the log, at most `records_max` records, and commit it; returns how many there were.
+
+        Raises:
+            FencedError: another process owns the partition now.
+            Exception: the database failed; start anew, since it may or may not have taken the batch.
+        """
+        records = self._log.read(self._number, self._partition.place.position, records_max)
+        effects, ticks = Effects(), list[StoredTick]()
+        began_s = self._clock.monotonic_s()
+        done = 0
+        for record in records:
+            self._tick_if_due(record.appended_unix_ns, record.position, ticks, effects)
+            self._partition.record(record, effects)
+            done += 1
+            if self._clock.monotonic_s() - began_s > BATCH_S:
+                break
+        if done == len(records) < records_max and (self._partition.awake or not self._partition.now_ns):
+            self._tick_if_due(self._clock.unix_ns(), self._partition.place.position, ticks, effects)
+        if done or ticks:
+            self._commit(ticks, effects)
+        return done
+
+    def save_due(self) -> int:
+        """Save the jobs whose time has come, and forget what no start needs any more; returns how many were saved."""
+        due = [name for name in (ALL_JOBS, *self._partition.jobs) if self._is_due(name)]
+        for name in due:
+            self.save(name)
+        if due:
+            kept = snapshots.needed_from(self._engine, self._number, (ALL_JOBS, *self._partition.jobs))
+            if kept is not None:
+                self._forget(kept)
+        return len(due)
+
+    def save(self, name: str) -> None:
+        """Save one job now, or the partition itself (`ALL_JOBS`). Its series go first: a replay begins here."""
+        if name != ALL_JOBS:
+            self._series.flush(name)
+        state = self._partition.snapshot(name)
+        now = self._partition.now_ns
+        snapshots.save(self._engine, self._number, name, self._partition.place, state, now)
+        self._saved_ns[name], self._rows[name] = now, 0
+
+    # ---- processing ------------------------------------------------------------------------------------------------
+
+    def _tick_if_due(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
+        if time_unix_ns - self._partition.now_ns < TICK_S * 1e9:
+            return
+        tick = StoredTick(self._partition.place.tick_number + 1, position, time_unix_ns)
+        ticks.append(tick)
+        self._partition.tick(tick, effects)
+
+    def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
+        with write(self._engine) as connection:
+            place, now = self._partition.place, self._partition.now_ns
+            commit(connection, self._number, self._epoch, place, ticks, effects, now)
+        self._chart(effects)
+
+    def _chart(self, effects: Effects) -> None:
+        for job, frame in effects.frames:
+            self._rows[job] = self._rows.get(job, 0) + max((p.size for p in frame.present.values()), default=0)
+            self._series.add(job, frame)
+
+    def _is_due(self, name: str) -> bool:
+        # Jobs that appeared together are saved one after the other: each waits a share of its own before the first.
+        share = (sum(name.encode()) % 16) / 16
+        now = self._partition.now_ns
+        since_s = (now - self._saved_ns.setdefault(name, now - int(share * SNAPSHOT_S * 1e9))) / 1e9
+        resting = name != ALL_JOBS and self._partition.jobs[name].resting
+        limit_s = RESTING_SNAPSHOT_S if resting else SNAPSHOT_S
+        return since_s >= limit_s or self._rows.get(name, 0) >= SNAPSHOT_ROWS
+
+    def _forget(self, kept: Place) -> None:
+        while self._log.trim(self._number, kept.position, TRIM_RECORDS):
+            pass
+        with write(self._engine) as connection:
+            old = (StreamTick.partition == self._number, StreamTick.number < kept.tick_number)
+            connection.execute(delete(StreamTick).where(*old))
+
+    # ---- starting --------------------------------------------------------------------------------------------------
+
+    def _forgotten(self, found: set[str], incomplete: bool) -> list[str]:
+        """Jobs that the store knows, that have no snapshot, and whose log does not reach back to their beginning."""
+        if not incomplete:
+            return []
+        with read(self._engine) as connection:
+            names = connection.scalars(select(Job.name).order_by(Job.name)).all()
+        return [name for name in names if name not in found and self._log.partition_of(name) == self._number]
+
+    def _replay(self, begin: Place, committed: Place, started: Started) -> None:
+        ticks = iter(self._ticks(begin, committed))
+        position, done = begin.position, False
+        upcoming = next(ticks, None)
+        while not done:
+            effects = Effects()
+            records: list[Record] = []
+            if position < committed.position:
+                records = self._log.read(self._number, position, RECORDS_MAX)
+            records = [record for record in records if record.position < committed.position]
+            done = not records
+            for record in chain(records, [None] if done else []):
+                while upcoming is not None and (record is None or upcoming.position <= record.position):
+                    self._partition.tick(upcoming, effects)
+                    started.replayed_ticks += 1
+                    upcoming = next(ticks, None)
+                if record is not None:
+                    self._partition.record(record, effects)
+                    started.replayed_records += 1
+                    position = record.position + 1
+            self._chart(effects)
+
+    def _ticks(self, begin: Place, committed: Place) -> list[StoredTick]:
+        """Stored ticks behind `begin`; the one just before gives the time to begin with."""
+        with read(self._engine) as connection:
+            rows = connection.execute(
+                select(StreamTick.number, StreamTick.position, StreamTick.time_unix_ns)
+                .where(
+                    StreamTick.partition == self._number,
+                    StreamTick.number >= begin.tick_number,
+                    StreamTick.number <= committed.tick_number,
+                )
+                .order_by(StreamTick.number)
+            )
+            ticks = [StoredTick(*row) for row in rows]
+        if ticks and ticks[0].number == begin.tick_number:
+            self._partition.now_ns = ticks.pop(0).time_unix_ns
+        return ticks

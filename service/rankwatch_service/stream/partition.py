@@ -1,0 +1,133 @@
+"""The jobs of one partition: each record and each tick goes to whom it concerns, in order. Pure.
+
+Records and ticks alone decide; how they are batched does not. After a restart every job goes on from its own snapshot:
+what lies before that is skipped for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from rankwatch_service.control.records import decode_control
+from rankwatch_service.log.base import ALL_JOBS, Record, RecordKind
+from rankwatch_service.stream.commit import Place, StoredTick
+from rankwatch_service.stream.decode import BadBatchError, Reason, validate
+from rankwatch_service.stream.desk import Desk
+from rankwatch_service.stream.effects import Effects, Refused
+from rankwatch_service.stream.job import JobStream, Links, MakeDetectors
+from rankwatch_service.stream.snapshots import Saved
+
+TICK_S: Final = 1.0
+"""Between ticks, while there is anything to watch."""
+
+BLIND_S: Final = 3.0
+"""A longer pause between ticks means that this service was down or had fallen behind: then nothing could be heard, and
+nobody's silence in that time counts."""
+
+JOBS_MAX: Final = 1_000
+"""Jobs of one partition; telemetry of further ones is refused with a dead letter."""
+
+_START: Final = Place(0, 0)
+
+
+class Partition:
+    """State of one partition, as of `place`."""
+
+    def __init__(self, make_detectors: MakeDetectors, links: Links) -> None:
+        self.place = _START
+        self.now_ns = 0
+        self.jobs: dict[str, JobStream] = {}
+        self.desk = Desk()
+        self._make_detectors = make_detectors
+        self._links = links
+        self._from: dict[str, Place] = {}
+
+    @property
+    def awake(self) -> bool:
+        """Whether any job needs the time."""
+        return any(not job.resting for job in self.jobs.values())
+
+    def record(self, record: Record, effects: Effects) -> None:
+        """The next record of the log. One that cannot be used becomes a dead letter, and the stream goes on."""
+        try:
+            self._take(record, effects)
+        except BadBatchError as error:
+            effects.refused.append(Refused(record.position, error.reason, error.detail, record.value))
+        except msgspec.MsgspecError as error:
+            effects.refused.append(Refused(record.position, Reason.MALFORMED, str(error), record.value))
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+            detail = f"{type(error).__name__}: {error}"[:500]
+            effects.refused.append(Refused(record.position, Reason.FAILED, detail, record.value))
+        self.place = Place(record.position + 1, self.place.tick_number)
+
+    def tick(self, tick: StoredTick, effects: Effects) -> None:
+        """The next tick. Time never goes back."""
+        before, self.now_ns = self.now_ns, max(self.now_ns, tick.time_unix_ns)
+        pause_s = (self.now_ns - before) / 1e9
+        blind_s = pause_s - TICK_S if before and pause_s > BLIND_S else 0.0
+        self.place = Place(max(self.place.position, tick.position), tick.number)
+        for name, job in self.jobs.items():
+            if tick.number > self._from.get(name, _START).tick_number:
+                job.tick(self._now_s, blind_s, effects)
+
+    def snapshot(self, name: str) -> dict[str, Any]:
+        """State of one job, or of the partition itself (`ALL_JOBS`)."""
+        if name == ALL_JOBS:
+            return {"desk": self.desk.state()}
+        return self.jobs[name].state()
+
+    def restore(self, snapshots: Iterable[Saved]) -> None:
+        """Take up snapshots of different places; records and ticks go on from the earliest of them."""
+        for saved in snapshots:
+            self._from[saved.job] = saved.place
+            if saved.job == ALL_JOBS:
+                self.desk = Desk.restored(saved.state["desk"])
+            else:
+                self._new(saved.job).restore(saved.state)
+
+    def begin_cold(self, name: str, place: Place) -> JobStream:
+        """A job whose past cannot be replayed: it goes on from `place`."""
+        self._from[name] = place
+        return self._new(name)
+
+    def settled(self) -> None:
+        """The replay is over: nothing is skipped any more."""
+        self._from = {}
+
+    @property
+    def _now_s(self) -> float:
+        return self.now_ns / 1e9
+
+    def _take(self, record: Record, effects: Effects) -> None:
+        if record.kind == RecordKind.CONTROL:
+            control = decode_control(record.value)
+            if record.key != ALL_JOBS:
+                job = self.jobs.get(record.key)
+                if job is not None and self._concerns(record.key, record):
+                    job.control(control, self._now_s, effects)
+                return
+            if self._concerns(ALL_JOBS, record):
+                self.desk.take(control)
+            for name, job in self.jobs.items():
+                if self._concerns(name, record):
+                    job.control(control, self._now_s, effects)
+            return
+        if not self._concerns(record.key, record):
+            return
+        batch = validate(record.value, "application/msgpack")
+        if batch.job != record.key:
+            raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
+        job = self.jobs.get(batch.job) or self._new(batch.job)
+        job.telemetry(batch, self._now_s, effects)
+
+    def _concerns(self, name: str, record: Record) -> bool:
+        return record.position >= self._from.get(name, _START).position
+
+    def _new(self, name: str) -> JobStream:
+        if len(self.jobs) >= JOBS_MAX:
+            raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
+        job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())
+        return job
