@@ -46,7 +46,7 @@ class DispatchingDetector(Stateful):
     def observe(self, observation: Observation) -> Sequence[Finding]:
         """Take the next observation; return what changed in this detector's judgement."""
         if isinstance(observation, Frame):
-            if observation.attempt != self.attempt:
+            if observation.attempt != self.attempt or not self._fits(observation):
                 return ()
             self.now_s = max(self.now_s, observation.time_s)
             return self._on_frame(observation)
@@ -61,6 +61,10 @@ class DispatchingDetector(Stateful):
             return self._begin(observation)
         self.now_s = max(self.now_s, observation.time_s)
         return self._on_occurrence(observation)
+
+    def _fits(self, frame: Frame) -> bool:
+        """A frame made before the topology became known better has another number of ranks."""
+        return all(present.size == self.world_size for present in frame.present.values())
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []

@@ -1,0 +1,24 @@
+"""Runs detectors over observations and reads what they said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rankwatch_detectors.base import Change, Detector, Finding, Kind, Observation
+from rankwatch_detectors.catalogue import detectors
+
+
+def judge(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
+    """All findings of the whole catalogue (or of `bank`) in the order in which they were told."""
+    bank = detectors() if bank is None else bank
+    return [finding for observation in observations for detector in bank for finding in detector.observe(observation)]
+
+
+def opened(findings: Iterable[Finding], kind: Kind | None = None) -> list[Finding]:
+    """The findings that opened an episode, of one kind or of all."""
+    return [f for f in findings if f.change is Change.OPEN and (kind is None or f.kind is kind)]
+
+
+def closed(findings: Iterable[Finding], kind: Kind | None = None) -> list[Finding]:
+    """The findings that closed an episode, of one kind or of all."""
+    return [f for f in findings if f.change is Change.CLOSE and (kind is None or f.kind is kind)]
