@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.gate import COOKIE
@@ -46,18 +46,10 @@ def describe(app: FastAPI) -> None:
         """This description."""
         return JSONResponse(app.openapi())
 
-    routes = list(_api_routes(app))
-    for route in routes:
-        for method in sorted(route.methods or ()):
-            needed = scope_of(route)
-            assert (needed is None) == ((method, route.path) in PUBLIC), f"{method} {route.path} requires {needed}"
-    description = _description(app, routes)
+    for method, path, needed in operations(app):
+        assert (needed is None) == ((method, path) in PUBLIC), f"{method} {path} requires {needed}"
+    description = _description(app)
     app.openapi = lambda: description  # type: ignore[method-assign]
-
-
-def scope_of(route: APIRoute) -> Require | None:
-    """What a route requires."""
-    return next(_requirements(route.dependant), None)
 
 
 def text(app: FastAPI) -> str:
@@ -72,32 +64,33 @@ def _requirements(dependant: Dependant) -> Iterator[Require]:
         yield from _requirements(inner)
 
 
-def _api_routes(app: FastAPI) -> Iterator[APIRoute]:
-    for route in app.routes:
-        if isinstance(route, APIRoute):
-            yield route
+def operations(app: FastAPI) -> Iterator[tuple[str, str, Require | None]]:
+    """Method, path and requirement of every operation of the api."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and context.path is not None:
+            for method in sorted(route.methods or ()):
+                yield method, context.path, next(_requirements(route.dependant), None)
 
 
-def _description(app: FastAPI, routes: list[APIRoute]) -> dict[str, Any]:
-    content = get_openapi(title=app.title, version=app.version, routes=routes)
+def _description(app: FastAPI) -> dict[str, Any]:
+    content = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = content.setdefault("components", {})
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer"},
         "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
     }
     components.setdefault("schemas", {})["Problem"] = PROBLEM
-    for route in routes:
-        for method in sorted(route.methods or ()):
-            operation = content["paths"][route.path][method.lower()]
-            answers = operation.setdefault("responses", {})
-            answers.pop("422", None)
-            answers["default"] = {
-                "description": "Refused",
-                "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-            }
-            needed = scope_of(route)
-            if needed is not None:
-                operation["security"] = [{"token": []}, {"session": []}]
-                operation["x-scope"] = str(needed.scope)
-                operation["x-every-job"] = needed.every_job
+    for method, path, needed in operations(app):
+        operation = content["paths"][path][method.lower()]
+        answers = operation.setdefault("responses", {})
+        answers.pop("422", None)
+        answers["default"] = {
+            "description": "Refused",
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        if needed is not None:
+            operation["security"] = [{"token": []}, {"session": []}]
+            operation["x-scope"] = str(needed.scope)
+            operation["x-every-job"] = needed.every_job
     return content
