@@ -63,6 +63,11 @@ class Assembler:
         """Whether every rank of the attempt has left or exited."""
         return self._ended
 
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has left its loop in good order."""
+        return self._ended and self.board is not None and self.board.left()
+
     def take(self, batch: wire.Batch, now_s: float) -> list[Observation]:
         """The next batch in log order. The caller has checked it."""
         arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)

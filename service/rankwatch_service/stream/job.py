@@ -95,7 +95,7 @@ class JobStream:
         for incident in self.correlator.open:
             if incident.state == "open" and incident.attempt == self._assembler.attempt:
                 effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
-        if self._assembler.ended:
+        if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._portray(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:

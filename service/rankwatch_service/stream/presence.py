@@ -43,12 +43,17 @@ class Board:
             self._ints["step"][rank] = block.step
             self._ints["collective_seq"][rank] = block.collective_seq
             self._texts["phase"][rank] = block.phase
-            self._texts["state"][rank] = block.state
+            self._set_state(rank, block.state)
             self._texts["os_state"][rank] = block.os_state
 
     def depart(self, rank: int, state: str) -> None:
         """An event told that this rank has left or exited, before its progress block did."""
         if rank < self.world_size:
+            self._set_state(rank, state)
+
+    def _set_state(self, rank: int, state: str) -> None:
+        # Who left its loop in good order has not died when its process ends after that.
+        if self._texts["state"][rank] != "left":
             self._texts["state"][rank] = state
 
     def blind(self, seconds: float) -> None:
@@ -66,8 +71,12 @@ class Board:
             column.extend([""] * more)
 
     def departed(self) -> bool:
-        """Whether every rank that was ever heard has left or exited, and all were heard."""
-        return bool(self._heard.all()) and all(state in GONE_STATES for state in self._texts["state"])
+        """Whether every rank has left or exited."""
+        return all(state in GONE_STATES for state in self._texts["state"])
+
+    def left(self) -> bool:
+        """Whether every rank has left its loop in good order."""
+        return all(state == "left" for state in self._texts["state"])
 
     def reporting(self, now_s: float, within_s: float) -> int:
         """How many ranks were heard in the last `within_s` and have not gone."""
