@@ -202,7 +202,7 @@ class Sender(threading.Thread):
         kept = deque([self._fresh.popleft()])
         while self._fresh and self._fresh_bytes > goal:
             parcel = self._fresh.popleft()
-            rest, losses = without_records(parcel.body)
+            rest, losses = without_records(parcel.body) if parcel.body else (None, Losses())
             self._losses += losses
             self._fresh_bytes -= parcel.size
             kept.append(Parcel(rest or b"", parcel.positions))
@@ -215,9 +215,10 @@ class Sender(threading.Thread):
                 self._losses += all_records(parcel.body, "spool")
             self._fresh_bytes -= parcel.size
             positions.update(parcel.positions)
-        # Given up counts as settled, in its turn: the rings need not keep it either.
-        kept.insert(1, Parcel(b"", positions))
-        self._fresh_bytes += kept[1].size
+        if positions:
+            # Given up counts as settled, in its turn: the rings need not keep it either.
+            kept.insert(1, Parcel(b"", positions))
+            self._fresh_bytes += kept[1].size
         kept.extend(self._fresh)
         self._fresh = kept
 

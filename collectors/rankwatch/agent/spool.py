@@ -51,8 +51,8 @@ class Spool:
         self._writing: Path | None = None
         self._next = 0
         self.losses = Losses()
-        for path in sorted(folder.glob("[0-9]*.*")):
-            if path.suffix in (_FULL, _STRIPPED):
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (_FULL, _STRIPPED) and path.stem.isdecimal():
                 self._segments.append((path, path.stat().st_size))
                 self._next = int(path.stem) + 1
         self.bytes = sum(size for _, size in self._segments)

@@ -1,0 +1,197 @@
+"""The sender's thread, with a service that is a function."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch import wire
+from rankwatch.agent import sender as sender_module
+from rankwatch.agent.clock import SystemClock
+from rankwatch.agent.columns import Rows
+from rankwatch.agent.parcel import Parcel
+from rankwatch.agent.sender import Accepted, Later, Outcome, Refused, Sender
+from rankwatch.agent.spool import Spool
+from tests.support.agent_service import until
+
+
+def parcel(number: int, rows: int = 10) -> Parcel:
+    records = Rows()
+    for step in range(rows):
+        records.add(step, 0, [("loss", 1.0)], {})
+    events = (wire.Event("note", number),)
+    batch = wire.Batch(1, "gpt", "l.0", "h", "b", number, 0, steps=records.table(), events=events)
+    return Parcel(wire.encode(batch), {"ring": number})
+
+
+class Service:
+    """Answers as it is told to; remembers what it took."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[int], Outcome] = lambda _seq: Accepted()
+        self.taken: list[wire.Batch] = []
+        self.asked = 0
+
+    def __call__(self, body: bytes) -> Outcome:
+        self.asked += 1
+        batch = wire.decode_batch(body)
+        outcome = self.answer(batch.seq)
+        if isinstance(outcome, Accepted):
+            self.taken.append(batch)
+        return outcome
+
+    def numbers(self) -> list[int]:
+        return [batch.seq for batch in self.taken]
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool" / "gpt"
+
+
+@pytest.fixture
+def sender(service: Service, folder: Path) -> Iterator[Sender]:
+    sender = Sender(service, lambda: Spool(folder), SystemClock())
+    sender.start()
+    yield sender
+    sender.close(0.1)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(sender_module, "BACKOFF_MAX_S", 0.05)
+
+
+def test_parcels_arrive_in_order_and_are_settled(sender: Sender, service: Service) -> None:
+    for number in range(20):
+        sender.put(parcel(number))
+    until(lambda: sender.idle)
+    assert service.numbers() == list(range(20))
+    assert sender.take_settled() == {"ring": 19}
+    assert sender.take_settled() == {}
+    assert sender.take_losses() == {}
+    assert not sender.behind
+
+
+def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_afterwards(
+    sender: Sender, service: Service
+) -> None:
+    service.answer = lambda _seq: Later("status 503")
+    for number in range(20):
+        sender.put(parcel(number))
+    until(lambda: sender.take_settled().get("ring") == 19)
+    assert sender.behind
+    service.answer = lambda _seq: Accepted()
+    until(lambda: len(service.taken) == 20)
+    assert service.numbers() == list(range(20))
+    until(lambda: sender.idle)
+
+
+def test_what_will_never_be_taken_is_dropped_and_counted_with_the_reason(sender: Sender, service: Service) -> None:
+    service.answer = lambda seq: Refused("refused_422", "bad rank") if seq == 1 else Accepted()
+    for number in range(3):
+        sender.put(parcel(number))
+    until(lambda: sender.idle)
+    assert service.numbers() == [0, 2]
+    assert sender.take_losses() == {("gpt", "l.0", "refused_422"): 11}
+    assert sender.take_settled() == {"ring": 2}
+
+
+def test_a_service_that_says_when_to_come_back_is_not_asked_before(
+    sender: Sender, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "BACKOFF_MAX_S", 30.0)
+    service.answer = lambda _seq: Later("status 429", 30.0)
+    sender.put(parcel(0))
+    until(lambda: sender.take_settled().get("ring") == 0)
+    assert service.asked == 1
+
+
+def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_disk() -> Spool:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 100_000)
+    service.answer = lambda _seq: Later("connection refused")
+    sender = Sender(service, no_disk, SystemClock())
+    sender.start()
+    for number in range(200):
+        sender.put(parcel(number, rows=100))
+        assert sender._fresh_bytes <= 100_000
+    service.answer = lambda _seq: Accepted()
+    until(lambda: sender.idle)
+    lost = sender.take_losses()
+    rows = sum(batch.steps.rows for batch in service.taken if batch.steps is not None)
+    assert rows > 0
+    assert service.numbers() == list(range(200))
+    assert all(batch.events for batch in service.taken)
+    assert lost == {("gpt", "l.0", "spool"): 200 * 100 - rows}
+    assert sender.take_settled() == {"ring": 199}
+    sender.close(0.1)
+
+
+def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_disk() -> Spool:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 20_000)
+    service.answer = lambda _seq: Later("connection refused")
+    sender = Sender(service, no_disk, SystemClock())
+    sender.start()
+    for number in range(500):
+        sender.put(parcel(number))
+        assert sender._fresh_bytes <= 20_000
+    service.answer = lambda _seq: Accepted()
+    until(lambda: sender.idle)
+    arrived = sum(len(b.events) + (b.steps.rows if b.steps is not None else 0) for b in service.taken)
+    assert service.numbers()[-1] == 499
+    assert sum(sender.take_losses().values()) == 500 * 11 - arrived
+    assert sender.take_settled() == {"ring": 499}
+    sender.close(0.1)
+
+
+def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(service: Service, folder: Path) -> None:
+    service.answer = lambda _seq: Later("connection refused")
+    first = Sender(service, lambda: Spool(folder), SystemClock())
+    first.start()
+    for number in range(5):
+        first.put(parcel(number))
+    first.close(0.05)
+    assert first.take_settled() == {"ring": 4}
+    service.answer = lambda _seq: Accepted()
+    second = Sender(service, lambda: Spool(folder), SystemClock())
+    second.start()
+    second.put(parcel(5))
+    until(lambda: len(service.taken) == 6)
+    second.close(1.0)
+    assert service.numbers() == list(range(6))
+    assert not folder.exists()
+
+
+def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Service, folder: Path) -> None:
+    answering = threading.Event()
+
+    def silent(_seq: int) -> Outcome:
+        answering.wait(20)
+        return Accepted()
+
+    service.answer = silent
+    sender = Sender(service, lambda: Spool(folder), SystemClock())
+    sender.start()
+    for number in range(100):
+        sender.put(parcel(number))
+    assert not sender.idle
+    answering.set()
+    until(lambda: sender.idle)
+    sender.close(0.1)
+    assert service.numbers() == list(range(100))
