@@ -15,6 +15,7 @@ from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.text_log import configure
 
 CONNECTIONS_MAX: Final = 8_192
 """Connections at a time; more are answered 503. A host holds three, a browser tab one or two."""
@@ -41,6 +42,7 @@ class _Server(uvicorn.Server):
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
+    configure(settings.log_level, "api")
     engine = open_engine(settings.database_url)
     upgrade(engine)
     clock = SystemClock()

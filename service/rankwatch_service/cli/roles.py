@@ -23,9 +23,12 @@ PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to liste
 
 def up(data: DATA = None, host: HOST = None, port: PORT = None, database_url: DATABASE_URL = None) -> None:
     """Run everything: API, dashboard, stream and notifier on SQLite. Needs no configuration."""
-    from rankwatch_service.up import run
+    from rankwatch_service.up import UpError, run
 
-    run(settings(data_dir=data, host=host, port=port, database_url=database_url))
+    try:
+        run(settings(data_dir=data, host=host, port=port, database_url=database_url))
+    except UpError as error:
+        raise CliError(Status.USAGE, str(error)) from error
 
 
 def api(data: DATA = None, host: HOST = None, port: PORT = None, database_url: DATABASE_URL = None) -> None:

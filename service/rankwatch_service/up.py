@@ -1,0 +1,168 @@
+"""`rankwatch up`: everything with one command, on SQLite, without configuration."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Engine
+
+from rankwatch_service.api.access import Authority, Scope, TokenKind, create_token
+from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.control import audit
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import open_engine, write
+from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.supervise import Supervisor, python_module
+from rankwatch_service.text_log import configure
+
+ROLES: Final = ("api", "stream", "notify")
+LOGIN_S: Final = 24 * 3_600
+"""How long the printed login link is good for, if nobody has used it."""
+
+START_S: Final = 30.0
+"""How long the api may take to answer before we say so all the same."""
+
+
+class UpError(Exception):
+    """It cannot be started; the message says why and what to do."""
+
+
+def run(settings: Settings) -> None:
+    """Start all roles and look after them until SIGTERM or SIGINT.
+
+    Raises:
+        UpError: the data folder is in use or cannot be written, or the port is taken.
+    """
+    configure(settings.log_level, "up")
+    clock = SystemClock()
+    with _data_folder(settings.data_dir):
+        settings = _with_port(settings)
+        login = prepare(settings, clock)
+        roles = {role: python_module("rankwatch_service", role) for role in ROLES}
+        supervisor = Supervisor(roles, {**os.environ, **as_environment(settings)}, clock)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: supervisor.stop())
+        supervisor.start()
+        _wait_until_live(settings, clock)
+        # On stdout, and there alone: the text log may be kept and shipped.
+        sys.stdout.write(
+            f"rankwatch is up at {settings.public_url}\n"
+            f"log in, once, at   {settings.public_url}/login#{login}\n"
+            f"data lies in       {settings.data_dir}\n"
+        )
+        sys.stdout.flush()
+        supervisor.run()
+
+
+def prepare(settings: Settings, clock: Clock) -> str:
+    """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
+    engine = open_engine(settings.database_url)
+    upgrade(engine)
+    ingest = _ingest_token(engine, settings, clock)
+    if settings.ingest_config is not None:
+        content = json.dumps({"url": settings.public_url, "token": ingest}) + "\n"
+        settings.ingest_config.parent.mkdir(parents=True, exist_ok=True)
+        write_secret(settings.ingest_config, content)
+    now = clock.unix_ns()
+    with write(engine) as connection:
+        token_id, login = create_token(
+            connection,
+            TokenKind.LOGIN,
+            "first login",
+            [Scope.ADMIN],
+            now,
+            expires_unix_ns=now + LOGIN_S * 10**9,
+        )
+        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.LOGIN})
+    engine.dispose()
+    return login
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as the environment of a role, so that it comes to the same ones."""
+    return {
+        f"RANKWATCH_{name.upper()}": str(value) for name, value in settings.model_dump().items() if value is not None
+    }
+
+
+def write_secret(path: Path, content: str) -> None:
+    """Replace a file that its owner alone may read, at once or not at all."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(content)
+    fresh.replace(path)
+
+
+def _ingest_token(engine: Engine, settings: Settings, clock: Clock) -> str:
+    """The token in the data folder, or a new one where it is missing or not good any more."""
+    path = settings.ingest_token_path
+    kept = path.read_text().strip() if path.exists() else ""
+    if kept and Authority(engine, clock).identify(kept) is not None:
+        return kept
+    now = clock.unix_ns()
+    with write(engine) as connection:
+        token_id, text = create_token(connection, TokenKind.INGEST, "collectors", [Scope.INGEST], now)
+        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.INGEST})
+    write_secret(path, text + "\n")
+    return text
+
+
+@contextmanager
+def _data_folder(path: Path) -> Iterator[None]:
+    """The data folder, ours alone as long as we run."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (path / "up.lock").open("w")
+    except OSError as error:
+        raise UpError(f"the data folder {path} cannot be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UpError(f"rankwatch is up already on {path}; choose another folder with --data") from error
+        yield
+
+
+def _with_port(settings: Settings) -> Settings:
+    """The settings with a port that is free; 0 becomes one that the system chooses."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            raise UpError(f"cannot listen on {where} ({error.strerror}); choose another port with --port") from error
+        port = probe.getsockname()[1]
+    if port == settings.port:
+        return settings
+    changes: Mapping[str, object] = {
+        "port": port,
+        "public_url": settings.public_url.removesuffix(f":{settings.port}") + f":{port}",
+    }
+    return settings.model_copy(update=dict(changes))
+
+
+def _wait_until_live(settings: Settings, clock: Clock) -> None:
+    deadline_s = clock.monotonic_s() + START_S
+    while clock.monotonic_s() < deadline_s:
+        connection = HTTPConnection(settings.host, settings.port, timeout=1.0)
+        try:
+            connection.request("GET", "/livez")
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, HTTPException):
+            clock.sleep(0.05)
+        finally:
+            connection.close()
