@@ -89,6 +89,9 @@ PAGES: Final = NAMES_MAX // PAGE_VALUES
 
 KINDS: Final = ("train", "eval", "checkpoint")
 
+DETAIL_CHARACTERS_MAX: Final = 400
+"""Of an answer: 4 bytes each at most, in a cell of 1,896."""
+
 RING_SUFFIX: Final = ".ring"
 STACK_SUFFIX: Final = ".stack"
 """Beside each ring: where faulthandler writes the rank's stacks."""
@@ -213,8 +216,10 @@ def decode_directive(payload: bytes) -> Directive:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The cell's text of an answer; the detail is cut to 512 characters."""
-    return json.dumps(answer._replace(detail=answer.detail[:512])._asdict(), separators=(",", ":")).encode()
+    """The cell's text of an answer; the detail is cut to what fits, and made printable."""
+    detail = "".join(letter if letter.isprintable() else " " for letter in answer.detail[:DETAIL_CHARACTERS_MAX])
+    fields = answer._replace(detail=detail)._asdict()
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def decode_answer(payload: bytes) -> Answer:

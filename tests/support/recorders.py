@@ -1,0 +1,90 @@
+"""A recorder file in this process, its reader, and a watch whose time stands still unless the test moves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankwatch import layout
+from rankwatch.identity import Identity
+from rankwatch.layout import Answer, Directive
+from rankwatch.reader import Entry, RingReader
+from rankwatch.recorder import Recorder
+from rankwatch.watch import Watch
+from tests.support.clock import FakeClock
+
+UNIX_NS = 1_700_000_000_000_000_000
+
+
+def a_recorder(directory: Path, monotonic_ns: int = 1_000) -> Recorder:
+    identity = {"job": "gpt", "launch": "l", "rank": 3}
+    return Recorder.create(identity, [str(directory)], monotonic_ns=monotonic_ns, unix_ns=UNIX_NS)
+
+
+def everything_in(recorder: Recorder) -> list[Entry]:
+    assert recorder.path is not None
+    reader = RingReader(recorder.path)
+    try:
+        poll = reader.poll()
+        assert poll.lost == {}
+        return poll.entries
+    finally:
+        reader.close()
+
+
+class Rank:
+    """One rank under a fake clock, with the agent's hand on its directive cell."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = FakeClock()
+        self.recorder = a_recorder(directory, self.clock.now_ns)
+        self.ended: list[int] = []
+        self.sleeps = 0
+        self.plan: dict[int, Directive] = {}
+        self.watch = Watch(
+            Identity("gpt", "l", 3, 4),
+            self.recorder,
+            directory=str(directory),
+            now=self.clock.unix_ns,
+            cpu=self.clock.unix_ns,
+            sleep=self._sleep,
+            end_process=self._end,
+        )
+
+    def write(self, order: str, phase: str, action: str = "pause", step: int = -1, **fields: object) -> None:
+        """What the agent writes, now."""
+        attempt = f"l.{self.watch._meter.k}"
+        self._put(Directive(order, attempt, phase, action, step, **fields))  # type: ignore[arg-type]
+
+    def write_after(self, sleeps: int, directive: Directive) -> None:
+        """What the agent writes after so many more sleeps of the held rank."""
+        self.plan[self.sleeps + sleeps] = directive
+
+    @property
+    def answer(self) -> Answer:
+        found = self.recorder.answer.read()
+        return layout.decode_answer(found[1]) if found is not None else Answer()
+
+    @property
+    def state(self) -> str:
+        return layout.STATES[self.recorder.words[layout.STATE]]
+
+    @property
+    def entries(self) -> list[Entry]:
+        return everything_in(self.recorder)
+
+    def notes(self, kind: str) -> list[dict[str, object]]:
+        return [dict(entry.fields) for entry in self.entries if getattr(entry, "kind", None) == kind]
+
+    def _put(self, directive: Directive) -> None:
+        layout.directive_cell(self.recorder._view).write(layout.encode_directive(directive))
+
+    def _sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        self.clock.advance(seconds)
+        directive = self.plan.pop(self.sleeps, None)
+        if directive is not None:
+            self._put(directive)
+
+    def _end(self) -> None:
+        self.ended.append(75)
+        raise SystemExit(75)
