@@ -36,6 +36,83 @@ def login(
     output.note(f"kept in {config}")
 
 
+@token.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
+    scope: Annotated[list[str], typer.Option(help="ingest, read, operate, command or admin; may be repeated.")],
+    job: Annotated[str, typer.Option(help="The only job it may touch.")] = "",
+    lasting: Annotated[str | None, typer.Option("--for", help="How long it is good: 90s, 30m, 2h, 1d.")] = None,
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Make a token and print it, this once."""
+    from rankwatch_service.api.access import Scope, TokenKind, create_token
+    from rankwatch_service.cli.notifications import seconds
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.control import audit
+    from rankwatch_service.store.engine import write
+
+    try:
+        scopes = {Scope(one) for one in scope}
+    except ValueError as error:
+        raise CliError(Status.USAGE, f"{error}; scopes are {', '.join(Scope)}") from error
+    kind = TokenKind.INGEST if scopes == {Scope.INGEST} else TokenKind.API
+    now = SystemClock().unix_ns()
+    expires = None if lasting is None else now + seconds(lasting) * 1_000_000_000
+    with write(_engine(data, database_url)) as connection:
+        token_id, text = create_token(connection, kind, name, scopes, now, job=job, expires_unix_ns=expires)
+        fields = {"name": name, "scopes": sorted(scopes), "job": job}
+        audit.append(connection, now, "command line", "token.make", token_id, "ok", fields=fields)
+    print(text)
+
+
+@token.command("list")
+def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE_URL = None) -> None:
+    """List tokens, newest first, without their secrets."""
+    from sqlalchemy import select
+
+    from rankwatch_service.store.engine import read
+    from rankwatch_service.store.models import Token
+
+    columns = [column for column in Token.__table__.columns if column.key != "secret_sha256"]
+    with read(_engine(data, database_url)) as connection:
+        rows = connection.execute(select(*columns).order_by(Token.created_unix_ns.desc())).mappings().all()
+    output.show(
+        (dict(row) for row in rows),
+        as_json,
+        {
+            "id": lambda one: output.plain(one["id"]),
+            "kind": lambda one: output.plain(one["kind"]),
+            "name": lambda one: output.plain(one["name"]),
+            "scopes": lambda one: output.plain(one["scopes"]),
+            "job": lambda one: output.plain(one["job"] or "every job"),
+            "expires": lambda one: output.moment(one["expires_unix_ns"]),
+            "last used": lambda one: output.moment(one["last_used_unix_ns"]),
+            "": lambda one: output.plain("revoked" if one["revoked"] else "good"),
+        },
+        "no token yet",
+    )
+
+
+@token.command("revoke")
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, not its text.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Make a token worthless, and the sessions that it opened."""
+    from rankwatch_service.api.access import revoke_token
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.control import audit
+    from rankwatch_service.store.engine import write
+
+    with write(_engine(data, database_url)) as connection:
+        if not revoke_token(connection, token_id):
+            raise CliError(Status.USAGE, f"there is no token {token_id!r}")
+        audit.append(connection, SystemClock().unix_ns(), "command line", "token.revoke", token_id, "ok")
+    output.note(f"{token_id} is revoked")
+
+
 @db.command("upgrade")
 def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Bring the database to this version's tables."""

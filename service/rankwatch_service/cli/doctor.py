@@ -7,7 +7,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -69,10 +70,9 @@ def doctor(
 def _machine(configured: Settings) -> Iterator[Check]:
     yield Check("version", "ok", f"rankwatch {metadata.version('rankwatch')}")
     for module, use in OPTIONAL:
-        try:
-            import_module(module)
+        if find_spec(module):
             yield Check(module, "ok", use)
-        except ImportError:
+        else:
             yield Check(module, "note", f"not installed; only needed for {use}")
     yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)
     yield _space("data folder", configured.data_dir, DISK_BYTES_MIN)

@@ -99,7 +99,7 @@ class OutboxTable:
                 )
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
-        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S` or whose receiver was removed; say how many.
+        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S`, or without a receiver; say how many.
 
         Args:
             now_unix_ns: the time.

@@ -14,6 +14,7 @@ from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import Sender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import ChangeWatch, open_engine
+from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
 """Name look-ups at a time. They block a thread each, and one that hangs must not hold up other receivers."""
@@ -21,6 +22,7 @@ LOOKUP_THREADS: Final = 32
 
 def run(settings: Settings) -> None:
     """Deliver the outbox until SIGTERM or SIGINT."""
+    configure(settings.log_level, "notify")
     asyncio.run(_run(settings))
 
 
