@@ -8,7 +8,7 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL
+from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
