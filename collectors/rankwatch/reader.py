@@ -218,12 +218,13 @@ class RingReader:
     def _take(self, poll: Poll) -> bytes | None:
         """The whole entry at `position`, moved on past what is gone; None where nothing is written yet."""
         while True:
+            # The head before the entry: one that was still being written while we copied it is not torn.
+            head = self.head
             at = layout.RING_OFFSET + (self.position - 1) % layout.RING_ENTRIES * layout.ENTRY_BYTES
             entry = bytes(self._view[at : at + layout.ENTRY_BYTES])
             checksum, *_, sequence = _HEAD.unpack_from(entry)
             if sequence == self.position and checksum == crc32(entry[layout.CRC_BYTES :]):
                 return entry
-            head = self.head
             if head < self.position:
                 return None
             oldest = head - layout.RING_ENTRIES + 1
