@@ -23,7 +23,7 @@ FORBIDDEN_IN_TRAINING = (
 
 
 def modules_after(statement: str) -> set[str]:
-    code = f"import sys, json; before = set(sys.modules); {statement}; print(json.dumps([*set(sys.modules) - old]))"
+    code = f"import sys, json; old = set(sys.modules); {statement}; print(json.dumps([*set(sys.modules) - old]))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     return set(json.loads(done.stdout))
 
