@@ -1,7 +1,8 @@
 """Norms of gradients: this rank's own before any reduction, and the total one after it.
 
-Everything stays a tensor on the gradients' device. A gradient counts as non-finite when its norm is not finite: an
-`isfinite` for each gradient would cost ten times as much. On an accelerator elements beyond 1e19 count as well.
+A gradient counts as non-finite when its norm is not finite: an `isfinite` for each gradient would cost ten times as
+much. On a host norms become numbers at once; on an accelerator they stay tensors there, and elements beyond 1e19, whose
+squares overflow, count as non-finite as well.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import torch
 
 _HALF = (torch.float16, torch.bfloat16)
 
+Scalar = torch.Tensor | float
+"""A number, or a 0-d tensor of it on an accelerator."""
+
 
 class LocalResult(NamedTuple):
-    """0-d tensors on the device of the gradients."""
+    """What a rank's own gradients say."""
 
-    norm: torch.Tensor
-    nonfinite: torch.Tensor
+    norm: Scalar
+    nonfinite: Scalar
     """How many parameters have a non-finite local gradient."""
-    first: torch.Tensor
+    first: Scalar
     """Index of the parameter that had one first, in the order in which backward reached them; -1 without one."""
 
 
@@ -31,14 +35,16 @@ class LocalGradients:
     `add` is for the moment when a parameter's gradient is complete on this rank and nobody has reduced it yet.
     """
 
-    def __init__(self, at_once: bool) -> None:
+    def __init__(self, *, at_once: bool, on_host: bool) -> None:
         """Begin without gradients.
 
         Args:
-            at_once: read each gradient in `add`. Otherwise `flush` reads all of them in one go, which takes fewer
-                kernel launches, but only works if they are still local by then.
+            at_once: read each gradient in `add`. Otherwise `flush` reads all of them in one go, which costs less, but
+                only works if they are still local by then.
+            on_host: the gradients lie in host memory.
         """
         self._at_once = at_once
+        self._on_host = on_host
         self._waiting: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
         self._order: list[int] = []
@@ -52,7 +58,6 @@ class LocalGradients:
         if self._at_once:
             self.flush()
 
-    @torch.no_grad()
     def flush(self) -> None:
         """Read the gradients that wait."""
         if not self._waiting:
@@ -62,23 +67,29 @@ class LocalGradients:
             self._norms[index] = norm
         self._waiting.clear()
 
-    @torch.no_grad()
     def result(self) -> LocalResult | None:
         """What the gradients since `clear` say; None without any."""
         if not self._norms:
             return None
-        stacked = _stack(list(self._norms.values()))
-        bad = ~stacked.isfinite()
-        position = bad.to(torch.uint8).argmax().reshape(1)
-        first = self._indices(stacked.device).gather(0, position)[0]
-        return LocalResult(
-            torch.linalg.vector_norm(stacked), bad.sum(), torch.where(bad.any(), first, first.new_full((), -1))
-        )
+        if self._on_host:
+            numbers = {index: norm.item() for index, norm in self._norms.items()}
+            bad = [index for index, number in numbers.items() if not math.isfinite(number)]
+            return LocalResult(math.hypot(*numbers.values()), len(bad), bad[0] if bad else -1)
+        return self._device_result()
 
     def clear(self) -> None:
         """Forget the step's gradients."""
         self._waiting.clear()
         self._norms.clear()
+
+    @torch.no_grad()
+    def _device_result(self) -> LocalResult:
+        stacked = _stacked(list(self._norms.values()))
+        bad = ~stacked.isfinite()
+        position = bad.to(torch.uint8).argmax().reshape(1)
+        first = self._indices(stacked.device).gather(0, position)[0]
+        none = first.new_full((), -1)
+        return LocalResult(torch.linalg.vector_norm(stacked), bad.sum(), torch.where(bad.any(), first, none))
 
     def _indices(self, device: torch.device) -> torch.Tensor:
         """The parameters' indices in the order they came, on the device; it rarely changes, so it is kept there."""
@@ -91,36 +102,38 @@ class LocalGradients:
         return self._order_tensor
 
 
-@torch.no_grad()
-def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """Return the 2-norm over all gradients, as a 0-d tensor; None without any."""
+def total_norm(gradients: Iterable[torch.Tensor], *, on_host: bool) -> Scalar | None:
+    """Return the 2-norm over all gradients; None without any."""
     strided = [gradient for gradient in gradients if gradient.layout is torch.strided]
-    return torch.linalg.vector_norm(_stack(norms(strided))) if strided else None
+    if not strided:
+        return None
+    parts = norms(strided)
+    return math.hypot(*(part.item() for part in parts)) if on_host else torch.linalg.vector_norm(_stacked(parts))
 
 
+@torch.no_grad()
 def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """2-norms of the tensors, in their order, one foreach call for each device and type."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, tensor in enumerate(tensors):
         groups.setdefault((tensor.device, tensor.dtype), []).append(place)
     found: list[torch.Tensor] = [tensors[0]] * len(tensors)
-    for (_, dtype), places in groups.items():
+    for (device, dtype), places in groups.items():
+        members = [tensors[place] for place in places]
         # A norm of 16-bit numbers that is itself a 16-bit number overflows at 65,504 or has 8 bits of precision.
-        widened = torch.float32 if dtype in _HALF else None
-        for place, norm in zip(places, torch._foreach_norm([tensors[i] for i in places], 2, widened), strict=True):
-            found[place] = norm if _is_settled(norm) else torch.linalg.vector_norm(tensors[place], dtype=torch.float64)
+        group = torch._foreach_norm(members, 2, torch.float32 if dtype in _HALF else None)
+        taken = map(_settled, members, group) if device.type == "cpu" else group
+        for place, norm in zip(places, taken, strict=True):
+            found[place] = norm
     return found
 
 
-def _is_settled(norm: torch.Tensor) -> bool:
-    """Whether a norm cannot be told better: squares of large float32 numbers overflow where the numbers do not.
-
-    A device would have to be waited for to know.
-    """
-    return norm.device.type != "cpu" or math.isfinite(norm.item())
+def _settled(tensor: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """The norm, taken again in float64 where squares may have overflowed though no element did."""
+    return norm if math.isfinite(norm.item()) else torch.linalg.vector_norm(tensor, dtype=torch.float64)
 
 
-def _stack(scalars: list[torch.Tensor]) -> torch.Tensor:
+def _stacked(scalars: list[torch.Tensor]) -> torch.Tensor:
     home = scalars[0].device
     near = [scalar if scalar.device == home else scalar.to(home, non_blocking=True) for scalar in scalars]
     return torch.stack(near).to(torch.float64)

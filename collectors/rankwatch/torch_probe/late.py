@@ -13,6 +13,8 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import torch
 
+from rankwatch.torch_probe.gradients import Scalar
+
 ROWS: Final = 8
 """Steps under way. The host runs a step or two ahead of a device; eight also bridge a slow evaluation of one step."""
 
@@ -105,13 +107,13 @@ class LateValues:
         self,
         step: int,
         k: int,
-        floats: Mapping[str, torch.Tensor],
-        ints: Mapping[str, torch.Tensor],
+        floats: Mapping[str, Scalar],
+        ints: Mapping[str, Scalar],
         spans: tuple[Span, ...] = (),
     ) -> None:
         """Start the way of one step's values: 0-d tensors, on any device, and stretches of device time."""
-        words = [value.detach().reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]
-        words += [value.detach().reshape(()).to(torch.int64) for value in ints.values()]
+        words = [torch.as_tensor(value).reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]
+        words += [torch.as_tensor(value).reshape(()).to(torch.int64) for value in ints.values()]
         if not words and not spans:
             return
         place = self._next % ROWS

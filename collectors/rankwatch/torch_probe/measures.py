@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from rankwatch.torch_probe.gradients import LocalResult
+from rankwatch.torch_probe.gradients import LocalResult, Scalar
 
 _EXCUSED: Final = "excused"
 """Travels with a step's values: the update was left out by the loss scaler, and the scale may be the reason."""
@@ -20,11 +20,11 @@ _EXCUSED: Final = "excused"
 
 @dataclass(slots=True)
 class Measures:
-    """One step, as far as it is known. All tensors are 0-d and on whatever device they were computed."""
+    """One step, as far as it is known. Tensors are 0-d and on whatever device they were computed."""
 
-    logged: dict[str, torch.Tensor] = field(default_factory=dict)
+    logged: dict[str, Scalar] = field(default_factory=dict)
     local: LocalResult | None = None
-    norm: torch.Tensor | None = None
+    norm: Scalar | None = None
     """Total gradient norm."""
     norm_scaled: bool = True
     """The norm was taken while the loss scale was in the gradients."""
@@ -35,9 +35,9 @@ class Measures:
     overflowed: torch.Tensor | None = None
     """What the loss scaler told a fused optimizer, which leaves out its update by itself; not 0 = left out."""
 
-    def values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Values and 64-bit integers by metric name; `judge` them once they are numbers."""
-        floats, ints = dict(self.logged), {}
+        floats, ints = dict(self.logged), dict[str, Scalar]()
         if self.norm is not None:
             floats["grad_norm"] = self._unscaled(self.norm) if self.norm_scaled else self.norm
         if self.local is not None:
@@ -50,7 +50,7 @@ class Measures:
             ints[_EXCUSED] = excused if self.overflowed is None else excused & self.overflowed.bool()
         return floats, ints
 
-    def _unscaled(self, norm: torch.Tensor) -> torch.Tensor:
+    def _unscaled(self, norm: Scalar) -> Scalar:
         return norm if self.scale is None else norm / self.scale
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwatch.meter import EXACT_METRICS, Sink
 from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
-from rankwatch.torch_probe.gradients import LocalGradients, total_norm
+from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
 from rankwatch.torch_probe.measures import Measures, judge
 from rankwatch.torch_probe.phases import AutomaticPhases
@@ -75,8 +75,9 @@ class TorchProbe:
             model: what is trained; plain or wrapped by DistributedDataParallel, which is made first.
             optimizer: the one whose step changes the parameters.
             scaler: the job's torch.amp.GradScaler, if it uses one.
-            grad_norm: measure the total norm. Leave it out where the loop logs what `clip_grad_norm_` returned.
-                Where another wrapper or the loop itself reduces gradients it is taken before the optimizer's step.
+            grad_norm: measure the total norm. A loop that clips has it already and saves the cost by logging what
+                `clip_grad_norm_` returned, a tensor, as `grad_norm`. Where another wrapper or the loop itself
+                reduces gradients it is taken before the optimizer's step.
             local_gradients: measure this rank's gradients before the reduction. Correct if gradients were cleared
                 since the last reduction.
             phases: mark forward, backward, optimizer and, with DDP, the wait for its reduction (collective).
@@ -96,6 +97,7 @@ class TorchProbe:
             raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
         self._sink = sink
         self._told = False
+        self._norm_is_logged = False
         self._now = Measures()
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         named = dict((self._ddp.module if self._ddp else model).named_parameters())
@@ -103,7 +105,7 @@ class TorchProbe:
         self._tensors = list(named.values())
         self._home = next((tensor.device for tensor in self._tensors if tensor.device.type != "cpu"), _CPU)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._one = torch.ones((), device=self._home)
+        self._one = torch.ones((), dtype=torch.float64, device=self._home)
         self._fingerprint_every = fingerprint_every
         self._skips = on_nonfinite == "skip"
         self._replicated = self._ddp is not None and not sharded
@@ -112,7 +114,10 @@ class TorchProbe:
         self._norm_wanted = grad_norm and not sharded
         self._device = device or (CudaDevice() if self._home.type == "cuda" else None)
         self._late = self._ring(self._device) if self._device is not None else None
-        self._local = LocalGradients(self._reads_at_once()) if local_gradients and not sharded else None
+        self._on_host = self._device is None
+        self._local: LocalGradients | None = None
+        if local_gradients and not sharded:
+            self._local = LocalGradients(at_once=self._is_reduced_early(), on_host=self._on_host)
         self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
         self._marks = BackwardMarks(
             self._tensors,
@@ -152,12 +157,17 @@ class TorchProbe:
     def log(self, name: str, value: Any) -> None:
         """Record a tensor of one element under the user's name. On a device it is never waited for."""
         value = value.detach()  # else it would keep the whole graph of its step
-        if value.device.type == "cpu":
+        on_host = value.device.type == "cpu"
+        if name == "grad_norm":
+            # Judged with the step's other values: a loss scaler's overflow shows in the loop's norm too.
+            self._now.norm, self._now.norm_scaled = float(value) if on_host else value, False
+            self._norm_is_logged = True
+        elif on_host:
             self._sink.put(self._sink.metric(name), float(value))
-            return
-        if self._late is None:
+        else:
+            self._now.logged[name] = value
+        if not on_host and self._late is None:
             self._late = self._ring(CudaDevice())
-        self._now.logged[name] = value
 
     def after_restore(self) -> int:
         """Parameters were replaced: what was measured of the cut-off step is void.
@@ -197,9 +207,9 @@ class TorchProbe:
             self._now.local = self._local.result()
         if self._scaler is not None:
             self._now.scale = self._scaler.scale(self._one)
-        if self._norm_wanted and self._norm_after_backward:
+        if self._norm_after_backward and self._takes_norm():
             local = self._now.local if self._ddp is None else None
-            self._now.norm = local.norm if local is not None else total_norm(self._gradients())
+            self._now.norm = local.norm if local is not None else self._total_norm()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         try:
@@ -208,12 +218,12 @@ class TorchProbe:
             self._now.overflowed = getattr(optimizer, "found_inf", None)
             if self._phases is not None:
                 self._phases.enter("optimizer")
-            if self._norm_wanted and not self._norm_after_backward:
-                self._now.norm = total_norm(self._gradients())
+            if not self._norm_after_backward and self._takes_norm():
+                self._now.norm = self._total_norm()
                 if getattr(optimizer, "grad_scale", None) is None:
                     self._now.norm_scaled = False
             norm = self._now.norm
-            if self._skips and norm is not None and not math.isfinite(norm.item()):
+            if self._skips and norm is not None and not math.isfinite(norm):
                 optimizer.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
                 self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
         except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's step
@@ -228,7 +238,7 @@ class TorchProbe:
 
     # ---- what the marks found ----------------------------------------------------------------------------------------
 
-    def _measured(self, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _measured(self, step: int) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         floats, ints = self._now.values()
         if self._fingerprint_every and step % self._fingerprint_every == 0:
             total = bit_sum([_own_part(tensor) for tensor in self._tensors])
@@ -251,6 +261,7 @@ class TorchProbe:
 
     def _clear(self) -> None:
         """Nothing is known of a step that begins."""
+        self._norm_was_logged, self._norm_is_logged = self._norm_is_logged, False
         self._marks.reset()
         if self._phases is not None:
             self._phases.reset()
@@ -270,21 +281,25 @@ class TorchProbe:
     def _ring(self, device: Device) -> LateValues:
         return LateValues(device, self._arrived, lambda count: self._sink.drop("late_values", count))
 
-    def _reads_at_once(self) -> bool:
-        """Whether a local gradient may be gone once the next one is computed.
+    def _is_reduced_early(self) -> bool:
+        """Whether a local gradient may be gone before backward ends.
 
         DDP reduces in place where gradients are views of its buckets, and with a static graph its first reduction
-        begins early. On a CPU reading at once is also the fastest: the gradient still lies in the cache.
+        begins early.
         """
-        in_place = self._ddp is not None and (self._ddp.gradient_as_bucket_view or self._ddp.static_graph)
-        return self._home.type == "cpu" or in_place
+        return self._ddp is not None and (self._ddp.gradient_as_bucket_view or self._ddp.static_graph)
 
     def _reduces(self) -> bool:
         """Whether the backward under way ends with DDP's reduction; within `no_sync` it does not."""
         return self._ddp is not None and self._ddp.require_backward_grad_sync
 
-    def _gradients(self) -> list[torch.Tensor]:
-        return [tensor.grad for tensor in self._tensors if tensor.grad is not None]
+    def _takes_norm(self) -> bool:
+        """Whether to measure the total norm; where the loop logged its own in the last step, it will do so again."""
+        return self._norm_wanted and (self._skips or not self._norm_was_logged)
+
+    def _total_norm(self) -> Scalar | None:
+        gradients = (tensor.grad for tensor in self._tensors if tensor.grad is not None)
+        return total_norm(gradients, on_host=self._on_host)
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:

@@ -191,6 +191,24 @@ def test_logged_tensors_are_read_at_once_and_not_kept(sink, model, optimizer):
     assert math.isnan(sink.values["loss"])
 
 
+def test_a_norm_that_the_loop_logs_is_not_measured_again_until_it_stops_logging(sink, model, optimizer, monkeypatch):
+    probe = TorchProbe(sink, model, optimizer, local_gradients=False)
+    measured = []
+    monkeypatch.setattr(probe, "_total_norm", lambda: measured.append(step) or 5.0)
+    recorded = []
+    for step in range(6):
+        sink.values = {}
+        probe.step_begin(step, 0)
+        model(batch()).sum().backward()
+        if step in (1, 2):
+            probe.log("grad_norm", torch.tensor(7.0))
+        optimizer.step()
+        probe.step_end(step, 0)
+        recorded.append(sink.values.get("grad_norm"))
+    assert measured == [0, 1, 4, 5]
+    assert recorded == [5.0, 7.0, 7.0, None, 5.0, 5.0]
+
+
 def test_phases_are_marked_in_order_and_the_optimizer_too(sink, model, optimizer):
     probe = TorchProbe(sink, model, optimizer)
     train(probe, model, optimizer)
