@@ -273,6 +273,9 @@ def upgrade() -> None:
         sa.Column("at_unix_ns", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("job", "attempt", "metric", "chunk", name=op.f("pk_series_chunk")),
     )
+    with op.batch_alter_table("series_chunk", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_series_chunk_at_unix_ns"), ["at_unix_ns"], unique=False)
+
     op.create_table(
         "setting",
         sa.Column("name", sa.Text(), nullable=False),
@@ -408,6 +411,9 @@ def downgrade() -> None:
     op.drop_table("snapshot")
     op.drop_table("silence")
     op.drop_table("setting")
+    with op.batch_alter_table("series_chunk", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_series_chunk_at_unix_ns"))
+
     op.drop_table("series_chunk")
     op.drop_table("receiver")
     op.drop_table("policy_rule")

@@ -169,7 +169,7 @@ class SeriesChunk(Base):
     steps: Mapped[int]
     ranks: Mapped[int]
     data: Mapped[bytes]
-    at_unix_ns: Mapped[int]
+    at_unix_ns: Mapped[int] = mapped_column(index=True)
 
 
 # ---- incidents and notifications -----------------------------------------------------------------------------------

@@ -108,7 +108,9 @@ def _exact(name: str, column: wire.Column, rows: int) -> Exact:
         raise ColumnError(f"column {name!r} must hold integers")
     values = _array(name, column, rows).astype(np.int64)
     if column.base:
-        if not -(2**62) <= column.base <= 2**62:
+        low, high = (int(values.min()), int(values.max())) if rows else (0, 0)
+        # Fingerprints use all 64 bits.
+        if not (-(2**63) <= column.base + low and column.base + high < 2**63 and -(2**63) <= column.base < 2**63):
             raise ColumnError(f"column {name!r}: base {column.base} is out of range")
         values += column.base
     return Exact(values, _mask(name, column, rows))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rankwatch_service.control import audit
@@ -31,9 +31,6 @@ from rankwatch_service.store.models import (
     StreamTick,
 )
 from rankwatch_service.stream.effects import Effects
-
-FEED_ROWS_MAX: Final = 50_000
-"""Rows of the feed kept: about half a day of ten jobs. A page that was away for longer loads anew."""
 
 _NEW_ATTEMPT: Final[dict[str, Any]] = {
     "started_unix_ns": 0,
@@ -114,8 +111,6 @@ def commit(
         dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, now_unix_ns)
     if effects.feed:
         connection.execute(insert(Feed), effects.feed)
-        newest = connection.scalar(select(func.max(Feed.id))) or 0
-        connection.execute(delete(Feed).where(Feed.id <= newest - FEED_ROWS_MAX))
 
 
 def _jobs(connection: Connection, effects: Effects) -> None:
