@@ -199,6 +199,7 @@ def upgrade() -> None:
         sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("first_seen_unix_ns", sa.BigInteger(), nullable=False),
         sa.Column("last_seen_unix_ns", sa.BigInteger(), nullable=False),
+        sa.Column("dropped", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_job")),
     )
     op.create_table(

@@ -134,6 +134,8 @@ class Job(Base):
     loss: Mapped[float | None]
     first_seen_unix_ns: Mapped[int]
     last_seen_unix_ns: Mapped[int]
+    dropped: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
 
 
 class Attempt(Base):

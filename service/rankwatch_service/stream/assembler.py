@@ -30,6 +30,9 @@ PENDING_ROWS_MAX: Final = 1_000_000
 LAUNCHES_MAX: Final = 64
 """Earlier launches remembered, so that a message from one of them is not taken for a new one."""
 
+REASONS_MAX: Final = 64
+"""Reasons counted; agents name theirs themselves."""
+
 STEP_TIME_WEIGHT: Final = 0.1
 """Of the newest step in the running mean of step times: about ten steps decide."""
 
@@ -52,6 +55,11 @@ class Assembler:
         self._pending_rows = 0
         self._began_s = 0.0
         self._ended = False
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What did not reach the detectors, counted by reason."""
+        return dict(sorted(sum((window.counts for window in self._windows.values()), self.counts.copy()).items()))
 
     @property
     def last_step(self) -> int:
@@ -182,8 +190,17 @@ class Assembler:
         for event in batch.events:
             if event.kind in _DEPARTURES and event.rank is not None:
                 self._depart(event.rank, _DEPARTURES[event.kind])
+            elif event.kind == "records_lost":
+                self._lost(event)
         self._close(now_s, out)
         out.extend(_occurrence(batch, event, now_s) for event in batch.events)
+
+    def _lost(self, event: wire.Event) -> None:
+        reason, count = event.fields.get("reason"), event.fields.get("count")
+        name = f"agent_{reason}"[:40]
+        known = name in self.counts or len(self.counts) < REASONS_MAX
+        if isinstance(reason, str) and isinstance(count, int) and count > 0 and known:
+            self.counts[name] += count
 
     def _depart(self, rank: int, state: str) -> None:
         assert self.board is not None

@@ -110,7 +110,7 @@ def _exact(name: str, column: wire.Column, rows: int) -> Exact:
     if column.base:
         low, high = (int(values.min()), int(values.max())) if rows else (0, 0)
         # Fingerprints use all 64 bits.
-        if not (-(2**63) <= column.base + low and column.base + high < 2**63 and -(2**63) <= column.base < 2**63):
+        if not (column.base + low >= -(2**63) and column.base + high < 2**63 and -(2**63) <= column.base < 2**63):
             raise ColumnError(f"column {name!r}: base {column.base} is out of range")
         values += column.base
     return Exact(values, _mask(name, column, rows))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Protocol
 
+import structlog
 from sqlalchemy import Engine, delete, select
 
 from rankwatch_detectors.base import Frame
@@ -38,6 +39,8 @@ RESTING_SNAPSHOT_S: Final = 600.0
 TRIM_RECORDS: Final = 1_000
 """Records forgotten in one transaction."""
 
+_log = structlog.get_logger(__name__)
+
 
 class SeriesSink(Protocol):
     """Where closed frames go besides the detectors: the charts."""
@@ -48,6 +51,10 @@ class SeriesSink(Protocol):
 
     def flush(self, job: str) -> None:
         """Write what is held for a job."""
+        ...
+
+    def flush_due(self) -> None:
+        """Write what has been held long enough."""
         ...
 
 
@@ -139,6 +146,7 @@ class Stream:
 
     def save_due(self) -> int:
         """Save the jobs whose time has come, and forget what no start needs any more; returns how many were saved."""
+        self._series.flush_due()
         due = [name for name in (ALL_JOBS, *self._partition.jobs) if self._is_due(name)]
         for name in due:
             self.save(name)
@@ -157,6 +165,11 @@ class Stream:
         snapshots.save(self._engine, self._number, name, self._partition.place, state, now)
         self._saved_ns[name], self._rows[name] = now, 0
 
+    def close(self) -> None:
+        """Save everything, so that the next start is quick. Only after a `step` that did not fail."""
+        for name in (ALL_JOBS, *self._partition.jobs):
+            self.save(name)
+
     # ---- processing ------------------------------------------------------------------------------------------------
 
     def _tick_if_due(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
@@ -170,6 +183,10 @@ class Stream:
         with write(self._engine) as connection:
             place, now = self._partition.place, self._partition.now_ns
             commit(connection, self._number, self._epoch, place, ticks, effects, now)
+        for refused in effects.refused:
+            _log.warning("record_refused", position=refused.position, reason=refused.reason, detail=refused.detail)
+        for job, failure in effects.failures:
+            _log.error("detector_failed", job=job, detector=failure.detector, error=failure.error, off=failure.off)
         self._chart(effects)
 
     def _chart(self, effects: Effects) -> None:

@@ -102,6 +102,7 @@ class Portrait:
             "loss": self._loss,
             "first_seen_unix_ns": self._first_seen_ns,
             "last_seen_unix_ns": unix_ns(heard_s),
+            "dropped": assembler.dropped,
         }
         if row == self._row:
             return None
