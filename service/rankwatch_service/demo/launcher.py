@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +28,7 @@ class JobFailedError(RuntimeError):
 class Launcher:
     """Runs `command` once for each rank; `poll` must be called often, it does all the work."""
 
-    command: tuple[str, ...]
+    command: Sequence[str]
     world_size: int
     job: str
     logs: Path
@@ -54,7 +53,13 @@ class Launcher:
         for rank in range(self.world_size):
             with (self.logs / f"{self.launch}-{rank}.log").open("wb") as log:
                 self.ranks[rank] = subprocess.Popen(
-                    self.command, env=self._rank_environment(rank), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    self.command,
+                    env=self._rank_environment(rank),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # Ctrl-C reaches the launcher alone, which then ends them in order.
+                    start_new_session=True,
                 )
 
     def poll(self) -> bool:
@@ -104,11 +109,6 @@ class Launcher:
             # The ranks are on this machine: no name has to be resolved, no interface guessed.
             "GLOO_SOCKET_IFNAME": "lo",
         }
-
-
-def python_module(module: str, *arguments: str) -> tuple[str, ...]:
-    """Command line that runs a module under this Python."""
-    return (sys.executable, "-m", module, *arguments)
 
 
 def own_environment() -> dict[str, str]:

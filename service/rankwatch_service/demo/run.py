@@ -19,10 +19,11 @@ from rich.console import Console
 from rankwatch_service.demo import processes
 from rankwatch_service.demo.faults import FaultFile
 from rankwatch_service.demo.journal import Witness
-from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment, python_module
+from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
 from rankwatch_service.demo.play import FOUND_LIMIT_S, STEP_LIMIT_S, play
 from rankwatch_service.demo.receiver import Receiver
 from rankwatch_service.demo.script import (
+    BY_POLICY,
     SCENES,
     WARM_UP_STEPS,
     Check,
@@ -35,6 +36,7 @@ from rankwatch_service.demo.script import (
 from rankwatch_service.demo.service import Service, ServiceError
 from rankwatch_service.demo.stage import NotInTimeError, Stage
 from rankwatch_service.demo.view import View, table, verdict
+from rankwatch_service.supervise import python_module
 
 JOB = "gpt-demo"
 WORLD_SIZE = 4
@@ -106,11 +108,11 @@ def opened_stage(port: int, seed: int, view: View) -> Iterator[Stage]:
     with _folders() as (folder, recorder), ExitStack() as stack:
         environment = own_environment() | {"RANKWATCH_DIR": str(recorder), "XDG_CONFIG_HOME": str(folder / "config")}
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
-        receiver = Receiver(secret)
-        stack.callback(receiver.close)
         service = Service(folder / "service", port, environment)
         stack.callback(service.stop)
         service.start()
+        receiver = Receiver(secret)
+        stack.callback(receiver.close)
         _configure(service, receiver, secret)
         arguments = ("--job", JOB, "--seed", str(seed), "--max-steps", str(STEPS_MAX), "--directory", str(folder))
         command = python_module("rankwatch_service.demo.training", *arguments)
@@ -123,6 +125,10 @@ def opened_stage(port: int, seed: int, view: View) -> Iterator[Stage]:
 def _configure(service: Service, receiver: Receiver, secret: str) -> None:
     """Tell the service whom to tell, and what it may do by itself."""
     service.write("POST", "/api/v1/receivers", {"name": "demo", "url": receiver.url, "secret": secret})
+    rules = [{"id": scene.kind, "kind": scene.kind, "mode": "act", "action": scene.action} for scene in BY_POLICY]
+    # Three actions in two minutes are what this script needs, and far more than a real job should allow.
+    limits = {"actions_per_hour": 10, "cool_down_s": 5.0}
+    service.write("PUT", "/api/v1/policy", {"rules": rules, "limits": limits})
 
 
 def _train(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Check]:

@@ -52,6 +52,8 @@ SCENES = (
     Scene(Fault.HANG, 0, "a rank in an endless loop", "hang", "relaunch"),
     Scene(Fault.KILL, 2, "a rank killed by SIGKILL", "rank_lost", "restart"),
 )
+BY_POLICY = tuple(scene for scene in SCENES if scene.action in ("rollback", "relaunch"))
+"""Those that a policy rule has to answer, without a person."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from rankwatch_service.demo.launcher import python_module
+from rankwatch_service.supervise import die_with_parent, python_module
 
 START_S = 60.0
 """How long the service may take until it answers; the first start makes its tables."""
@@ -22,6 +23,8 @@ ANSWER_S = 10.0
 TRIES_MAX = 40
 TRY_PAUSE_S = 0.25
 """40 tries in 10 s: an api that died is back long before."""
+TOKEN_S = 24 * 3_600.0
+"""How long the demo's token is good for; with `--keep` people look around for a while."""
 LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
 """How `up` tells where to log in, and with what."""
 
@@ -41,6 +44,7 @@ class Service:
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._client = httpx2.Client(timeout=ANSWER_S)
+        self._login = ""
         self.url = ""
         self.token = ""
 
@@ -51,6 +55,7 @@ class Service:
             ServiceError: it ended, or did not answer within `START_S`; the text ends with what it said.
         """
         arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 python_module("rankwatch_service", *arguments),
@@ -58,13 +63,16 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C reaches the demo alone, which then ends everything in order.
                 start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - no other thread runs yet
             )
         deadline_s = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise ServiceError(f"the service does not answer; it said:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.05)
+        self._log_in()
 
     def stop(self) -> None:
         """End it with all its roles."""
@@ -110,11 +118,21 @@ class Service:
         login = LOGIN.search(self._log.read_text())
         if login is None:
             return False
-        self.url, self.token = login.groups()
+        self.url, self._login = login.groups()
         try:
             return self._client.get(f"{self.url}/readyz").status_code == httpx2.codes.OK
         except httpx2.TransportError:
             return False
+
+    def _log_in(self) -> None:
+        """Use the one-time login as a browser would, and make a token that is good for as long as the demo."""
+        origin = {"Origin": self.url}
+        self._client.post(f"{self.url}/api/v1/session", json={"token": self._login}, headers=origin).raise_for_status()
+        wanted = {"name": "demo", "scopes": ["admin"], "expires_s": TOKEN_S}
+        made = self._client.post(f"{self.url}/api/v1/tokens", json=wanted, headers=origin)
+        made.raise_for_status()
+        self.token = made.json()["token"]
+        self._client.cookies.clear()
 
     def _ask(
         self,

@@ -23,6 +23,7 @@ import rankwatch
 from rankwatch_service.demo.faulty_rank import FaultyRank
 from rankwatch_service.demo.journal import Journal
 from rankwatch_service.demo.model import GPT, batches, corpus, loss_of, weights_sum
+from rankwatch_service.supervise import die_with_parent
 
 LEARNING_RATE = 1e-3
 GRADIENT_NORM_MAX = 1.0
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     options = Options(**vars(parser.parse_args()))
     rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
+    die_with_parent(os.getppid())()
     torch.set_num_threads(1)
     # A file to meet at instead of a port: nothing else on the machine can be there first.
     meet = f"file://{options.directory}/store-{launch}"

@@ -69,6 +69,21 @@ def test_narrow_integer_columns_are_read_from_their_base():
     assert found.values.tolist() == [[101.0, 102.0]]
 
 
+def narrow_fingerprints(base: int) -> wire.Table:
+    fingerprints = wire.Column("u1", bytes([0, 1]), base=base)
+    return wire.Table(2, {"step": column([7, 7], "i8"), "rank": column([0, 1], "u1"), "fingerprint": fingerprints})
+
+
+@pytest.mark.parametrize("base", [2**63 - 2, -(2**63), 8_008_666_735_422_129_833])
+def test_a_fingerprint_may_use_all_64_bits(base):
+    assert records(narrow_fingerprints(base)).exact["fingerprint"].values.tolist() == [base, base + 1]
+
+
+@pytest.mark.parametrize("base", [2**63 - 1, -(2**63) - 1])
+def test_a_base_beyond_64_bits_is_refused(base):
+    assert refusal(batch(steps=narrow_fingerprints(base))) in (Reason.COLUMNS, Reason.MALFORMED)
+
+
 def test_plain_json_says_the_same_as_msgpack():
     read = validate(json.dumps(PLAIN).encode(), "application/json; charset=utf-8")
     found = records(read.steps)
