@@ -103,6 +103,10 @@ class Follower:
                     return step
                 continue  # an order that came in the meantime may already be waiting in the cell
             self._forget_pending()
+            # Asked here and not when the order came: captures come and go until the step is reached.
+            if refusal := self._actions.refusal(pending):
+                self._finish(pending, "failed", step, refusal)
+                continue
             self._recorder.words[layout.STATE] = layout.HELD
             try:
                 step = self._hold(pending, step)
@@ -134,10 +138,7 @@ class Follower:
         if order in self._over or directive.attempt != f"{self._launch}.{self.k}":
             return
         if directive.phase == "hold":
-            refusal = self._actions.refusal(directive)
-            if refusal:
-                self._finish(directive, "failed", step, refusal)
-            elif step > directive.step:
+            if step > directive.step:
                 self._finish(directive, "passed", step)
             else:
                 self._pending = directive

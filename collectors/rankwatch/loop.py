@@ -54,7 +54,7 @@ class Loop:
         self.restore: Callable[[Checkpoint], int] | None = None
         self.next_step = 0
         self.in_step = False
-        self._left = False
+        self._left = ""
         self._launch = launch
         self._recorder = recorder
         self._meter = meter
@@ -136,20 +136,37 @@ class Loop:
 
     def enter(self) -> None:
         """The loop begins: orders are taken."""
-        self._left = False
+        self.tell_left()
+        self._left = ""
         self._recorder.words[layout.STATE] = layout.RUNNING
 
     def leave(self, reason: str) -> None:
-        """The loop is over: end, break or stop. No further orders are taken."""
-        if self._left:
-            return
-        self._left = True
-        try:
-            self._tell_lost(self._now())
-            self._meter.note("rank_left", {"reason": reason})
+        """The loop is over: end, break or stop. No further orders are taken.
+
+        A break may also be an exception on its way out, which only its end shows: `tell_left` or `crashed`.
+        """
+        if not self._left:
+            self._left = reason
             self._recorder.words[layout.STATE] = layout.LEFT
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
+            if reason != "break":
+                self.tell_left()
+
+    def tell_left(self) -> None:
+        """Note that the loop was left, once."""
+        if self._left and self._left != "told":
+            try:
+                self._tell_lost(self._now())
+                self._meter.note("rank_left", {"reason": self._left})
+            except Exception as error:  # noqa: BLE001 - the boundary
+                self._faults.caught(error)
+            self._left = "told"
+
+    def crashed(self, kind: type[BaseException], error: BaseException) -> None:
+        """An exception ends the process. A loop that it broke off was not left."""
+        if self._left == "break":
+            self._recorder.words[layout.STATE] = layout.RUNNING
+        self._left = "told"
+        self._meter.note("exception", {"type": kind.__name__, "message": str(error)})
 
     def _tell_lost(self, now_ns: int) -> None:
         for reason, count in list(self._recorder.dropped.items()):

@@ -185,7 +185,7 @@ class Recorder:
 
     def is_exact(self, index: int) -> bool:
         """Whether the metric carries integers."""
-        return bool(self._exact >> index & 1)
+        return index >= 0 and bool(self._exact >> index & 1)
 
     def phase(self, name: str) -> int:
         """Index of a phase, or -1, counted, if there is no room for the name."""

@@ -55,7 +55,6 @@ class Watch:
         self._phases = self._meter.phases
         self._floats = recorder.floats
         self._plain: dict[str, tuple[int, int]] = {}
-        self._crashed = False
         self.stacks: StackFile | None = None
 
     # ---- setup -------------------------------------------------------------------------------------------------------
@@ -171,8 +170,7 @@ class Watch:
             reason = "break"
             raise
         finally:
-            if not self._crashed:
-                loop.leave(reason)
+            loop.leave(reason)
 
     def step(self, step: int | None = None) -> AbstractContextManager[int]:
         """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; then `close` at the end.
@@ -309,9 +307,7 @@ class Watch:
     def crashed(self, kind: type[BaseException], error: BaseException) -> None:
         """Note the exception that ends this process; the loop was not left then."""
         try:
-            if not self._crashed:
-                self._crashed = True
-                self._meter.note("exception", {"type": kind.__name__, "message": str(error)})
+            self._loop.crashed(kind, error)
         except Exception as ours:  # noqa: BLE001 - the boundary
             self._faults.caught(ours)
 
@@ -323,8 +319,9 @@ class Watch:
                 self._loop.probe.close()
                 self._loop.probe = None
             # A process that ends in the middle of a step has not left its loop: something made it end.
-            if not self._crashed and not self._loop.in_step:
+            if not self._loop.in_step:
                 self._loop.leave("end")
+            self._loop.tell_left()
             if self.stacks is not None:
                 self.stacks.close()
                 self.stacks = None

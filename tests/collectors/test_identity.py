@@ -1,0 +1,113 @@
+import pytest
+
+from rankwatch.identity import identify, this_start
+
+TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_NTASKS": "16", "SLURM_LOCALID": "3"}
+
+
+def found(env: dict[str, str], **arguments: object):
+    return identify(env, start=lambda world_size: f"start-of-{world_size}", **({"job": "gpt"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, ("single", 0, 1, 0, "start-of-1")),
+        (
+            {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r1", "TORCHELASTIC_RESTART_COUNT": "2"},
+            ("torchrun", 5, 8, 1, "r1-2"),
+        ),
+        ({**TORCHRUN, "RANKWATCH_LAUNCH": "mine"}, ("environment", 5, 8, 1, "mine")),
+        ({**TORCHRUN, "MASTER_ADDR": "localhost"}, ("environment", 5, 8, 1, "start-of-8")),
+        (SLURM, ("slurm", 3, 16, 3, "slurm-77-0-0")),
+        (
+            {**SLURM, "SLURM_STEP_ID": "4", "SLURM_RESTART_COUNT": "1", "SLURM_ARRAY_JOB_ID": "70",
+             "SLURM_ARRAY_TASK_ID": "9"},
+            ("slurm", 3, 16, 3, "slurm-70_9-4-1"),
+        ),
+        ({"SLURM_JOB_ID": "77"}, ("single", 0, 1, 0, "start-of-1")),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+             "PMIX_NAMESPACE": "prterun-h-9@1"},
+            ("mpi", 2, 4, 0, "prterun-h-9@1"),
+        ),
+        (
+            {"PMI_RANK": "2", "PMI_SIZE": "4", "RANKWATCH_LAUNCH": "m"},
+            ("mpi", 2, 4, 0, "m"),
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "2", "JOB_UID": "u-1"},
+            ("kubernetes", 1, 2, 0, "u-1"),
+        ),
+    ],
+)  # fmt: skip
+def test_each_launcher_is_understood(env, expected):
+    identity = found(env)
+    assert (identity.source, identity.rank, identity.world_size, identity.local_rank, identity.launch) == expected
+
+
+def test_torchrun_beats_slurm_beats_mpi_and_arguments_beat_all():
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "n"}
+    run = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r"}
+    assert found({**mpi, **SLURM, **run}).source == "torchrun"
+    assert found({**mpi, **SLURM}).source == "slurm"
+    told = found({**mpi, **SLURM, **run}, rank=1, world_size=2, local_rank=0, host="h", launch="l")
+    assert told[:6] == ("gpt", "l", 1, 2, 0, "h")
+    assert told.source == "arguments"
+
+
+def test_torchruns_default_run_id_names_no_start():
+    env = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3", "LOCAL_WORLD_SIZE": "8"}
+    assert found(env).launch == "start-of-8-3"
+    with pytest.raises(ValueError, match="--rdzv-id"):
+        found({**env, "LOCAL_WORLD_SIZE": "4"})
+
+
+def test_the_job_is_named_by_argument_then_variable_then_scheduler():
+    env = {**SLURM, "SLURM_JOB_NAME": "train.sh", "RANKWATCH_JOB": "gpt-7b"}
+    assert found(env, job="mine").job == "mine"
+    assert found(env, job=None).job == "gpt-7b"
+    del env["RANKWATCH_JOB"]
+    assert found(env, job=None).job == "train.sh"
+    with pytest.raises(ValueError, match="RANKWATCH_JOB"):
+        found({}, job=None)
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "complaint"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, {}, "RANK should be a whole number, not 'x'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, {}, "rank 2 is not one of 2 ranks"),
+        ({}, {"rank": -1}, "rank -1"),
+        ({}, {"job": "a\nb"}, "printable"),
+        ({}, {"launch": "l" * 201}, "launch must be at most 200"),
+        ({}, {"topology": {"xx": 1}}, "dp, tp, pp, cp, ep"),
+        ({}, {"topology": {"tp": -1}}, "places from 0"),
+        (TORCHRUN, {}, "RANKWATCH_LAUNCH"),
+    ],
+)
+def test_what_makes_no_sense_is_a_clear_error(env, arguments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        found(env, **arguments)
+
+
+def test_without_a_topology_every_rank_is_a_replica():
+    axes = ("dp", "tp", "pp", "cp", "ep")
+    run = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r"}
+    assert [getattr(found(run), axis) for axis in axes] == [5, 0, 0, 0, 0]
+    told = found(run, topology={"dp": 1, "tp": 3})
+    assert [getattr(told, axis) for axis in axes] == [1, 3, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"), [("0,1", ""), ("GPU-a,GPU-b", "GPU-b"), ("MIG-c", "MIG-c"), ("", ""), ("GPU-a,1", "")]
+)
+def test_a_device_that_the_launcher_names_by_uuid_is_known(devices, expected):
+    run = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r", "CUDA_VISIBLE_DEVICES": devices}
+    assert found(run).device_uuid == expected
+
+
+def test_one_start_has_one_name_on_this_host_and_parent_and_child_differ():
+    assert this_start(4) == this_start(4)
+    assert this_start(1) != this_start(4)

@@ -1,0 +1,244 @@
+"""`rankwatch.start` in real processes: how they end, what they leave, what they cannot break."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rankwatch import layout
+from rankwatch.reader import RingReader
+
+PROLOGUE = """
+import os, sys, time, signal
+import rankwatch
+watch = rankwatch.start("gpt", agent=False)
+def train(steps=3):
+    for step in watch.steps(steps):
+        watch.log(loss=1.0)
+"""
+
+
+class Script:
+    """A training script in a process of its own."""
+
+    def __init__(self, directory, body: str, **env: str) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROLOGUE + body],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RANKWATCH_DIR": str(directory), **env},
+        )
+
+    def line(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+    @property
+    def ring(self) -> str:
+        (name,) = [name for name in os.listdir(self.directory) if name.endswith(layout.RING_SUFFIX)]
+        return str(self.directory / name)
+
+    def read(self):
+        reader = RingReader(self.ring)
+        try:
+            return reader.poll().entries, reader.progress(), reader.header
+        finally:
+            reader.close()
+
+    def notes(self, kind: str) -> list[dict]:
+        return [dict(entry.fields) for entry in self.read()[0] if getattr(entry, "kind", None) == kind]
+
+
+@pytest.fixture
+def script(tmp_path):
+    started = []
+
+    def start(body: str, **env: str) -> Script:
+        started.append(Script(tmp_path, body, **env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_a_script_that_ends_leaves_its_steps_and_has_left(script):
+    done = script("train()")
+    assert done.end() == (0, "")
+    entries, progress, header = done.read()
+    assert [entry.step for entry in entries if hasattr(entry, "busy_s")] == [0, 1, 2]
+    assert (progress.state, progress.step) == ("left", 2)
+    assert header.identity["source"] == "single"
+    assert header.pid == done.process.pid
+
+
+def test_a_script_whose_loop_uses_single_steps_has_left_when_it_ends(script):
+    done = script("for _ in range(2):\n    with watch.step(): pass")
+    assert done.end() == (0, "")
+    assert done.read()[1].state == "left"
+
+
+def test_an_exception_is_noted_shown_as_always_and_the_rank_has_not_left(script):
+    failed = script("for step in watch.steps(9):\n    if step == 2: raise ConnectionError('peer gone')")
+    status, errors = failed.end()
+    assert status == 1
+    assert "ConnectionError: peer gone" in errors
+    assert failed.notes("exception") == [{"type": "ConnectionError", "message": "peer gone"}]
+    assert failed.read()[1].state == "running"
+    assert failed.read()[1].step == 2
+
+
+def test_a_loop_that_was_broken_off_is_told_when_the_script_ends(script):
+    done = script("for step in watch.steps(9):\n    if step == 2: break")
+    assert done.end() == (0, "")
+    assert done.read()[1].state == "left"
+    assert done.notes("rank_left") == [{"reason": "break"}]
+
+
+def test_a_process_that_exits_in_the_middle_of_a_step_has_not_left(script):
+    ended = script("with watch.step():\n    sys.exit(3)")
+    assert ended.end()[0] == 3
+    assert ended.read()[1].state == "running"
+
+
+def test_a_killed_process_leaves_everything_up_to_its_last_step(script):
+    killed = script("for step in watch.steps(10**9):\n    print(step, flush=True)\n    time.sleep(0.001)")
+    while killed.line() != "20":
+        pass
+    killed.process.send_signal(signal.SIGKILL)
+    assert killed.end()[0] == -signal.SIGKILL
+    entries, progress, _ = killed.read()
+    assert [entry.step for entry in entries] == list(range(len(entries)))
+    assert progress.step >= 20
+    assert progress.state == "running"
+
+
+def test_forked_children_write_nothing_and_their_end_changes_nothing(script):
+    done = script(
+        "import multiprocessing\n"
+        "def work(number):\n"
+        "    for step in watch.steps(5, start=100): watch.log(loss=1.0)\n"
+        "    return watch.recording\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+        "    assert pool.map(work, range(4)) == [False] * 4\n"
+        "assert watch.recording\n"
+        "train()"
+    )
+    assert done.end() == (0, "")
+    assert [entry.step for entry in done.read()[0] if hasattr(entry, "busy_s")] == [0, 1, 2]
+
+
+def test_the_stack_signal_writes_where_the_process_stands_even_in_c_code(script):
+    standing = script(
+        "import threading\n"
+        "def stand_here():\n"
+        "    print('ready', flush=True)\n"
+        "    threading.Lock().acquire() or None\n"
+        "    lock = threading.Lock(); lock.acquire(); lock.acquire()\n"
+        "with watch.step(): stand_here()"
+    )
+    assert standing.line() == "ready"
+    number = standing.read()[2].identity["stack_signal"]
+    assert number == signal.SIGRTMIN + 7
+    deadline = time.monotonic() + 30
+    text = ""
+    while "in stand_here" not in text:
+        assert time.monotonic() < deadline
+        standing.process.send_signal(number)
+        time.sleep(0.05)
+        with open(layout.stack_path(standing.ring)) as file:
+            text = file.read()
+    assert standing.process.poll() is None
+
+
+def test_a_signal_that_the_job_uses_itself_is_left_to_it(tmp_path):
+    body = (
+        "import signal, os, sys\n"
+        "signal.signal(signal.SIGRTMIN + 7, lambda *_: print('mine', flush=True))\n"
+        "import rankwatch\n"
+        "watch = rankwatch.start('gpt', agent=False)\n"
+        "os.kill(os.getpid(), signal.SIGRTMIN + 7)\n"
+    )
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", body], check=True, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout == "mine\n"
+
+
+def test_an_unusable_place_is_one_warning_and_training_goes_on(script, tmp_path):
+    (tmp_path / "file").write_text("")
+    body = "train(); print(watch.recording, watch.errors)"
+    nowhere = str(tmp_path / "file" / "x")
+    code = "import rankwatch.startup as s; s.directories = lambda env, uid: [env['RANKWATCH_DIR']]\n" + PROLOGUE + body
+    env = {**os.environ, "RANKWATCH_DIR": nowhere}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout == "False 0\n"
+    assert done.stderr.count("RuntimeWarning") == 1
+    assert "rankwatch records nothing" in done.stderr
+
+
+def test_an_agent_that_cannot_be_started_does_not_stop_the_job(script):
+    body = (
+        "import rankwatch.startup\n"
+        "def refuse(*a, **k): raise OSError('no processes left')\n"
+        "rankwatch.startup.ensure_agent = refuse\n"
+        "watch = rankwatch.start('gpt', launch='other')\n"
+        "train()"
+    )
+    assert script(body).end() == (0, "")
+
+
+def test_a_mistake_in_the_setup_is_a_value_error(script):
+    status, errors = script("rankwatch.start()").end()
+    assert status == 1
+    assert "ValueError: the job has no name" in errors
+
+
+@pytest.mark.parametrize(("restarts", "relaunches"), [("3", True), ("1", False)])
+def test_torchrun_with_restarts_left_relaunches(script, restarts, relaunches):
+    env = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "1"}
+    done = script("train()", **env, TORCHELASTIC_MAX_RESTARTS=restarts)
+    assert done.end() == (0, "")
+    header = done.read()[2]
+    assert ("relaunch" in header.identity["can"]) is relaunches
+    assert header.identity["launch"] == "r-1"
+
+
+def test_capture_and_restore_mean_the_watch_that_was_started(script):
+    done = script(
+        "class Model:\n"
+        "    w = 1\n"
+        "    def state_dict(self): return {'w': self.w}\n"
+        "    def load_state_dict(self, state): self.w = state['w']\n"
+        "model = Model()\n"
+        "watch.state(model=model)\n"
+        "kept = rankwatch.capture(5)\n"
+        "model.w = 2\n"
+        "assert rankwatch.restore(kept) == 5\n"
+        "assert model.w == 1"
+    )
+    assert done.end() == (0, "")
+
+
+def test_without_a_start_there_is_nothing_to_capture():
+    code = "import rankwatch\ntry:\n    rankwatch.capture(0)\nexcept ValueError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert "rankwatch.start" in done.stdout
+
+
+def test_the_watch_starts_no_thread_and_opens_no_socket(script):
+    done = script(
+        "train()\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+        "assert not any('socket' in os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')"
+        " if os.path.exists(f'/proc/self/fd/{fd}'))"
+    )
+    assert done.end() == (0, "")

@@ -1,0 +1,208 @@
+import copy
+import random
+import sys
+from collections import OrderedDict
+
+import pytest
+
+from rankwatch.state import Batches, Capture, MemoryTier, TrainingState, copied, random_states, set_random_states
+
+
+class Counter:
+    """Something that trains: its future depends on a list it changes in place, and on Python's random state."""
+
+    def __init__(self) -> None:
+        self.weights = [0.0, 0.0]
+        self.gradient = None
+        self.batches = None
+
+    def state_dict(self) -> dict:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.weights = state["weights"]  # keeps what it is given, as optimizers do
+
+    def zero_grad(self) -> None:
+        self.gradient = None
+
+    def train(self, batch: float) -> None:
+        self.gradient = batch
+        self.weights[0] += batch + random.random()
+        self.weights[1] -= batch * random.random()
+
+
+def shuffled(position: int):
+    """Batches of which each epoch of 5 is shuffled by its number."""
+    while True:
+        epoch, at = divmod(position, 5)
+        order = random.Random(epoch).sample(range(5), 5)
+        yield float(order[at])
+        position += 1
+
+
+def train(job: Counter, state: TrainingState, steps: int) -> None:
+    for _ in range(steps):
+        job.train(next(state.batches))
+
+
+def a_job() -> tuple[Counter, TrainingState]:
+    random.seed(7)
+    job = Counter()
+    return job, TrainingState({"model": job}, shuffled)
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+@pytest.mark.parametrize("astray", [0, 1, 13])
+def test_training_goes_on_from_a_capture_as_if_nothing_had_happened(at, astray):
+    job, state = a_job()
+    train(job, state, 20)
+    undisturbed = list(job.weights)
+    job, state = a_job()
+    train(job, state, at)
+    capture = state.capture(at)
+    train(job, state, astray)
+    state.restore(capture)
+    train(job, state, 20 - at)
+    assert job.weights == undisturbed
+
+
+def test_a_capture_can_be_restored_twice():
+    job, state = a_job()
+    train(job, state, 4)
+    capture = state.capture(4)
+    ends = []
+    for _ in range(2):
+        state.restore(capture)
+        train(job, state, 6)
+        ends.append(list(job.weights))
+    assert ends[0] == ends[1]
+
+
+def test_restoring_clears_gradients():
+    job, state = a_job()
+    capture = state.capture(0)
+    train(job, state, 1)
+    assert job.gradient is not None
+    state.restore(capture)
+    assert job.gradient is None
+
+
+def test_random_states_are_set_after_the_data_is_rebuilt():
+    class Drawing:
+        """A data iterator whose making draws a random number, as a shuffling loader's does."""
+
+        def __call__(self, position: int):
+            random.random()
+            return iter(range(position, 100))
+
+    random.seed(3)
+    state = TrainingState({}, Drawing())
+    next(state.batches)
+    capture = state.capture(1)
+    expected = random.random()
+    state.restore(capture)
+    assert random.random() == expected
+
+
+def test_data_that_was_not_begun_is_not_begun_by_a_restore():
+    built = []
+    state = TrainingState({}, lambda position: built.append(position) or iter("abc"))
+    state.restore(state.capture(0))
+    assert built == []
+    assert next(state.batches) == "a"
+    assert built == [0]
+
+
+def test_data_with_a_state_of_its_own_is_moved_by_it():
+    class Loader:
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self):
+            while True:
+                self.at += 1
+                yield self.at
+
+        def state_dict(self) -> dict:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: dict) -> None:
+            self.at = state["at"]
+
+    state = TrainingState({}, Loader())
+    assert [next(state.batches) for _ in range(3)] == [1, 2, 3]
+    capture = state.capture(3)
+    assert [next(state.batches) for _ in range(2)] == [4, 5]
+    state.restore(capture)
+    assert next(state.batches) == 4
+
+
+def test_the_end_of_the_data_is_the_loops_business():
+    batches = Batches(lambda position: iter(range(position, 2)))
+    assert list(batches) == [0, 1]
+    assert batches.position == 2
+
+
+@pytest.mark.parametrize(("members", "data"), [({"model": 5}, None), ({}, 5), ({"model": object()}, None)])
+def test_what_keeps_no_state_is_a_setup_mistake(members, data):
+    with pytest.raises(ValueError, match="state_dict"):
+        TrainingState(members, data)
+
+
+def test_numpys_random_state_is_kept_where_it_is_loaded():
+    import numpy as np
+
+    np.random.seed(5)
+    states = random_states()
+    expected = np.random.random(3).tolist()
+    set_random_states(states)
+    assert np.random.random(3).tolist() == expected
+
+
+def test_without_torch_and_numpy_only_pythons_state_is_there(monkeypatch):
+    for name in ("torch", "numpy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert set(random_states()) == {"python"}
+
+
+def test_copies_share_nothing_and_keep_what_loading_needs():
+    class Metadata(OrderedDict):
+        pass
+
+    value = Metadata(a=[1, (2, {"b": [3]})])
+    value._metadata = {"version": 2}
+    twin = copied(value)
+    assert twin == value
+    assert type(twin) is Metadata
+    assert twin._metadata == {"version": 2}
+    twin["a"][1][1]["b"].append(4)
+    assert value["a"] == [1, (2, {"b": [3]})]
+
+
+def a_capture(step: int) -> Capture:
+    return Capture(step, {}, {}, None, None)
+
+
+def test_the_memory_tier_keeps_the_last_captures_and_makes_room_first():
+    memory = MemoryTier(2, 10)
+    for step in (0, 10, 20):
+        memory.make_room()
+        assert len(memory.kept) < 2
+        memory.add(f"memory:l.0:{step}", a_capture(step))
+    assert memory.kept == ["memory:l.0:10", "memory:l.0:20"]
+    assert memory["memory:l.0:10"].step == 10
+    memory.drop_after(10)
+    assert memory.kept == ["memory:l.0:10"]
+
+
+@pytest.mark.parametrize(("keep", "every"), [(-1, 1), (17, 1), (1, 0)])
+def test_a_memory_tier_out_of_range_is_a_setup_mistake(keep, every):
+    with pytest.raises(ValueError, match="must be"):
+        MemoryTier(keep, every)
+
+
+def test_the_size_of_a_capture_is_that_of_its_tensors():
+    import numpy as np
+
+    states = {"model": {"w": np.zeros(10), "n": 3}, "optimizer": {"state": [np.zeros(5, np.float32)]}}
+    assert a_capture(0)._replace(states=copy.copy(states)).size_bytes == 100

@@ -1,0 +1,368 @@
+import json
+import logging
+import math
+import random
+
+import pytest
+
+from rankwatch import layout
+from rankwatch.layout import Directive
+from tests.support.recorders import Rank
+
+
+@pytest.fixture
+def rank(tmp_path):
+    return Rank(tmp_path)
+
+
+def step_entries(rank: Rank):
+    return [entry for entry in rank.entries if hasattr(entry, "busy_s")]
+
+
+class Model:
+    """State that each step changes, and that decides the next."""
+
+    def __init__(self) -> None:
+        self.weight = [0.0]
+
+    def state_dict(self) -> dict:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.weight = state["weight"]
+
+    def train(self, batch: float) -> None:
+        self.weight[0] = self.weight[0] * 0.9 + batch * random.random()
+
+
+class Tensor:
+    """As much of a tensor as a log call looks at."""
+
+    def __init__(self, value: float, device: str) -> None:
+        self.value = value
+        self.device = type("Device", (), {"type": device})()
+        self.read = False
+
+    def detach(self) -> "Tensor":
+        return self
+
+    def __float__(self) -> float:
+        self.read = True
+        return self.value
+
+
+class Probe:
+    """Implements rankwatch.meter.Probe and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def step_begin(self, step: int, k: int) -> None:
+        self.calls.append(("begin", step, k))
+
+    def step_end(self, step: int, k: int) -> None:
+        self.calls.append(("end", step, k))
+
+    def log(self, name: str, value: object) -> None:
+        self.calls.append(("log", name))
+
+    def after_restore(self) -> int:
+        self.calls.append(("restored",))
+        return 4711
+
+    def close(self) -> None:
+        self.calls.append(("closed",))
+
+
+def test_steps_counts_from_start_and_leaves_at_the_end(rank):
+    assert list(rank.watch.steps(5, start=2)) == [2, 3, 4]
+    assert [(entry.step, entry.relative_step) for entry in step_entries(rank)] == [(2, 1), (3, 2), (4, 3)]
+    assert rank.state == "left"
+    assert rank.notes("rank_left") == [{"reason": "end"}]
+
+
+def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(rank):
+    for step in rank.watch.steps(5):
+        if step == 2:
+            break
+    assert [entry.step for entry in step_entries(rank)] == [0, 1]
+    assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
+    rank.watch._loop.tell_left()
+    assert rank.notes("rank_left") == [{"reason": "break"}]
+
+
+def test_a_loop_that_an_exception_ends_has_not_left(rank):
+    def train() -> None:
+        for _ in rank.watch.steps(5):
+            1 / 0  # noqa: B018
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    rank.watch.crashed(ZeroDivisionError, ZeroDivisionError("division by zero"))
+    assert rank.state == "running"
+    assert rank.notes("rank_left") == []
+    assert rank.notes("exception") == [{"type": "ZeroDivisionError", "message": "division by zero"}]
+
+
+def test_a_second_loop_takes_orders_again(rank):
+    assert list(rank.watch.steps(2)) == [0, 1]
+    steps = rank.watch.steps(4, start=2)
+    next(steps)
+    assert rank.state == "running"
+    assert list(steps) == [3]
+    assert [note["reason"] for note in rank.notes("rank_left")] == ["end", "end"]
+
+
+def test_step_times_of_adjoining_steps_leave_no_gap(rank):
+    for _ in rank.watch.steps(4):
+        rank.clock.advance(0.5)
+    assert [entry.step_time_s for entry in step_entries(rank)] == pytest.approx([0.5] * 4)
+
+
+def test_time_held_by_an_order_is_no_step_time(rank):
+    rank.write("o", "hold", step=2)
+    for _ in rank.watch.steps(4):
+        rank.clock.advance(0.5)
+    assert [entry.step_time_s for entry in step_entries(rank)] == pytest.approx([0.5] * 4)
+
+
+def test_single_steps_count_on_or_take_the_loops_own_number(rank):
+    for _ in range(2):
+        with rank.watch.step():
+            pass
+    with rank.watch.step(10) as step:
+        assert step == 10
+    with rank.watch.step() as step:
+        assert step == 11
+    rank.watch.close()
+    assert rank.state == "running"  # of the private memory that a closed watch goes on with
+
+
+def test_a_single_step_that_raises_is_not_recorded_and_the_error_is_the_users(rank):
+    with pytest.raises(ZeroDivisionError), rank.watch.step():
+        1 / 0  # noqa: B018
+    with rank.watch.step() as step:
+        pass
+    assert [entry.step for entry in step_entries(rank)] == [step]
+
+
+def test_any_number_can_be_logged_and_nan_is_a_value(rank):
+    class Odd:
+        def __float__(self) -> float:
+            return 2.5
+
+    for _ in rank.watch.steps(1):
+        rank.watch.log(loss=math.nan, count=3, flag=True, odd=Odd(), big=math.inf)
+        rank.watch.log(count=4)
+    values = dict(step_entries(rank)[0].values)
+    assert math.isnan(values.pop("loss"))
+    assert values == {"count": 4.0, "flag": 1.0, "odd": 2.5, "big": math.inf}
+
+
+def test_what_is_no_number_is_counted_and_the_other_values_are_recorded(rank, caplog):
+    with caplog.at_level(logging.ERROR, logger="rankwatch"):
+        for _ in rank.watch.steps(3):
+            rank.watch.log(a=1.0, wrong="text", none=None, huge=10**400, b=2.0)
+    assert all(dict(entry.values) == {"a": 1.0, "b": 2.0} for entry in step_entries(rank))
+    assert rank.watch.errors == 9
+    assert isinstance(rank.watch.last_error, (ValueError, TypeError, OverflowError))
+    assert rank.watch.last_error.__traceback__ is None
+    assert len(caplog.records) == 1  # at most one a minute
+    rank.clock.advance(61)
+    rank.watch.log(wrong="text")
+    assert len(caplog.records) == 2
+
+
+def test_more_than_64_names_and_16_values_are_kept_as_far_as_there_is_room(rank):
+    for _ in rank.watch.steps(1):
+        rank.watch.log(**{f"m{number}": float(number) for number in range(70)})
+    recorded = {}
+    for entry in rank.entries:
+        recorded |= dict(getattr(entry, "values", {}))
+    assert recorded == {f"m{number}": float(number) for number in range(64)}
+    assert {"reason": "metric_names", "count": 6} in rank.notes("records_lost")
+
+
+def test_what_is_lost_is_told_once_a_minute_as_what_came_since(rank):
+    for _ in rank.watch.steps(300):
+        rank.watch.log(step=1.0)  # a name of the record's own
+        rank.clock.advance(1)
+    counts = [note["count"] for note in rank.notes("records_lost")]
+    assert sum(counts) == 300
+    assert len(counts) == 6  # five minutes and the end
+
+
+def test_a_tensor_in_host_memory_is_read_at_once_and_one_on_a_device_never(rank):
+    near, far = Tensor(1.5, "cpu"), Tensor(2.5, "cuda")
+    for _ in rank.watch.steps(1):
+        rank.watch.log(near=near, far=far)
+    assert dict(step_entries(rank)[0].values) == {"near": 1.5}
+    assert not far.read
+    assert rank.recorder.dropped == {"device_values": 1}
+
+
+def test_the_probe_hears_of_steps_tensors_and_restores(rank):
+    probe = rank.watch._loop.probe = Probe()
+    for _ in rank.watch.steps(1):
+        rank.watch.log(loss=Tensor(1.0, "cuda"))
+    rank.watch.close()
+    assert probe.calls == [("begin", 0, 0), ("log", "loss"), ("end", 0, 0), ("closed",)]
+
+
+def test_a_probe_that_breaks_costs_its_values_and_nothing_else(rank):
+    class Broken(Probe):
+        def step_begin(self, step: int, k: int) -> None:
+            raise RuntimeError("begin")
+
+        def step_end(self, step: int, k: int) -> None:
+            raise RuntimeError("end")
+
+        def log(self, name: str, value: object) -> None:
+            raise RuntimeError("log")
+
+    rank.watch._loop.probe = Broken()
+    for _ in rank.watch.steps(3):
+        rank.watch.log(loss=Tensor(1.0, "cpu"), other=1.0)
+    assert [dict(entry.values) for entry in step_entries(rank)] == [{"other": 1.0}] * 3
+    assert rank.watch.errors == 9
+
+
+def test_nothing_that_goes_wrong_inside_reaches_the_loop(rank, monkeypatch):
+    def broken(*arguments, **named):
+        raise OSError("broken")
+
+    for owner, name in [
+        (rank.watch._meter, "begin"),
+        (rank.watch._meter, "end"),
+        (rank.watch._meter, "phase"),
+        (rank.watch._meter, "metric"),
+        (rank.recorder, "note"),
+    ]:
+        monkeypatch.setattr(owner, name, broken)
+    done = []
+    for step in rank.watch.steps(3):
+        with rank.watch.phase("forward"):
+            rank.watch.log(loss=1.0)
+        rank.watch.checkpoint_saved(step, "/c")
+        done.append(step)
+    rank.watch.close()
+    assert done == [0, 1, 2]
+    assert rank.watch.errors > 9
+
+
+def train(rank: Rank, max_steps: int) -> tuple[list[int], Model]:
+    """Train a model by steps(); captures every 2 steps, two of them kept."""
+    random.seed(1)
+    model = Model()
+    rank.watch.state(model=model, data=lambda position: iter(range(position, 1_000)), keep=2, every=2)
+    done = []
+    for step in rank.watch.steps(max_steps):
+        model.train(float(next(rank.watch.batches)))
+        done.append(step)
+    return done, model
+
+
+def test_captures_are_registered_as_checkpoints_in_memory(rank):
+    train(rank, 5)
+    notes = rank.notes("checkpoint_saved")
+    assert [note["checkpoint"] for note in notes] == ["memory:l.0:0", "memory:l.0:2", "memory:l.0:4"]
+    assert all(note["tier"] == "memory" for note in notes)
+    assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:4"]
+
+
+def test_a_rollback_to_memory_goes_on_exactly_as_if_nothing_had_happened(rank, tmp_path):
+    undisturbed = train(Rank(tmp_path / "undisturbed"), 12)[1]
+    probe = rank.watch._loop.probe = Probe()
+    fields = {"action": "rollback", "step": 7, "checkpoint": "memory:l.0:4", "checkpoint_step": 4, "k": 1}
+    rank._put(Directive("o", "l.0", "hold", **fields))
+    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
+    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+    done, model = train(rank, 12)
+    assert done == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert model.weight == undisturbed.weight
+    assert rank.answer.fingerprint == 4711
+    assert probe.calls.count(("restored",)) == 1
+    assert "memory:l.0:6" not in rank.watch._loop.memory.kept  # undone, and of another attempt
+    assert rank.watch._loop.memory.kept == ["memory:l.1:8", "memory:l.1:10"]
+
+
+def test_a_checkpoint_order_without_a_hook_makes_a_capture(rank):
+    fields = {"action": "checkpoint", "step": 3}
+    rank._put(Directive("o", "l.0", "hold", **fields))
+    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
+    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+    train(rank, 4)
+    assert "memory:l.0:3" in rank.watch._loop.memory.kept
+
+
+def test_what_the_job_can_do_grows_with_what_it_registers(rank):
+    from rankwatch.reader import RingReader
+
+    def can() -> list[str]:
+        reader = RingReader(rank.recorder.path)
+        found = reader.header.identity.get("can", [])
+        reader.close()
+        return found
+
+    rank.watch.on_checkpoint(lambda step: "")
+    assert can() == ["pause", "resume", "checkpoint"]
+    rank.watch.on_rollback(lambda checkpoint: 0)
+    next(rank.watch.steps(1))
+    assert can() == ["pause", "resume", "checkpoint", "rollback", "stop"]
+
+
+@pytest.mark.parametrize(("place", "tier"), [("/c/1", "local"), ("file:///c", "local"), ("s3://b/c", "remote")])
+def test_a_place_with_a_scheme_survives_the_host(rank, place, tier):
+    rank.watch.on_checkpoint(lambda step: place)
+    assert rank.watch._loop.checkpoint(5) == place
+    assert rank.notes("checkpoint_saved")[0]["tier"] == tier
+
+
+def test_a_save_of_the_loops_own_is_registered_with_what_it_says(rank):
+    rank.watch.checkpoint_saved(40, "/c/40", tier="remote", seconds=1.5, size_bytes=10, shards=1)
+    assert rank.notes("checkpoint_saved") == [
+        {
+            "checkpoint": "remote:l.0:40",
+            "tier": "remote",
+            "location": "/c/40",
+            "seconds": 1.5,
+            "bytes": 10,
+            "shards": 1,
+        }
+    ]
+
+
+def test_the_advice_for_a_relaunch_is_read_and_a_bad_file_is_none(rank, tmp_path):
+    path = layout.resume_path(str(tmp_path), "gpt")
+    assert rank.watch.resume is None
+    advice = {"job": "gpt", "checkpoint": "local:k.0:40", "location": "/c/40", "step": 40}
+    for content, expected in [
+        (json.dumps(advice), ("local:k.0:40", "/c/40", 40)),
+        (json.dumps({**advice, "checkpoint": ""}), None),
+        (json.dumps({**advice, "job": "other"}), None),
+    ]:
+        with open(path, "w") as file:
+            file.write(content)
+        assert rank.watch.resume == expected
+    for content in ("", "{", "[]", '{"job": "gpt"}'):
+        with open(path, "w") as file:
+            file.write(content)
+        assert rank.watch.resume is None
+    assert rank.watch.errors == 4
+
+
+def test_using_what_was_not_registered_is_a_clear_error(rank):
+    with pytest.raises(ValueError, match=r"watch.state\(data="):
+        _ = rank.watch.batches
+    with pytest.raises(ValueError, match=r"watch.state"):
+        rank.watch.capture(0)
+
+
+def test_a_closed_watch_goes_on_without_recording(rank):
+    rank.watch.close()
+    rank.watch.close()
+    assert not rank.watch.recording
+    for _ in rank.watch.steps(3):
+        with rank.watch.phase("forward"):
+            rank.watch.log(loss=1.0)
+    assert rank.watch.errors == 0
