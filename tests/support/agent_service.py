@@ -48,7 +48,8 @@ class AgentService:
         self.retry_after: str | None = None
         self.silent = threading.Event()
         """Set: requests are accepted and never answered."""
-        self.streams = 0
+        self.streaming = True
+        """Whether the command stream is offered."""
         self._orders = wire.Orders()
         self._changed = threading.Condition()
         self._port = 0
@@ -82,7 +83,8 @@ class AgentService:
         return self
 
     def stop(self) -> None:
-        assert self._server is not None
+        if self._server is None:
+            return
         self._server.shutdown()
         self._server.server_close()
         for each in list(self._sockets):
@@ -114,8 +116,7 @@ class AgentService:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self.stop()
+        self.stop()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -146,11 +147,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, b'{"accepted": true}' if status == 202 else b'{"title": "no"}')
 
     def do_GET(self) -> None:
+        if not self.api.streaming:
+            self._answer(503, b"")
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self.close_connection = True
-        self.api.streams += 1
         said: list[wire.Orders] = []
         server = self.api._server
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ class RecordingRank:
     """The test's side of such a process."""
 
     def __init__(
-        self, directory: Path, rank: int = 0, *, job: str = "gpt", launch: str = "l", world_size: int = 2
+        self, directory: Path, rank: int = 0, *, job: str = "gpt", launch: str = "l", world_size: int = 8
     ) -> None:
         arguments = [str(directory), job, launch, str(rank), str(world_size)]
         self.rank = rank
@@ -26,7 +26,11 @@ class RecordingRank:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
+        try:
+            self._answer()
+        except AssertionError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:

@@ -71,7 +71,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
     from rankwatch.agent.sender import Sender  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
-    from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
+    from rankwatch.agent.uplink import HttpPublisher, Line  # noqa: PLC0415
     from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
 
     handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)
@@ -84,7 +84,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return find_endpoint(options.url, options.token_file, environment)
 
     sender = Sender(
-        HttpPublisher(find), lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock
+        HttpPublisher(Line(find)), lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock
     )
     gpu = GpuSampler(open_gpus, clock)
     setting = Setting(options.dir, options.job, clock, find, sender, gpu, restarts=options.worker)

@@ -96,6 +96,8 @@ class Channel:
         answer = response.read(ANSWER_BYTES_MAX + 1)
         if len(answer) > ANSWER_BYTES_MAX:
             raise http.client.HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+        if response.length:
+            raise http.client.IncompleteRead(answer, response.length)
         if response.will_close:
             self.close()
         return Answer(response.status, answer, _seconds(response.headers.get("Retry-After")))

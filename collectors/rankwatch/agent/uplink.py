@@ -97,8 +97,8 @@ class Line:
 class HttpPublisher:
     """Publishes batches by `POST /api/v1/telemetry`."""
 
-    def __init__(self, find: FindEndpoint) -> None:
-        self._line = Line(find)
+    def __init__(self, line: Line) -> None:
+        self._line = line
 
     def __call__(self, body: bytes) -> Outcome:
         """Send one encoded batch; see `sender.Publish`."""
@@ -165,12 +165,13 @@ class ViewPoster(threading.Thread):
             with self._condition:
                 self._condition.wait_for(lambda: self._views or self._closed)
                 if self._closed:
-                    return
+                    break
                 views, self._views = self._views, {}
             if all(self._post(view) for view in views.values()):
                 pause.reset()
             else:
                 pause.wait()
+        self._line.close()
 
     def _post(self, view: wire.View) -> bool:
         try:

@@ -144,6 +144,7 @@ class Worker:
             if rank.process is not None:
                 self._by_fd[rank.process.fd] = rank
                 self._exits.add(rank.process)
+            self._alone_since_s = self._clock.monotonic_s()
             _log.info("rank %d of attempt %s, pid %d", rank.rank, rank.attempt(0), rank.header.pid)
 
     def _introduce_ourselves(self, host: str) -> None:

@@ -1,0 +1,98 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rankwatch import wire
+from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.reader import Note, StepEntry, ValuesEntry
+from tests.collectors.agent.test_columns import read
+
+
+def rank(number: int, **identity: Any) -> Any:
+    """As much of a local rank as a draft looks at."""
+    return SimpleNamespace(
+        rank=number, path=f"ring-{number}", identity=identity, header=SimpleNamespace(pid=1_000 + number)
+    )
+
+
+def entry(sequence: int, step: int, kind: int = 0, **values: float) -> StepEntry:
+    return StepEntry(
+        sequence, step, 0, kind, step, 10**18 + step, 0.5, 0.4, 0.3, 0.1, values, {"forward": 0.25, "collective": 0.1}
+    )  # fmt: skip
+
+
+def sent(draft: Draft) -> wire.Batch:
+    return wire.decode_batch(draft.parcel(Numbering("h"), 5).body)
+
+
+def test_a_step_entry_becomes_one_row_with_the_known_columns() -> None:
+    draft = Draft("gpt", "l.0")
+    assert draft.empty
+    assert draft.add(rank(3), entry(1, 7, loss=2.5, nonfinite=4)) == 0
+    batch = sent(draft)
+    assert (batch.job, batch.attempt, batch.host, batch.schema, batch.seq) == ("gpt", "l.0", "h", 1, 0)
+    assert batch.steps is not None
+    row = {name: read(batch.steps, name)[0] for name in batch.steps.columns}
+    assert row == {
+        "step": 7, "rank": 3, "time_unix_ns": 10**18 + 7, "relative_step": 7, "loss": 2.5, "nonfinite": 4,
+        "step_time_s": 0.5, "busy_s": pytest.approx(0.4), "busy_cpu_s": pytest.approx(0.3),
+        "wait_s": pytest.approx(0.1), "phase.forward": 0.25, "phase.collective": pytest.approx(0.1),
+    }  # fmt: skip
+
+
+def test_the_kind_is_sent_as_soon_as_one_row_is_no_train_step() -> None:
+    draft = Draft("gpt", "l.0")
+    draft.add(rank(0), entry(1, 1))
+    draft.add(rank(0), entry(2, 2, kind=1))
+    steps = sent(draft).steps
+    assert steps is not None
+    assert read(steps, "kind") == [0, 1]
+
+
+def test_late_values_and_notes_go_their_own_ways() -> None:
+    draft = Draft("gpt", "l.0")
+    draft.add(rank(1), ValuesEntry(4, 9, 0, 10**18, {"loss": 1.0}))
+    draft.add(rank(1), Note(5, -1, 0, 77, "rank_left", {"reason": "end"}))
+    batch = sent(draft)
+    assert batch.steps is None
+    assert batch.values is not None
+    assert {name: read(batch.values, name) for name in batch.values.columns} == {"step": [9], "rank": [1], "loss": [1]}
+    assert batch.events == (wire.Event("rank_left", 77, 1, None, {"reason": "end"}),)
+    assert draft.positions == {"ring-1": 5}
+
+
+def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
+    draft = Draft("gpt", "l.0")
+    refused = draft.add(rank(0), entry(1, 1, **{"busy_s": 9.0, "phase.forward": 9.0, "loss": 1.0}))
+    assert refused == 2
+    steps = sent(draft).steps
+    assert steps is not None
+    assert read(steps, "busy_s") == pytest.approx([0.4])
+    assert read(steps, "phase.forward") == [0.25]
+
+
+def test_an_introduction_carries_who_the_rank_is() -> None:
+    draft = Draft("gpt", "l.0")
+    identity = {"world_size": 4, "local_rank": 1, "host": "n", "device_uuid": None, "tp": 1, "can": ["pause"], "x": 1}
+    draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity))
+    (info,) = sent(draft).ranks
+    assert info == wire.RankInfo(
+        2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",)
+    )  # fmt: skip
+
+
+def test_batches_are_numbered_without_gaps_and_every_worker_has_its_own_boot_id() -> None:
+    numbering, other = Numbering("h"), Numbering("h")
+    assert [numbering.take() for _ in range(3)] == [0, 1, 2]
+    assert numbering.boot != other.boot
+
+
+def test_sixty_four_rank_steps_of_sixteen_metrics_take_at_most_eighty_bytes_each() -> None:
+    draft = Draft("gpt-small", "launch-1.0")
+    for index in range(64):
+        step, number = divmod(index, 8)
+        values = {f"metric_{metric}": 1 / (index + metric + 1) for metric in range(12)}
+        times = (0.1, 0.05, 0.04, 0.01)
+        draft.add(rank(number), StepEntry(step + 1, step, 0, 0, step, 10**18 + index * 10**7, *times, values, {}))
+    assert len(draft.parcel(Numbering("node-1"), 10**18).body) <= 80 * 64

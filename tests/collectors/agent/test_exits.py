@@ -1,0 +1,151 @@
+"""How processes end, seen by somebody who is not their parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch.agent.exits import ExitWatch, ProcessExit, RankProcess
+from rankwatch.agent.procfs import catches, read_stat, wait_channel
+from tests.support.agent_service import until
+
+PARENT = """
+import os, sys, time
+pid = os.fork()
+if pid == 0:
+    sys.stdin.readline()
+    os._exit(7)
+print(pid, flush=True)
+if "reap" in sys.argv:
+    os.waitpid(pid, 0)
+time.sleep(60)
+"""
+
+
+class Grandchild:
+    """A process whose parent is not us, and which ends with status 7 when told to."""
+
+    def __init__(self, *words: str) -> None:
+        self.parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.parent.stdout is not None
+        self.pid = int(self.parent.stdout.readline())
+
+    def end(self) -> None:
+        assert self.parent.stdin is not None
+        self.parent.stdin.write("\n")
+        self.parent.stdin.flush()
+
+    def close(self) -> None:
+        self.parent.kill()
+        self.parent.communicate()
+
+
+@pytest.fixture(params=["zombie", "reap"])
+def grandchild(request: pytest.FixtureRequest) -> Iterator[Grandchild]:
+    grandchild = Grandchild(request.param)
+    yield grandchild
+    grandchild.close()
+
+
+def held(pid: int) -> RankProcess:
+    stat = read_stat(pid)
+    assert stat is not None
+    return RankProcess(pid, stat.start_ticks)
+
+
+def ended(process: RankProcess) -> ProcessExit:
+    watch = ExitWatch()
+    watch.add(process)
+    assert list(watch.wait(10)) == [process.fd]
+    until(process.exit_status)
+    found = process.exit_status()
+    assert found is not None
+    watch.forget(process)
+    watch.close()
+    return found
+
+
+def test_an_exit_status_is_read_though_we_are_not_the_parent(grandchild: Grandchild) -> None:
+    process = held(grandchild.pid)
+    assert process.exit_status() is None
+    assert not process.exiting()
+    grandchild.end()
+    found = ended(process)
+    assert (found.code, found.signal) == (7, None)
+    assert found.how in ("zombie", "pidfd")
+    assert process.exiting()
+    process.close()
+
+
+def test_a_signal_is_told_as_such(grandchild: Grandchild) -> None:
+    process = held(grandchild.pid)
+    assert process.send(signal.SIGSEGV)
+    found = ended(process)
+    assert (found.code, found.signal) == (None, signal.SIGSEGV)
+    process.close()
+
+
+def test_a_process_that_was_waited_for_cannot_be_signalled_any_more() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    process = held(child.pid)
+    child.kill()
+    child.wait()
+    assert not process.send(signal.SIGTERM)
+    process.close()
+
+
+def test_another_process_with_the_same_pid_is_not_taken_for_ours() -> None:
+    with pytest.raises(ProcessLookupError):
+        RankProcess(os.getpid(), 1)
+    with pytest.raises(ProcessLookupError):
+        RankProcess(2**22 - 1, 1)
+
+
+def test_several_exits_are_told_in_the_order_in_which_they_happened() -> None:
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(8)]
+    processes = [held(child.pid) for child in children]
+    watch = ExitWatch()
+    for process in processes:
+        watch.add(process)
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    for index in order:
+        children[index].kill()
+        children[index].wait()
+    assert list(watch.wait(0)) == [processes[index].fd for index in order]
+    for process in processes:
+        watch.forget(process)
+        process.close()
+    assert list(watch.wait(0)) == []
+    watch.close()
+
+
+def test_a_name_with_blanks_and_parentheses_does_not_confuse_the_reading(tmp_path: Path) -> None:
+    fields = ["S", *(str(number) for number in range(4, 53))]
+    (tmp_path / "17").mkdir()
+    (tmp_path / "17" / "stat").write_text(f"17 (a) b (c) S 9) {' '.join(fields)}")
+    stat = read_stat(17, tmp_path)
+    assert stat is not None
+    assert (stat.state, stat.cpu_ticks, stat.start_ticks, stat.wait_status) == ("S", 14 + 15, 22, 52)
+    assert not stat.exiting
+
+
+def test_what_is_not_there_is_none() -> None:
+    assert read_stat(2**22 - 1) is None
+    assert wait_channel(2**22 - 1) == ""
+    assert not catches(2**22 - 1, signal.SIGTERM)
+
+
+def test_a_handler_is_seen_only_where_there_is_one() -> None:
+    program = "import signal, sys; signal.signal(41, lambda *_: None); print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert catches(child.pid, 41)
+    assert not catches(child.pid, 42)
+    child.communicate()

@@ -1,0 +1,147 @@
+"""The relay's rules, on real recorder files whose rank is this process."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankwatch import wire
+from rankwatch.agent.ranks import LocalRank
+from rankwatch.agent.relay import FOLLOWED_BY, Relay
+from rankwatch.reader import RingReader
+from rankwatch.recorder import Recorder
+
+HOLD = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[LocalRank]:
+    identity = {"job": "gpt", "launch": "l", "rank": 0, "world_size": 1}
+    recorder = Recorder.create(identity, [str(tmp_path)], monotonic_ns=time.monotonic_ns(), unix_ns=1)
+    assert recorder.path is not None
+    reader = RingReader(recorder.path, writable=True)
+    yield LocalRank(recorder.path, reader, reader.header, None, 0, 0)
+    reader.close()
+    recorder.close()
+
+
+@pytest.fixture
+def relay(rank: LocalRank, tmp_path: Path) -> Relay:
+    return Relay([rank], tmp_path / "resume.json", "gpt")
+
+
+def say(relay: Relay, view: wire.OrderView, phase: str = "", **fields: object) -> None:
+    view = msgspec.structs.replace(view, phase=phase or view.phase, **fields)
+    relay.apply(wire.Orders((view,)))
+
+
+def slot(rank: LocalRank) -> tuple[str, str] | None:
+    directive = rank.reader.directives.read()
+    return None if directive is None else (directive.order, directive.phase)
+
+
+def writes(rank: LocalRank) -> int:
+    return int(rank.reader.directives.cell.words[0])
+
+
+def test_an_order_is_written_whole_and_once(relay: Relay, rank: LocalRank) -> None:
+    view = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 7, 4.0, "c", "/c", 3, 1, (0,), 5)
+    say(relay, view)
+    say(relay, view)
+    assert writes(rank) == 1
+    directive = rank.reader.directives.read()
+    assert directive is not None
+    assert directive._asdict() == {
+        "order": "o1", "attempt": "l.0", "phase": "hold", "action": "rollback", "step": 7, "lease_s": 4.0,
+        "checkpoint": "c", "location": "/c", "checkpoint_step": 3, "k": 1,
+    }  # fmt: skip
+
+
+def test_a_renewal_writes_the_same_phase_again_and_an_older_one_does_not(relay: Relay, rank: LocalRank) -> None:
+    say(relay, HOLD, "do", renewal=3)
+    say(relay, HOLD, "do", renewal=4)
+    assert writes(rank) == 2
+    say(relay, HOLD, "do", renewal=3)
+    assert writes(rank) == 2
+    assert relay.late == 1
+
+
+@pytest.mark.parametrize("earlier", [phase for phase in FOLLOWED_BY if phase != "kill"])
+def test_a_phase_that_comes_too_late_is_never_written(relay: Relay, rank: LocalRank, earlier: str) -> None:
+    for late in FOLLOWED_BY:
+        if late not in FOLLOWED_BY[earlier] and late != earlier:
+            say(relay, HOLD, "hold")
+            say(relay, HOLD, earlier)
+            before = slot(rank)
+            say(relay, HOLD, late)
+            assert slot(rank) == before
+
+
+def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(
+    relay: Relay, rank: LocalRank, tmp_path: Path
+) -> None:
+    say(relay, HOLD)
+    say(relay, HOLD, "do")
+    reader = RingReader(rank.path, writable=True)
+    again = replace(rank, reader=reader, directive=reader.directives.read())
+    second = Relay([again], tmp_path / "resume.json", "gpt")
+    second.apply(wire.Orders((HOLD,)))
+    assert slot(again) == ("o1", "do")
+    assert second.late == 1
+    say(second, HOLD, "go")
+    assert slot(again) == ("o1", "go")
+    reader.close()
+
+
+def test_closed_clears_the_slot_but_not_that_of_another_order(relay: Relay, rank: LocalRank) -> None:
+    say(relay, HOLD)
+    say(relay, HOLD, "closed", order="o0")
+    assert slot(rank) == ("o1", "hold")
+    say(relay, HOLD, "closed")
+    assert slot(rank) is None
+
+
+def test_views_are_wanted_while_an_order_is_open(relay: Relay) -> None:
+    assert not relay.urgent
+    say(relay, HOLD, "view")
+    assert relay.urgent
+    say(relay, HOLD, "closed")
+    assert not relay.urgent
+    say(relay, HOLD, "view", order="o2")
+    relay.apply(wire.Orders())
+    assert not relay.urgent
+
+
+def test_a_phase_of_a_newer_service_is_left_alone(relay: Relay, rank: LocalRank) -> None:
+    say(relay, HOLD, "dance")
+    assert slot(rank) is None
+    assert not relay.urgent
+
+
+def test_a_directive_that_does_not_fit_into_the_slot_is_refused_and_the_rank_keeps_the_old_one(
+    relay: Relay, rank: LocalRank
+) -> None:
+    say(relay, HOLD)
+    say(relay, HOLD, "hold", order="o2", location="x" * 10_000)
+    assert slot(rank) == ("o1", "hold")
+
+
+def test_a_rank_that_cannot_be_held_is_not_killed(
+    relay: Relay, rank: LocalRank, caplog: pytest.LogCaptureFixture
+) -> None:
+    say(relay, HOLD, "kill")
+    assert "is not killed" in caplog.text
+
+
+def test_advice_that_cannot_be_written_is_tried_again(rank: LocalRank, tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    relay = Relay([rank], folder / "resume.json", "gpt")
+    orders = wire.Orders(resume=wire.ResumeAdvice("gpt", "c", "/c", 4))
+    relay.apply(orders)
+    folder.mkdir()
+    relay.apply(orders)
+    assert (folder / "resume.json").read_text() == '{"job": "gpt", "checkpoint": "c", "location": "/c", "step": 4}'
+    assert [path.name for path in folder.iterdir()] == ["resume.json"]

@@ -1,0 +1,230 @@
+"""The service is away, silent, full or refuses; the agent keeps what fits and counts the rest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch import layout, wire
+from rankwatch.spawn import lock_is_held
+from tests.support.agent_process import AgentProcess
+from tests.support.agent_service import AgentService, until
+from tests.support.recording_rank import RecordingRank
+
+pytestmark = pytest.mark.integration
+
+
+def spooled_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("**/*.seg"))
+
+
+def test_everything_of_an_outage_arrives_once_afterwards_and_in_order(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        rank.do("steps", 10)
+        until(lambda: len(service.rows()) == 10)
+        service.stop()
+        rank.do("steps", 500)
+        until(lambda: spooled_bytes(tmp_path) > 500 * 60)
+        rank.do("steps", 500)
+        service.start()
+        until(lambda: len(service.rows()) == 1_010)
+        steps = [step for batch in service.batches for step in steps_of(batch)]
+        assert steps == sorted(steps)
+        assert max(service.rows().values()) == 1
+        assert [batch.seq for batch in service.batches] == list(range(len(service.batches)))
+        assert service.lost() == {}
+        assert spooled_bytes(tmp_path) == 0
+        assert "takes telemetry again" in agent.log
+
+
+def steps_of(batch: wire.Batch) -> list[int]:
+    if batch.steps is None:
+        return []
+    column = batch.steps.columns["step"]
+    width = int(column.dtype[1])
+    return [
+        int.from_bytes(column.data[at : at + width], "little") + column.base for at in range(0, len(column.data), width)
+    ]
+
+
+def test_a_service_that_accepts_and_never_answers_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        until(lambda: service.batches)
+        service.silent.set()
+        rank.do("steps", 300)
+        rank.say("exit", 4)
+        rank.wait()
+        # The sender waits for its answer; the loop goes on and finds the exit, which arrives when answers come again.
+        until(lambda: "ended" in next(tmp_path.glob("*.log")).read_text())
+        service.silent.clear()
+        until(lambda: service.events("process_exit"))
+        until(lambda: len(service.rows()) == 300)
+        assert service.lost() == {}
+
+
+def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sends(tmp_path: Path) -> None:
+    with AgentService() as service:
+        service.stop()
+        with RecordingRank(tmp_path, launch="first") as rank, AgentProcess(tmp_path, service.environment) as agent:
+            rank.do("steps", 50)
+            until(lambda: "rank 0" in agent.log)
+            rank.say("exit", 7)
+            rank.wait()
+            assert agent.wait() == 0
+        assert not list(tmp_path.glob("*.ring"))
+        service.start()
+        with RecordingRank(tmp_path, launch="second") as rank, AgentProcess(tmp_path, service.environment):
+            rank.do("steps", 5)
+            until(lambda: len(service.rows()) == 55)
+        assert [event.fields["code"] for event in service.events("process_exit")] == [7]
+        assert spooled_bytes(tmp_path) == 0
+
+
+def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_when_it_comes(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, {}) as agent:
+        rank.do("steps", 40)
+        until(lambda: spooled_bytes(tmp_path) > 0)
+        assert agent.log.count("no service is configured") == 1
+        file = tmp_path / "home/.config/rankwatch/ingest.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'{{"url": "{service.url}", "token": "from-the-file"}}')
+        until(lambda: len(service.rows()) == 40, 30.0)
+        assert set(service.tokens) == {"Bearer from-the-file"}
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+def test_what_the_service_will_never_take_is_dropped_counted_and_does_not_block_the_rest(
+    tmp_path: Path, status: int
+) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        until(lambda: service.batches)
+        service.status = status
+        rank.do("steps", 30)
+        until(lambda: f"refused_{status}" in agent.log)
+        service.status = 202
+        until(service.lost)
+        rank.do("steps", 5)
+        until(lambda: ("l.0", 34, 0) in service.rows())
+        assert service.lost()[f"refused_{status}"] >= 35 - len(service.rows())
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_what_may_change_is_waited_for(tmp_path: Path, status: int) -> None:
+    with AgentService() as service:
+        service.status = status
+        service.retry_after = "1" if status in (429, 503) else None
+        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+            rank.do("steps", 30)
+            until(lambda: spooled_bytes(tmp_path) > 0)
+            service.status = 202
+            until(lambda: len(service.rows()) == 30)
+            assert service.lost() == {}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small disk")
+def test_on_a_full_disk_memory_holds_what_fits_and_everything_else_is_counted(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    try:
+        with AgentService() as service:
+            service.stop()
+            environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
+            with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
+                rank.do("steps", 2_000)
+                until(lambda: "memory has to do" in agent.log)
+                service.start()
+                until(lambda: len(service.rows()) == 2_000)
+                assert service.lost() == {}
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with AgentService() as service:
+        service.stop()
+        environment = {**service.environment, "RANKWATCH_SPOOL": str(blocked)}
+        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
+            rank.do("steps", 100)
+            until(lambda: "memory has to do" in agent.log)
+            service.start()
+            until(lambda: len(service.rows()) == 100)
+            assert agent.log.count("memory has to do") == 1
+
+
+def test_two_agents_race_and_one_of_them_ends_at_once(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank:
+        agents = [AgentProcess(tmp_path, service.environment) for _ in range(4)]
+        try:
+            until(lambda: sum(agent.supervisor.poll() == 0 for agent in agents) == 3)
+            rank.do("steps", 100)
+            until(lambda: len(service.rows()) == 100)
+            assert max(service.rows().values()) == 1
+            assert len({batch.boot for batch in service.batches}) == 1
+        finally:
+            for agent in agents:
+                agent.kill()
+
+
+def test_an_agent_reads_only_its_own_job(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, job="gpt") as ours,
+        RecordingRank(tmp_path, job="other") as theirs,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        theirs.do("steps", 5)
+        ours.do("steps", 5)
+        until(lambda: len(service.rows()) == 5)
+        ours.say("end")
+        assert agent.wait() == 0
+        assert {batch.job for batch in service.batches} == {"gpt"}
+        assert len(list(tmp_path.glob("*.ring"))) == 1
+
+
+def test_the_daemon_gives_every_job_its_agent(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path, job="a") as a, RecordingRank(tmp_path, job="b") as b:
+        environment = {**os.environ, **service.environment}
+        with subprocess.Popen(
+            [sys.executable, "-m", "rankwatch.agent", "--dir", str(tmp_path)],
+            env=environment,
+        ) as daemon:
+            try:
+                a.do("steps", 5)
+                b.do("steps", 7)
+                until(lambda: len(service.rows()) == 7)
+                until(lambda: {batch.job for batch in service.batches} == {"a", "b"})
+                a.say("end")
+                b.say("end")
+                until(lambda: not list(tmp_path.glob("*.ring")))
+            finally:
+                daemon.terminate()
+            assert daemon.wait(10) == 0
+        until(lambda: not any(lock_is_held(layout.agent_lock_path(str(tmp_path), job)) for job in ("a", "b")))
+
+
+def test_told_to_stop_the_agent_sends_what_it_has_and_ends(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        until(lambda: service.batches)
+        rank.do("steps", 20)
+        agent.supervisor.terminate()
+        assert agent.wait() == 143
+        assert len(service.rows()) == 20
+        assert service.events("agent_stop")[0].fields == {"reason": "told to stop"}
+        until(lambda: not agent.running())

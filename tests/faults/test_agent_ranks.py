@@ -1,0 +1,200 @@
+"""Ranks end, crash, stop and hang; the agent tells how."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwatch import wire
+from tests.support.agent_process import AgentProcess
+from tests.support.agent_service import AgentService, until
+from tests.support.recording_rank import RecordingRank
+
+pytestmark = pytest.mark.integration
+
+
+def exits(service: AgentService) -> dict[int, dict[str, object]]:
+    return {event.rank: event.fields for event in service.events("process_exit") if event.rank is not None}
+
+
+def settle(service: AgentService, count: int) -> None:
+    """Wait until the agent watches this many ranks."""
+    until(lambda: len({info.rank for batch in service.batches for info in batch.ranks}) == count)
+
+
+def test_exit_codes_signals_and_exceptions_are_told_within_a_second(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, 0) as coded,
+        RecordingRank(tmp_path, 1) as killed,
+        RecordingRank(tmp_path, 2) as raising,
+        RecordingRank(tmp_path, 3) as last,
+        AgentProcess(tmp_path, service.environment),
+    ):
+        settle(service, 4)
+        begin_s = time.monotonic()
+        coded.say("exit", 3)
+        coded.wait()
+        killed.process.kill()
+        killed.wait()
+        raising.say("raise", "connection-reset-by-peer")
+        raising.wait()
+        until(lambda: len(exits(service)) == 3)
+        assert time.monotonic() - begin_s < 3.0
+        told = exits(service)
+        assert last.process.poll() is None
+    assert (told[0]["code"], told[0]["signal"]) == (3, None)
+    assert (told[1]["code"], told[1]["signal"]) == (None, signal.SIGKILL)
+    assert (told[2]["code"], told[2]["signal"]) == (1, None)
+    assert told[2]["error"] == "ConnectionError: connection-reset-by-peer"
+    assert {told[rank]["how"] for rank in told} <= {"pidfd", "zombie"}
+    assert [told[rank]["exit_order"] for rank in (0, 1, 2)] == [0, 1, 2]
+    assert not any(told[rank]["left"] for rank in told)
+
+
+def test_the_first_mover_is_the_one_whose_process_died_first_however_fast_the_others_follow(tmp_path: Path) -> None:
+    with AgentService() as service:
+        ranks = [RecordingRank(tmp_path, rank) for rank in range(6)]
+        with AgentProcess(tmp_path, service.environment):
+            settle(service, 6)
+            order = [4, 1, 5, 0, 2, 3]
+            for rank in order:
+                ranks[rank].process.kill()
+                ranks[rank].wait()
+            until(lambda: len(exits(service)) == 6)
+        for each in ranks:
+            each.close()
+        told = exits(service)
+        assert sorted(told, key=lambda rank: int(str(told[rank]["exit_order"]))) == order
+
+
+def test_an_exit_is_told_by_the_excepthook_or_as_unknown_when_the_process_was_gone_before_the_agent_came(
+    tmp_path: Path,
+) -> None:
+    with AgentService() as service:
+        with RecordingRank(tmp_path, 0) as raising, RecordingRank(tmp_path, 1) as killed:
+            raising.say("raise", "boom")
+            raising.wait()
+            killed.do("steps", 5)
+            killed.process.kill()
+            killed.wait()
+        with AgentProcess(tmp_path, service.environment) as agent:
+            assert agent.wait() == 0
+        told = exits(service)
+        assert (told[0]["how"], told[0]["error"]) == ("excepthook", "ConnectionError: boom")
+        assert (told[1]["how"], told[1]["code"], told[1]["signal"]) == ("unknown", None, None)
+        assert len(service.rows()) == 5
+        assert not list(tmp_path.glob("*.ring*"))
+
+
+def test_a_normal_end_is_told_apart_and_the_agent_ends_and_leaves_no_recorder(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        AgentProcess(tmp_path, service.environment) as agent,
+        RecordingRank(tmp_path) as rank,
+    ):
+        rank.do("steps", 5)
+        rank.say("end")
+        assert rank.wait() == 0
+        begin_s = time.monotonic()
+        assert agent.wait() == 0
+        assert 1.5 < time.monotonic() - begin_s < 10.0
+        assert exits(service)[0]["left"] is True
+        assert [event.rank for event in service.events("rank_left")] == [0]
+        assert len(service.rows()) == 5
+        assert [event.kind for event in service.batches[-1].events] == ["agent_stop"]
+    assert not list(tmp_path.glob("*.ring*"))
+    assert not list(tmp_path.glob("**/*.seg"))
+
+
+def test_a_process_that_closes_its_recorder_and_goes_on_is_let_go(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        AgentProcess(tmp_path, service.environment) as agent,
+        RecordingRank(tmp_path) as rank,
+    ):
+        rank.do("steps", 5)
+        rank.do("close")
+        assert agent.wait() == 0
+        assert rank.process.poll() is None
+        assert exits(service) == {}
+        shown = [block.state for batch in service.batches for block in batch.progress]
+        assert shown[-1] == "left"
+        assert len(service.rows()) == 5
+
+
+def test_torn_records_are_counted_and_the_others_arrive(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank:
+        rank.do("steps", 3)
+        rank.do("tear")
+        rank.do("steps", 3)
+        with AgentProcess(tmp_path, service.environment):
+            until(lambda: len(service.rows()) == 5 and service.lost())
+        assert sorted(step for _, step, _ in service.rows()) == [0, 1, 3, 4, 5]
+        assert service.lost() == {"torn": 1}
+
+
+def test_what_the_ring_could_not_keep_is_counted_exactly(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank:
+        rank.do("steps", 20_000)
+        with AgentProcess(tmp_path, service.environment):
+            until(lambda: service.lost() and ("l.0", 19_999, 0) in service.rows())
+        assert len(service.rows()) + service.lost()["ring"] == 20_000
+
+
+def test_progress_is_told_every_second_with_phase_ages_and_cpu_time(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("steps", 3)
+        rank.do("hang", "forward")
+
+        def blocks() -> list[wire.Progress]:
+            return [block for batch in list(service.batches) for block in batch.progress if block.phase == "forward"]
+
+        until(lambda: len(blocks()) >= 3)
+        first, *_, last = blocks()
+        assert last.step == 3
+        assert 0.7 < (last.phase_age_s - first.phase_age_s) / (len(blocks()) - 1) < 2.0
+        assert last.cpu_s > first.cpu_s
+        assert last.state == "running"
+
+
+def stacks(service: AgentService) -> list[wire.Event]:
+    return service.events("stack_dump")
+
+
+def test_a_hung_rank_shows_its_python_stack_once_for_each_request(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        settle(service, 1)
+        rank.do("hang", "backward")
+        service.order(stacks=(wire.StackRequest("r1", "l.0", (0,)),))
+        until(lambda: stacks(service))
+        service.order(stacks=(wire.StackRequest("r1", "l.0", (0,)), wire.StackRequest("r2", "l.0")))
+        until(lambda: len(stacks(service)) == 2)
+        service.order(stacks=(wire.StackRequest("other", "m.0", (0,)), wire.StackRequest("r3", "l.0", (0, 9))))
+        until(lambda: len(stacks(service)) == 3)
+        assert [event.fields["order"] for event in stacks(service)] == ["r1", "r2", "r3"]
+        for event in stacks(service):
+            assert "_endless_loop" in event.fields["stack"]
+            assert event.fields["stack"].count("do_hang") == 1
+            assert (event.rank, event.fields["phase"], event.fields["reason"]) == (0, "backward", "")
+            assert event.fields["os_state"] == "R"
+        assert rank.process.poll() is None
+
+
+def test_a_stopped_rank_has_no_python_stack_but_its_last_phase_and_step(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        settle(service, 1)
+        rank.do("steps", 4)
+        rank.do("hang", "forward")
+        os.kill(rank.pid, signal.SIGSTOP)
+        service.order(stacks=(wire.StackRequest("r1", "l.0", (0,)),))
+        until(lambda: stacks(service))
+        event = stacks(service)[0]
+        assert (event.rank, event.step) == (0, 4)
+        assert event.fields["reason"] == "stopped by a signal"
+        assert (event.fields["stack"], event.fields["os_state"], event.fields["phase"]) == ("", "T", "forward")
+        assert event.fields["cpu_ticks"] > 0
+        os.kill(rank.pid, signal.SIGCONT)
+        until(lambda: service.batches[-1].progress and service.batches[-1].progress[0].os_state == "R")
