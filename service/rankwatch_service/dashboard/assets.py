@@ -6,6 +6,7 @@ Files are served under the hash of all of them, so that browsers may keep them f
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
@@ -25,6 +26,10 @@ KEEP_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 PLOTLY: Final = "plotly.min.js"
 
+# plotly.js adds the styles of its maps to the page when it is loaded, unless an element with this id is there. Our
+# policy forbids inline styles, and no page shows a map. The id is a hash that changes with its version.
+_MAP_STYLE: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
+
 
 class Assets:
     """All files of the dashboard. Reads them once; compresses each at its first use."""
@@ -38,6 +43,8 @@ class Assets:
         for name in sorted(self._files):
             digest.update(name.encode() + self._files[name].read_bytes())
         self._files[PLOTLY] = files("plotly") / "package_data" / PLOTLY
+        found = _MAP_STYLE.search(self._files[PLOTLY].read_bytes())
+        self._map_style = found[1].decode() if found else "plotly-map-style"
         self._shell = (folder / "page.html").read_text(encoding="utf-8")
         digest.update(self._shell.encode())
         self._compressed: dict[str, bytes] = {}
@@ -47,6 +54,7 @@ class Assets:
         """One page: the shell that loads a module."""
         return (
             self._shell.replace("{{version}}", self.version)
+            .replace("{{map_style}}", self._map_style)
             .replace("{{module}}", module)
             .replace("{{title}}", escape(title))
             .encode()

@@ -8,9 +8,27 @@ const PLAIN_BASELINES = { age_s: "deadline_s" };
 const ROWS_MAX = 24;
 const LIST_MAX = 16;
 
-// Splits evidence into what is compared, what is one value, and what is long text.
-export function sorted(evidence) {
-  const taken = new Set();
+const LABELS = {
+  age_s: "Without progress",
+  busy_s: "Busy time",
+  peers_busy_s: "peers",
+  usual_step_s: "Usual step",
+  os_state: "process state",
+  ratio: "Times as slow",
+  rate: "Runs at",
+  witness: "Judged by",
+  rows: "Steps judged",
+  sigma: "Usual spread",
+  log_likelihood_ratio: "Log-likelihood ratio",
+  phase_excess_s: "Over the peers by phase",
+};
+const TOLD_ELSEWHERE = new Set(["cost_gpu_hours_per_hour"]);
+
+const label = (name) => LABELS[name] ?? words(name);
+
+// Splits evidence into what is compared, what is one value, and what is long text: {name, text, hint}.
+export function sorted({ stacks = {}, ...evidence }) {
+  const taken = new Set(TOLD_ELSEWHERE);
   const compared = [];
   for (const [name, value] of Object.entries(evidence)) {
     const baseline = [...BASELINES.map((of) => of(name)), PLAIN_BASELINES[name]].find((one) => typeof evidence[one] === "number");
@@ -19,22 +37,15 @@ export function sorted(evidence) {
     taken.add(name).add(baseline);
   }
   const rest = Object.entries(evidence).filter(([name]) => !taken.has(name));
-  const texts = rest.flatMap(([name, value]) => longTexts(name, value));
-  const values = rest.filter(([name, value]) => longTexts(name, value).length === 0);
-  return { compared, values, texts };
+  const texts = [...Object.entries(stacks).map(([rank, dump]) => stackText(rank, dump)), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
+  return { compared, values: rest.filter((one) => !isLong(one)), texts };
 }
 
-function longTexts(name, value) {
-  if (typeof value === "string") return value.includes("\n") || value.length > 240 ? [{ name, text: value }] : [];
-  if (value === null || typeof value !== "object") return [];
-  const parts = Object.entries(value).flatMap(([key, one]) => longTexts(`${name} ${key}`, one));
-  return parts.length ? parts.concat(short(name, value)) : [];
-}
+const isLong = ([, value]) => typeof value === "string" && (value.includes("\n") || value.length > 240);
 
-// What stands beside a long text in the same object, as one line in front of it.
-function short(name, value) {
-  const facts = Object.entries(value).filter(([, one]) => typeof one !== "object" && !(typeof one === "string" && one.includes("\n")));
-  return facts.length && !Array.isArray(value) ? [{ name, facts }] : [];
+// A rank's stack, or what its process does instead where it has none to show.
+function stackText(rank, { stack, ...rest }) {
+  return { name: `Stack of rank ${rank}`, text: stack || "No Python stack: see the process state.", hint: line(rest) };
 }
 
 export function comparison({ name, value, baseline, against }) {
@@ -42,35 +53,36 @@ export function comparison({ name, value, baseline, against }) {
   return h(
     "div",
     { class: "comparison" },
-    h("div", { class: "what" }, words(name), against > 0 && value > 0 && h("b", { class: "times" }, `× ${number(value / against, 3)}`)),
-    bar("now", measured(name, value), Math.abs(value) / most, ""),
-    bar("base", measured(baseline, against), Math.abs(against) / most, words(baseline).toLowerCase()),
+    h("div", { class: "what" }, label(name), against > 0 && value > 0 && h("b", { class: "times" }, `× ${number(value / against, 3)}`)),
+    bar("now", "measured", measured(name, value), Math.abs(value) / most),
+    bar("base", label(baseline).toLowerCase(), measured(baseline, against), Math.abs(against) / most),
   );
 }
 
-function bar(kind, value, share, label) {
+function bar(kind, named, value, share) {
   const filled = h("span", { class: `fill ${kind}` });
   filled.style.width = `${Math.max(1, share * 100)}%`;
-  return h("div", { class: "bar" }, h("span", { class: "track" }, filled), h("span", { class: "number" }, value), label && h("span", { class: "faint" }, label));
+  return h("div", { class: "bar" }, h("span", { class: "muted" }, named), h("span", { class: "track" }, filled), h("span", { class: "number" }, value));
 }
 
 export function facts(values) {
-  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, shown(name, value))]));
+  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", {}, shown(name, value))]));
 }
 
 function shown(name, value) {
   if (Array.isArray(value)) {
     if (!value.length) return h("span", { class: "faint" }, "none");
-    if (value.every((one) => typeof one === "object" && one !== null)) return value.slice(0, LIST_MAX).map((one) => h("div", {}, line(one)));
+    if (value.every((one) => typeof one === "object" && one !== null)) return value.slice(0, LIST_MAX).map((one) => h("div", {}, line(one, name)));
     return value.slice(0, LIST_MAX).map((one) => measured(name, one)).join(", ") + (value.length > LIST_MAX ? ` +${value.length - LIST_MAX}` : "");
   }
-  if (value !== null && typeof value === "object") return line(value) || h("span", { class: "faint" }, "none");
+  if (value !== null && typeof value === "object") return line(value, name) || h("span", { class: "faint" }, "none");
   return measured(name, value);
 }
 
-function line(object) {
+// An object as one line. Where its own name says the unit, as in phase_excess_s, its numbers have that unit.
+function line(object, unitOf = "") {
   return Object.entries(object)
     .filter(([, value]) => value !== null && value !== "")
-    .map(([name, value]) => `${words(name).toLowerCase()} ${typeof value === "object" ? JSON.stringify(value) : measured(name, value)}`)
+    .map(([name, value]) => `${label(name).toLowerCase()} ${typeof value === "object" ? JSON.stringify(value) : measured(/_s$|_bytes$/.test(unitOf) ? unitOf : name, value)}`)
     .join(" · ");
 }

@@ -54,7 +54,7 @@ async function load() {
 function showHead(operate) {
   fill(
     head,
-    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", `#${incident.number}`),
+    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", {}, `#${incident.number}`)),
     h(
       "div",
       { class: "line" },
@@ -91,7 +91,7 @@ function showLeft(operate) {
     card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See the texts below."))),
     mapCard,
     incident.consequences.length > 0 && card("Consequences", h("div", { class: "body" }, h("ul", { class: "lines" }, incident.consequences.map(consequence))), { hint: "joined to this incident, told once" }),
-    ...texts.filter((one) => one.text).map((one) => card(words(one.name), h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, one.text)), { hint: texts.filter((fact) => fact.facts && one.name.startsWith(fact.name)).map((fact) => fact.facts.map(([name, value]) => `${words(name).toLowerCase()} ${value}`).join(" · ")).join(" · ") })),
+    ...texts.map(({ name, text, hint }) => card(name, h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, text)), { hint })),
     timeline(operate),
   ];
   keepScroll(() => fill(left, parts));

@@ -55,7 +55,7 @@ function row(job, incidents) {
     h("td", { class: "right", "data-label": "Step" }, number(job.step)),
     h("td", { class: "right", "data-label": "Step time" }, duration(job.step_time_s)),
     h("td", { class: "right", "data-label": "Loss" }, number(job.loss, 4)),
-    h("td", { class: "right nowrap", "data-label": "Ranks" }, `${job.ranks_reporting} / ${job.world_size}`),
+    h("td", { class: "right nowrap", "data-label": "Ranks" }, `${number(job.ranks_reporting)} / ${number(job.world_size)}`),
     h(
       "td",
       { "data-label": "Open incidents" },

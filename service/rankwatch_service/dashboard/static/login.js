@@ -5,8 +5,6 @@ import { post } from "./api.js";
 import { h } from "./dom.js";
 
 const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
-const carried = decodeURIComponent(location.hash.slice(1));
-history.replaceState(null, "", location.pathname + location.search);
 
 const problem = h("div", { class: "problem", role: "alert", hidden: true });
 const token = h("input", { name: "token", type: "password", autocomplete: "off", required: true, "aria-label": "Access token", placeholder: "rankwatch_…" });
@@ -26,8 +24,17 @@ form.addEventListener("submit", (event) => {
   enter(token.value.trim());
 });
 document.body.append(form);
-if (carried) enter(carried);
-else token.focus();
+addEventListener("hashchange", enterCarried);
+if (!enterCarried()) token.focus();
+
+// The token that the address carries, if one does; it is taken out of it, and so out of the history.
+function enterCarried() {
+  const carried = decodeURIComponent(location.hash.slice(1));
+  if (!carried) return false;
+  history.replaceState(null, "", location.pathname + location.search);
+  enter(carried);
+  return true;
+}
 
 async function enter(secret) {
   button.disabled = true;

@@ -1,0 +1,151 @@
+// Line charts by plotly.js. Each point of a line is a stretch of steps with its least and greatest value, so that no
+// spike is averaged away; values that are not numbers are marked on the frame: × NaN, ▲ Inf above, ▼ −Inf below,
+// ○ not measured.
+
+import { h } from "./dom.js";
+import { measured } from "./format.js";
+
+const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
+const FRINGE = 0.06; // of the y range, kept free above and below for marks on the frame
+let loading = null;
+
+function plotly() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = h("script", { src: `${assets}/plotly.min.js`, async: true });
+    script.addEventListener("load", () => resolve(window.Plotly));
+    script.addEventListener("error", () => reject(new Error("plotly.js could not be loaded")));
+    document.head.append(script);
+  });
+  return loading;
+}
+
+export class Chart {
+  // `metric` gives the unit; `label` says what it shows.
+  constructor(holder, { metric, label }) {
+    this.metric = metric;
+    this.box = h("div", { class: "chart", role: "img", "aria-label": label });
+    holder.append(this.box);
+    addEventListener("themechange", () => this.last && this.show(...this.last));
+  }
+
+  // `lines` are {name, steps, low, high, colour, band, dash}: between low and high it is filled. `marks` are steps by
+  // kind {nan, inf, minusInf, missing}; `incidents` and `attempts` are drawn on the step axis.
+  async show(lines, marks, incidents = [], attempts = []) {
+    this.last = [lines, marks, incidents, attempts];
+    const Plotly = await plotly();
+    const style = getComputedStyle(this.box);
+    const ink = (name) => style.getPropertyValue(name).trim();
+    const range = robustRange(lines);
+    const traces = [...lines.flatMap((line) => this.#line(line, ink)), ...this.#marks(marks, range, ink), ...this.#offScale(lines, range, ink)];
+    await Plotly.react(this.box, traces, this.#layout(range, shapes(incidents, attempts, ink), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
+  }
+
+  // The stretch between low and high as one shape for each unbroken piece, and an unseen line that answers the pointer;
+  // a dashed line is drawn along its highest values alone.
+  #line({ name, steps, low, high, colour, band, dash }, ink) {
+    const stroke = ink(colour);
+    const shape = outlined(steps, low, high);
+    const told = { x: steps, y: high, name, type: "scatter", mode: "lines", connectgaps: false, line: { width: 0, color: stroke }, hovertemplate: `${name} %{customdata}<extra></extra>`, customdata: high.map((value, n) => this.#span(low[n], value)) };
+    if (low === high || dash) return [{ ...told, line: { width: dash ? 1.2 : 1.6, color: stroke, dash: dash ?? "solid" } }];
+    return [{ ...shape, type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip", fillcolor: faded(stroke, band ? 0.18 : 0.35), line: { width: band ? 0 : 1, color: stroke } }, told];
+  }
+
+  #told(value) {
+    return value === null ? "" : measured(this.metric, value);
+  }
+
+  #span(low, high) {
+    if (low === null || high === null) return "";
+    const [a, b] = [this.#told(low), this.#told(high)];
+    return a === b ? a : `${a} to ${b}`;
+  }
+
+  #marks(marks, [low, high], ink) {
+    const mark = (name, steps, y, symbol, colour, size) => ({
+      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `${name} at step %{x}<extra></extra>`,
+      marker: { symbol, size, color: colour, line: { width: symbol.includes("thin") || symbol.includes("open") ? 2 : 0, color: colour } },
+    });
+    return [
+      mark("NaN", marks.nan, low, "x-thin-open", ink("--critical"), 9),
+      mark("Inf", marks.inf, high, "triangle-up", ink("--critical"), 9),
+      mark("−Inf", marks.minusInf, low, "triangle-down", ink("--critical"), 9),
+      mark("not measured", marks.missing, low, "circle-open", ink("--faint"), 5),
+    ].filter((trace) => trace.x.length);
+  }
+
+  // Values beyond the robust range: an arrow on the frame says that they are there.
+  #offScale(lines, [low, high], ink) {
+    const above = lines.flatMap(({ steps, high: values }) => steps.filter((_, n) => values[n] !== null && values[n] > high));
+    const below = lines.flatMap(({ steps, low: values }) => steps.filter((_, n) => values[n] !== null && values[n] < low));
+    const arrow = (steps, y, symbol) => ({
+      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: "off the scale at step %{x}<extra></extra>",
+      marker: { symbol, size: 10, color: ink("--mark"), line: { width: 1.5, color: ink("--mark") } },
+    });
+    return [arrow(above, high, "arrow-bar-up-open"), arrow(below, low, "arrow-bar-down-open")].filter((trace) => trace.x.length);
+  }
+
+  #layout(range, drawn, ink, style) {
+    const axis = { color: ink("--faint"), gridcolor: ink("--line"), zeroline: false, linecolor: ink("--line-strong"), tickfont: { size: 11 }, ticks: "" };
+    const seconds = this.metric.endsWith("_s");
+    return {
+      margin: { l: 48, r: 12, t: 8, b: 24 },
+      height: this.box.clientHeight,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: style.fontFamily, size: 12, color: ink("--text") },
+      showlegend: false,
+      dragmode: "zoom",
+      hovermode: "x unified",
+      hoverlabel: { bgcolor: ink("--raised"), bordercolor: ink("--line-strong"), font: { size: 12, color: ink("--text") } },
+      xaxis: { ...axis, showgrid: false, showline: true, nticks: 6, tickformat: ",d", hoverformat: ",d", unifiedhovertitle: { text: "step %{x}" } },
+      yaxis: { ...axis, range, nticks: 5, fixedrange: true, tickformat: seconds ? "~s" : "~g", ticksuffix: seconds ? "s" : "" },
+      shapes: drawn,
+    };
+  }
+}
+
+function shapes(incidents, attempts, ink) {
+  const upright = { type: "line", yref: "paper", y0: 0, y1: 1, layer: "below" };
+  const began = attempts.map((step) => ({ ...upright, x0: step, x1: step, line: { color: ink("--line-strong"), width: 1, dash: "dot" } }));
+  const troubled = incidents.flatMap(({ from, to, severity }) => [
+    { type: "rect", yref: "paper", y0: 0, y1: 1, x0: from, x1: to, fillcolor: faded(SEVERITY[severity] ?? SEVERITY.info, 0.07), line: { width: 0 }, layer: "below" },
+    { ...upright, x0: from, x1: from, line: { color: SEVERITY[severity] ?? SEVERITY.info, width: 1.5 } },
+  ]);
+  return [...began, ...troubled];
+}
+
+// What nearly all values span. Values a little beyond are let in; a spike far beyond is shown by an arrow instead of
+// flattening all others.
+function robustRange(lines) {
+  const lows = lines.flatMap(({ low }) => low).filter(Number.isFinite).sort((a, b) => a - b);
+  const highs = lines.flatMap(({ high }) => high).filter(Number.isFinite).sort((a, b) => a - b);
+  if (!lows.length) return [0, 1];
+  const usual = [lows[Math.floor((lows.length - 1) * 0.01)], highs[Math.ceil((highs.length - 1) * 0.99)]];
+  const span = usual[1] - usual[0] || Math.abs(usual[1]) * 0.1 || 1;
+  const low = lows[0] > usual[0] - span ? lows[0] : usual[0];
+  const high = highs.at(-1) < usual[1] + span ? highs.at(-1) : usual[1];
+  return [low - span * FRINGE, high + span * FRINGE];
+}
+
+// The outline of the area between two lines: along the upper one, back along the lower one; pieces apart.
+function outlined(steps, low, high) {
+  const outline = { x: [], y: [] };
+  let begin = 0;
+  for (let n = 0; n <= steps.length; n += 1) {
+    if (n < steps.length && high[n] !== null && low[n] !== null) continue;
+    const piece = Array.from({ length: n - begin }, (_, k) => begin + k);
+    for (const k of piece) outline.x.push(steps[k]), outline.y.push(high[k]);
+    for (const k of piece.reverse()) outline.x.push(steps[k]), outline.y.push(low[k]);
+    outline.x.push(null);
+    outline.y.push(null);
+    begin = n + 1;
+  }
+  return outline;
+}
+
+function faded(colour, share) {
+  const hex = colour.replace("#", "");
+  const [r, g, b] = [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  return `rgba(${r},${g},${b},${share})`;
+}

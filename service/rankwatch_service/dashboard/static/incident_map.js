@@ -1,0 +1,48 @@
+// The heat map of an incident: the metric that shows its kind best, around the onset, culprits outlined.
+
+import { HeatMap } from "./heatmap.js";
+import { words } from "./format.js";
+import { grid } from "./series.js";
+
+const METRICS = {
+  nonfinite: ["grad_norm", "loss"],
+  loss_spike: ["loss"],
+  loss_divergence: ["loss"],
+  grad_norm: ["grad_norm"],
+  corruption: ["local_grad_norm", "grad_norm"],
+};
+const OF_TIME = ["busy_s", "step_time_s"];
+const BEFORE = 60;
+const AFTER = 60;
+const HEIGHT_PX = 150;
+
+export function aroundIncident(holder, card) {
+  let map = null;
+  return {
+    async show(incident) {
+      card.hidden = incident.onset_step === null;
+      if (card.hidden) return;
+      const found = await firstMeasured(incident);
+      card.hidden = found === null;
+      if (card.hidden) return;
+      map ??= new HeatMap(holder, { height: HEIGHT_PX });
+      const to = incident.state === "resolved" ? (incident.resolved_step ?? incident.detected_step) : null;
+      card.querySelector("h2").textContent = `${words(found.metric)} around the onset`;
+      map.show(found.grid, {
+        metric: found.metric,
+        relative: OF_TIME.includes(found.metric),
+        outlines: [{ from: incident.onset_step, to, ranks: incident.ranks, severity: incident.severity, label: incident.summary }],
+      });
+    },
+  };
+}
+
+// The first of the kind's metrics that this job measures, or null.
+async function firstMeasured(incident) {
+  for (const metric of METRICS[incident.kind] ?? OF_TIME) {
+    const last = Math.max(incident.detected_step ?? 0, incident.onset_step) + AFTER;
+    const found = await grid(incident.job, metric, 2 * (BEFORE + AFTER), { from: Math.max(0, incident.onset_step - BEFORE), to: last });
+    if (found) return { metric, grid: found };
+  }
+  return null;
+}

@@ -1,0 +1,191 @@
+// One job: how it trains, which rank stands out, what happened lately, and what it can be told to do.
+
+import { get, now, path } from "./api.js";
+import { Chart } from "./charts.js";
+import { direct, DIRECTIVES } from "./directives.js";
+import { fill, h, icon } from "./dom.js";
+import { age, bytes, clock, duration, kindName, moment, number, rankList, words } from "./format.js";
+import { HeatMap, KIND } from "./heatmap.js";
+import { everySecond, gathered, listen } from "./live.js";
+import { fan, grid, mean, metricsOf } from "./series.js";
+import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile } from "./shell.js";
+
+const STALE_S = 15;
+const POLL_S = 2;
+const LISTED = 8;
+const MAP_HEIGHT_PX = 190;
+const MAP_COLUMNS = 300;
+
+const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
+const main = shell("Jobs");
+document.title = `${name} · rankwatch`;
+
+const head = h("div", { class: "job-head" });
+const strip = h("div", { class: "card tiles strip" });
+const body = (kind) => h("div", { class: `body ${kind}` });
+const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
+const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => drawMap() });
+const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "against peers"), h("option", { value: "absolute" }, "as measured"));
+const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
+const lists = h("div", { class: "lists" });
+main.append(
+  head,
+  strip,
+  h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
+  card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
+  lists,
+);
+
+const loss = new Chart(lossBox, { metric: "loss", label: "Loss over steps" });
+const norm = new Chart(normBox, { metric: "grad_norm", label: "Gradient norm over steps" });
+const times = new Chart(fanBox, { metric: "step_time_s", label: "Step time over steps: median, 5th to 95th percentile, slowest rank" });
+let map = null;
+let job = null;
+let incidents = [];
+let attempts = [];
+let checkpoints = [];
+let drawing = false;
+
+const refresh = gathered(load);
+listen((topic, ofJob) => (topic === "reset" || ofJob === name || ofJob === null) && refresh());
+let seconds = 0;
+everySecond(() => {
+  if (seconds++ % POLL_S === 0) load();
+  showAges();
+});
+
+async function load() {
+  await guarded(async () => {
+    const [found, troubles, tries, saves, commands, command] = await Promise.all([
+      get(path("jobs", name)),
+      get("incidents", { job: name, limit: 50 }),
+      get(path("jobs", name, "attempts"), { limit: 50 }),
+      get(path("jobs", name, "checkpoints"), { limit: 50 }),
+      get("commands", { job: name, limit: LISTED }),
+      mayDo("command"),
+    ]);
+    [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
+    showHead(command);
+    showStrip();
+    showLists(commands.items);
+    showAges();
+    await draw();
+  });
+}
+
+function showHead(command) {
+  const possible = Object.keys(DIRECTIVES).filter((action) => (action === "resume" ? job.state === "paused" : job.can.includes(action) && !(action === "pause" && job.state === "paused")));
+  const held = job.orders.filter((order) => order.phase !== "closed");
+  fill(
+    head,
+    h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs")),
+    h(
+      "div",
+      { class: "line" },
+      h("h1", { class: "break" }, name),
+      statePill(job.state),
+      held.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
+      command && job.state !== "ended" && h("div", { class: "actions" }, possible.map((action) => button(action))),
+    ),
+  );
+}
+
+function button(action) {
+  const { icon: sign, name: label, danger } = DIRECTIVES[action];
+  const good = checkpoints.filter((one) => one.verdict === "good" || one.verdict === "unproven");
+  return h("button", { class: danger ? "danger" : action === "resume" ? "primary" : "", onclick: async () => (await direct(job, action, { checkpoints: good })) && load() }, icon(sign), label);
+}
+
+function showStrip() {
+  const open = incidents.filter((one) => one.state !== "resolved");
+  const worst = ["critical", "warning", "info"].find((severity) => open.some((one) => one.severity === severity));
+  const saved = checkpoints.find((one) => one.id === job.checkpoints.rollback_to);
+  fill(
+    strip,
+    tile("Step", number(job.step), `attempt ${job.attempt}`),
+    tile("Step time", duration(job.step_time_s), job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
+    tile("Loss", number(job.loss, 4), "mean over ranks"),
+    tile("Ranks reporting", [number(job.ranks_reporting), h("small", {}, ` of ${number(job.world_size)}`)], h("span", { "data-seen": job.last_seen_unix_ns })),
+    tile("Last good checkpoint", saved ? `step ${number(saved.step)}` : "none yet", saved ? h("span", { "data-saved": saved.saved_unix_ns, "data-tier": saved.tier }) : `${checkpoints.length} in the ledger`),
+    tile("Open incidents", open.length ? h("a", { href: `/incidents?job=${encodeURIComponent(name)}` }, open.length) : "0", worst ? severityPill(worst) : "all quiet"),
+  );
+}
+
+function showAges() {
+  const ageOf = (unixNs) => now() / 1e3 - Number(unixNs) / 1e9;
+  for (const place of strip.querySelectorAll("[data-seen]")) {
+    const quietFor = ageOf(place.dataset.seen);
+    place.textContent = `heard ${age(quietFor)} ago`;
+    document.body.classList.toggle("stale", quietFor > STALE_S && job.state !== "ended");
+  }
+  for (const place of strip.querySelectorAll("[data-saved]")) place.textContent = `${place.dataset.tier} · ${age(ageOf(place.dataset.saved))} ago`;
+}
+
+async function draw() {
+  if (drawing) return;
+  drawing = true;
+  try {
+    const measured = await Promise.all([mean(name, "loss"), mean(name, "grad_norm"), fan(name, "step_time_s")]);
+    const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null);
+    const troubled = outlines();
+    await Promise.all([drawMap(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
+  } finally {
+    drawing = false;
+  }
+}
+
+function outlines() {
+  return incidents
+    .filter((one) => one.onset_step !== null)
+    .map((one) => ({ from: one.onset_step, to: one.resolved_step ?? (one.state === "resolved" ? one.detected_step : job.step), ranks: one.ranks, severity: one.severity, label: one.summary }));
+}
+
+async function drawMap() {
+  const metrics = await metricsOf(name);
+  if (metrics.join() !== [...metricPick.options].map((option) => option.value).join()) {
+    const chosen = [metricPick.value, "busy_s", "step_time_s"].find((metric) => metrics.includes(metric));
+    fill(metricPick, metrics.map((metric) => h("option", { value: metric, selected: metric === chosen }, words(metric))));
+  }
+  const metric = metricPick.value;
+  const found = metric && (await grid(name, metric, MAP_COLUMNS));
+  if (!found) return;
+  const hosts = new Map((job.topology.ranks ?? []).map((one) => [one.rank, one.host]));
+  map ??= new HeatMap(mapBox, { height: MAP_HEIGHT_PX, names: (rank) => (hosts.get(rank) ? `rank ${rank} on ${hosts.get(rank)}` : `rank ${rank}`) });
+  map.show(found, { metric, relative: relativePick.value === "relative", outlines: outlines(), order: orderPick.value === "worst" ? worstFirst(found) : null });
+}
+
+// Rows by their mean over the steps shown, highest first.
+function worstFirst({ steps, ranks, values, kinds }) {
+  const columns = steps.length;
+  const means = ranks.map((_, row) => {
+    let [sum, count] = [0, 0];
+    for (let cell = row * columns; cell < (row + 1) * columns; cell += 1) {
+      if (kinds[cell] === KIND.FINITE) [sum, count] = [sum + values[cell], count + 1];
+    }
+    return count ? sum / count : -Infinity;
+  });
+  return ranks.map((_, row) => row).sort((a, b) => means[b] - means[a]);
+}
+
+function showLists(commands) {
+  const listed = (title, items, none, row, hint) => {
+    const table = h("table", { class: "compact" }, h("tbody", {}, items.slice(0, LISTED).map(row)));
+    return card(title, items.length ? table : empty(h("div"), none), { hint });
+  };
+  fill(
+    lists,
+    listed("Recent incidents", incidents, "None so far.", (one) =>
+      h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, statePill(one.state))),
+    ),
+    listed("Checkpoints", checkpoints, "None saved yet.", (one) =>
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, `${one.tier} · ${bytes(one.bytes)} · ${duration(one.seconds)}`), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
+      job.checkpoints.interval_s ? `advice: save every ${duration(job.checkpoints.interval_s)}` : null,
+    ),
+    listed("Commands", commands, "None so far.", (one) =>
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, statePill(one.state))),
+    ),
+    listed("Attempts", attempts, "None yet.", (one) =>
+      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no step yet" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
+    ),
+  );
+}
