@@ -10,18 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.peers import PeerGroups
+from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.state import Stateful
 
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549
+OWN_VARIANCE_RATIO = 1.5
+# Blocks of single ranks that the assumed correlation counts for, so that few ranks move it slowly and many at once.
+PRIOR_BLOCKS = 32.0
 # The first two rows of a rank only place it.
 WARM_SCATTER_ROWS = 2
+
+
+class Proof(Enum):
+    """What became of a crossing's verification."""
+
+    GIVEN = "given"
+    OPEN = "open"
+    """More rows may prove it."""
+    FAILED = "failed"
+    """It is too small, or no more than a young baseline may be off: it belongs to the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +123,42 @@ class PeerBaseline(Stateful):
 
     def sigma(self) -> Floats:
         """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
-        variance = np.maximum(self.variance, self._pooled) * self._correlation
+        # Over 64 rows of heavy-tailed noise a rank's own variance errs by a quarter: only what is plainly more counts.
+        own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
+        variance = np.where(own_decides, self.variance, self._pooled) * self._correlation
         variance *= 1.0 + self._config.warm_rows / np.maximum(self.rows, 1.0)
         return np.maximum(np.sqrt(variance), self._config.sigma_floor)
 
     def ready(self) -> Bools:
         """Ranks that have been seen often enough to be judged."""
         return self.rows >= self._config.warm_rows
+
+    def doubt(self, rank: int, limit: float, rows: int | None = None) -> float:
+        """How far the means before and since may differ by chance, at the odds of exp(-limit).
+
+        Args:
+            rank: whose.
+            limit: log-likelihood ratio.
+            rows: length of the run that is compared with the baseline; None = what no run can get below.
+        """
+        before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
+        shares = 1.0 / before + (1.0 / rows if rows else 0.0)
+        return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+
+    def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
+        """Second stage after a CUSUM: is the shift large enough, and more than the baseline itself may be off?"""
+        effect = abs(crossing.effect)
+        if effect >= max(effect_min, self.doubt(crossing.rank, limit, crossing.rows)):
+            return Proof.GIVEN
+        hopeless = effect < max(effect_min, self.doubt(crossing.rank, limit))
+        return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
+
+    def absorb(self, rank: int, effect: float, rows: int) -> None:
+        """Learn a run that was held back from learning but proved nothing: its rows count like those before."""
+        before = min(float(self.rows[rank]), float(self._config.offset_rows))
+        self.offset[rank] += effect * rows / (rows + before)
+        self.rows[rank] += rows
+        self._bound_offsets()
 
     def learn(self, logs: Floats, residual: Floats, calm: Bools) -> None:
         """Learn one row from the calm ranks; call after deciding."""
@@ -158,8 +202,9 @@ class PeerBaseline(Stateful):
         self._block_row += 1
         if self._block_row == config.block_rows:
             of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
+            weight = float(calm.sum()) / (float(calm.sum()) + PRIOR_BLOCKS)
             ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
             # 1: independent rows; 16: a block moves as one. Neither side says anything beyond.
-            self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) / 8
+            self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight
             self._block_sum[:] = 0.0
             self._block_row = 0

@@ -177,11 +177,13 @@ class LevelWatch(Stateful):
         config = self._config
         self.score = (point - self.level) / self.scale
         self._episode = [*self._episode, point][-config.settle_points :]
-        newest = self._episode[-config.clear_points :]
-        if sum(newest) / config.clear_points - self.level < config.drift_allowance * self.scale:
+        excess = (sum(self._episode[-config.clear_points :]) / config.clear_points - self.level) / self.scale
+        if excess < config.drift_allowance:
             self._end()
             return Turn.BACK
-        if not self.lasting and len(self._episode) >= config.lasting_points:
+        # Between the two it is still coming back.
+        far = excess >= 2 * config.drift_allowance
+        if far and not self.lasting and len(self._episode) >= config.lasting_points:
             self.lasting = True
             return Turn.LASTING
         if len(self._episode) >= config.settle_points and not self.rising:

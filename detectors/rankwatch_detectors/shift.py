@@ -91,20 +91,17 @@ class ShiftBank(Stateful):
         self._moved += judged & (np.sign(self._levels) * residual > np.abs(self._levels) / 2)
         self._end_runs(self._sums <= 0.0)
 
-    def crossings(self, threshold: float, effect_min: float) -> list[Crossing]:
-        """Ranks whose evidence is beyond `threshold`, in rank order.
-
-        Args:
-            threshold: log-likelihood ratio from `budget.threshold`.
-            effect_min: verification: the mean shift over the run must be at least this, whatever the evidence.
-        """
+    def crossings(self, threshold: float) -> list[Crossing]:
+        """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
         strongest = self.strongest()
         found = []
         for rank in np.flatnonzero(strongest >= threshold).tolist():
-            level = int(np.argmax(self._sums[:, rank]))
+            # Of the levels that speak the one whose run is shortest has the fewest usual rows at its beginning.
+            speaking = self._sums[:, rank] >= threshold / 2
+            level = int(np.argmin(np.where(speaking, self._rows[:, rank], np.inf)))
             rows = self._rows[level, rank]
             effect = float(self._total[level, rank] / rows)
-            if self._moved[level, rank] >= self._rows_min and abs(effect) >= effect_min:
+            if self._moved[level, rank] >= self._rows_min:
                 onset = int(self._onset[level, rank])
                 found.append(Crossing(rank, effect, onset, int(rows), float(strongest[rank])))
         return found

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severity, StepKind
-from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline
+from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.shift import Crossing, ShiftBank
@@ -112,8 +112,7 @@ class SlowdownDetector(DispatchingDetector):
         sigma = self._baseline.sigma()
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
         self._bank.push(residual, sigma, self._baseline.ready(), frame.step, limit)
-        crossings = self._bank.crossings(limit, math.log(self._config.ratio_min))
-        findings = self._decide(crossings, frame, float(residual[0]), seconds, shared=cpu_s is not None)
+        findings = self._decide(self._verified(limit), frame, float(residual[0]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
         self._baseline.learn(logs, residual, calm)
         return findings
@@ -125,6 +124,18 @@ class SlowdownDetector(DispatchingDetector):
             return 0.0
         self._tokens = self._tokens or tokens
         return max(0.0, math.log(tokens / self._tokens))
+
+    def _verified(self, limit: float) -> list[Crossing]:
+        """Crossings large enough, and beyond the baseline's own doubt; others are learned."""
+        verified = []
+        for crossing in self._bank.crossings(limit):
+            proof = self._baseline.verify(crossing, limit, math.log(self._config.ratio_min))
+            if proof is Proof.GIVEN:
+                verified.append(crossing)
+            elif proof is Proof.FAILED and not len(self.episodes):
+                self._baseline.absorb(0, crossing.effect, crossing.rows)
+                self._bank.clear_rank(0)
+        return verified
 
     def _decide(
         self, crossings: list[Crossing], frame: Frame, residual: float, seconds: float, *, shared: bool

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
-from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline
+from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.dispatch import finite
 from rankwatch_detectors.load import LoadConfig, LoadModel
@@ -44,6 +44,7 @@ class Witness(Stateful):
 
     def __init__(self, config: WitnessConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
         self._config = config
+        self._effect_min = abs(math.log(config.ratio_min))
         self._budget = budget
         self.baseline = PeerBaseline(baseline)
         self.load = LoadModel(load)
@@ -110,8 +111,14 @@ class Witness(Stateful):
 
     def _crossings(self, limit: float, now_s: float) -> list[Crossing]:
         config = self._config
-        effect_min = abs(math.log(config.ratio_min))
-        crossings = [c for c in self.bank.crossings(limit, effect_min) if self.judged[c.rank] and self._moved_itself(c)]
+        crossings = []
+        for crossing in self.bank.crossings(limit):
+            verdict = self.baseline.verify(crossing, limit, self._effect_min)
+            if verdict is Proof.FAILED or not self._moved_itself(crossing):
+                self.baseline.absorb(crossing.rank, crossing.effect, crossing.rows)
+                self.bank.clear_rank(crossing.rank)
+            elif verdict is Proof.GIVEN:
+                crossings.append(crossing)
         if config.duration_min_s:
             self._since = {str(c.rank): self._since.get(str(c.rank), now_s) for c in crossings}
             crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Occurrence, Presence, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.stream.packing import pack, unpack
 from tests.support.verdicts import judge, opened
 
 NAMES = [detector.name for detector in detectors()]
@@ -91,7 +92,7 @@ def test_episodes_open_before_they_change_and_close_once(name: str, observations
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.0, 1.0))
 def test_a_restored_detector_goes_on_as_if_nothing_had_happened(
     name: str, share: float, observations: list[Observation]
@@ -101,7 +102,7 @@ def test_a_restored_detector_goes_on_as_if_nothing_had_happened(
     expected = [told(list(whole.observe(observation))) for observation in observations]
     for observation in observations[:split]:
         first.observe(observation)
-    saved = pickle.loads(pickle.dumps(first.snapshot()))
+    saved = unpack(pack(first.snapshot()))
     second = one(name)
     second.restore(saved)
     for observation in observations[split:]:
@@ -164,9 +165,12 @@ def test_permuted_ranks_give_permuted_findings(name: str, observations: list[Obs
 def permuted(observation: Observation, order: np.ndarray[Any, Any]) -> Observation:
     """The same job with its ranks numbered otherwise: new rank i is old rank order[i]."""
     if isinstance(observation, Frame):
-        fields = ("values", "present", "exact")
-        moved = {f: {name: array[order] for name, array in getattr(observation, f).items()} for f in fields}
-        return dataclasses.replace(observation, **moved)
+        return dataclasses.replace(
+            observation,
+            values={name: array[order] for name, array in observation.values.items()},
+            present={name: array[order] for name, array in observation.present.items()},
+            exact={name: array[order] for name, array in observation.exact.items()},
+        )
     if isinstance(observation, AttemptStart):
         return dataclasses.replace(observation, topology=reordered(observation.topology, order))
     if isinstance(observation, Tick):
@@ -192,7 +196,7 @@ AWKWARD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, -1e308, 0.0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_awkward_numbers_break_nothing_and_silence_nothing(name: str, data: st.DataObject) -> None:
     """One awkward value early on; the fault that comes later is found all the same."""
