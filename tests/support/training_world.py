@@ -1,8 +1,8 @@
 """A job of simulated ranks, agents and api processes in discrete time, with everything that can go wrong among them.
 
 Ranks keep the SDK's side of docs/design.md, "Orders": they meet in a collective every step, hold at a boundary, act on
-`do`, and end their process where a rollback is not followed by `go`. Agents carry phases down and answers up, late or not
-at all. Each api process runs the real `advance` over a shared row with compare-and-set, and may stop at any moment.
+`do`, and end their process where a rollback is not followed by `go`. Agents carry phases down and answers up, late or
+not at all. Each api process runs the real `advance` over a shared row with compare-and-set, and may stop at any moment.
 """
 
 from __future__ import annotations
