@@ -82,7 +82,6 @@ def commit(
     place: Place,
     ticks: Sequence[StoredTick],
     effects: Effects,
-    now_unix_ns: int,
 ) -> None:
     """Write everything that one batch led to, in the caller's writing transaction.
 
@@ -108,7 +107,7 @@ def commit(
         connection.execute(_upsert(connection, Checkpoint, ("job", "id"), row, changes))
     for refused in effects.refused:
         detail = f"partition {partition}, position {refused.position}: {refused.detail}"
-        dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, now_unix_ns)
+        dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, refused.at_unix_ns)
     if effects.feed:
         connection.execute(insert(Feed), effects.feed)
 

@@ -22,6 +22,7 @@ class Refused:
     reason: str
     detail: str
     value: bytes
+    at_unix_ns: int
 
 
 @dataclass(slots=True)

@@ -106,13 +106,16 @@ class Stream:
         started = Started()
         found, unreadable = snapshots.load(self._engine, self._number, committed)
         self._partition.restore(found)
-        begin = self._log.begin(self._number)
         places = [saved.place for saved in found]
-        if not any(saved.job == ALL_JOBS for saved in found):
-            places = [Place(0, 0)]
-        for name in self._forgotten({saved.job for saved in found}, begin > 0 or bool(unreadable)):
-            adopt(self._engine, self._partition.begin_cold(name, committed))
-            started.cold_jobs.append(name)
+        begin = self._log.begin(self._number)
+        if begin > 0:
+            # Of these the log has forgotten what their snapshots knew.
+            for name in unreadable:
+                self._begin_cold(name, committed, started)
+        if self._known_jobs() - {saved.job for saved in found} - set(started.cold_jobs):
+            # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
+            places.append(Place(begin, 0))
+        places = places or [committed]
         begin_place = Place(min(p.position for p in places), min(p.tick_number for p in places))
         self._replay(begin_place, committed, started)
         self._partition.settled()
@@ -181,8 +184,7 @@ class Stream:
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
         with write(self._engine) as connection:
-            place, now = self._partition.place, self._partition.now_ns
-            commit(connection, self._number, self._epoch, place, ticks, effects, now)
+            commit(connection, self._number, self._epoch, self._partition.place, ticks, effects)
         for refused in effects.refused:
             _log.warning("record_refused", position=refused.position, reason=refused.reason, detail=refused.detail)
         for job, failure in effects.failures:
@@ -212,13 +214,17 @@ class Stream:
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
-    def _forgotten(self, found: set[str], incomplete: bool) -> list[str]:
-        """Jobs that the store knows, that have no snapshot, and whose log does not reach back to their beginning."""
-        if not incomplete:
-            return []
+    def _begin_cold(self, name: str, committed: Place, started: Started) -> None:
+        started.cold_jobs.append(name)
+        job = self._partition.begin_cold(name, committed)
+        if job is not None:
+            adopt(self._engine, job)
+
+    def _known_jobs(self) -> set[str]:
+        """Jobs of this partition that anything was committed about, and the partition's own settings."""
         with read(self._engine) as connection:
-            names = connection.scalars(select(Job.name).order_by(Job.name)).all()
-        return [name for name in names if name not in found and self._log.partition_of(name) == self._number]
+            names = connection.scalars(select(Job.name)).all()
+        return {ALL_JOBS, *(name for name in names if self._log.partition_of(name) == self._number)}
 
     def _replay(self, begin: Place, committed: Place, started: Started) -> None:
         ticks = iter(self._ticks(begin, committed))

@@ -55,12 +55,11 @@ class Partition:
         try:
             self._take(record, effects)
         except BadBatchError as error:
-            effects.refused.append(Refused(record.position, error.reason, error.detail, record.value))
+            self._refuse(record, error.reason, error.detail, effects)
         except msgspec.MsgspecError as error:
-            effects.refused.append(Refused(record.position, Reason.MALFORMED, str(error), record.value))
+            self._refuse(record, Reason.MALFORMED, str(error), effects)
         except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
-            detail = f"{type(error).__name__}: {error}"[:500]
-            effects.refused.append(Refused(record.position, Reason.FAILED, detail, record.value))
+            self._refuse(record, Reason.FAILED, f"{type(error).__name__}: {error}"[:500], effects)
         self.place = Place(record.position + 1, self.place.tick_number)
 
     def tick(self, tick: StoredTick, effects: Effects) -> None:
@@ -88,10 +87,15 @@ class Partition:
             else:
                 self._new(saved.job).restore(saved.state)
 
-    def begin_cold(self, name: str, place: Place) -> JobStream:
-        """A job whose past cannot be replayed: it goes on from `place`."""
+    def begin_cold(self, name: str, place: Place) -> JobStream | None:
+        """A job whose past cannot be replayed: it goes on from `place`. Of the settings every job has a copy."""
         self._from[name] = place
-        return self._new(name)
+        if name != ALL_JOBS:
+            return self._new(name)
+        newest = max(self.jobs, key=lambda job: self._from[job].position, default=None)
+        if newest is not None:
+            self.desk = self.jobs[newest].desk.copy()
+        return None
 
     def settled(self) -> None:
         """The replay is over: nothing is skipped any more."""
@@ -122,6 +126,9 @@ class Partition:
             raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
         job = self.jobs.get(batch.job) or self._new(batch.job)
         job.telemetry(batch, self._now_s, effects)
+
+    def _refuse(self, record: Record, reason: Reason, detail: str, effects: Effects) -> None:
+        effects.refused.append(Refused(record.position, reason, detail, record.value, self.now_ns))
 
     def _concerns(self, name: str, record: Record) -> bool:
         return record.position >= self._from.get(name, _START).position

@@ -77,7 +77,7 @@ def follow(engine: Engine, log: Log, clock: Clock, links: Links, stop: Stop) -> 
         except FencedError:
             _log.exception("stream_fenced")
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - told, and begun anew
             # Whether the last batch was committed is not known: a new start finds out.
             _log.exception("stream_failed")
             clock.sleep(RETRY_S)
