@@ -16,6 +16,7 @@ from rankwatch.wire import View
 from rankwatch_service.api import (
     agents,
     audit_trail,
+    charts,
     commands,
     events,
     health,
@@ -56,6 +57,7 @@ RESOURCES: Final = (
     telemetry,
     agents,
     jobs,
+    charts,
     incidents,
     commands,
     receivers,
