@@ -183,6 +183,17 @@ def test_a_hung_rank_shows_its_python_stack_once_for_each_request(tmp_path: Path
         assert rank.process.poll() is None
 
 
+def test_a_hung_rank_shows_its_stack_before_it_is_killed(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        settle(service, 1)
+        rank.do("hang", "backward")
+        kill = wire.OrderView("o1", "gpt", "l.0", "kill", "relaunch", culprits=(0,))
+        service.order(kill, stacks=(wire.StackRequest("r1", "l.0", (0,)),))
+        assert rank.wait() == -signal.SIGKILL
+        until(lambda: stacks(service))
+        assert "_endless_loop" in stacks(service)[0].fields["stack"]
+
+
 def test_a_stopped_rank_has_no_python_stack_but_its_last_phase_and_step(tmp_path: Path) -> None:
     with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
         settle(service, 1)

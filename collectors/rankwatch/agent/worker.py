@@ -73,6 +73,7 @@ class Worker:
         self._exits.add_wakeup(self._inbox.fd)
         self._relay = Relay(self._ranks, resume_file(setting.directory, setting.job), setting.job)
         self._stacks = Stacks(setting.clock)
+        self._held_back: wire.Orders | None = None
         self._drafts: dict[str, Draft] = {}
         self._newest_attempt = ""
         self._numbering: Numbering | None = None
@@ -94,7 +95,7 @@ class Worker:
         if self._newest_attempt:
             reason = "told to stop" if self._stopping() else "no rank is left"
             event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
-            self._draft(self._newest_attempt).events.append(event)
+            self._draft(self._newest_attempt).tell(event)
         self._flush()
         for thread in (self._views, self._stream, self._setting.gpu):
             if thread is not None:
@@ -128,6 +129,8 @@ class Worker:
                 self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
                 self._tell_progress(now_s)
         self._tell_stacks()
+        if self._held_back is not None and not self._stacks.pending:
+            self._obey(self._held_back)
         self._flush()
         if now_s >= self._next_view_s:
             self._next_view_s = now_s + (VIEW_EVERY_S if self._relay.urgent else PROGRESS_EVERY_S)
@@ -198,7 +201,8 @@ class Worker:
 
     def _tell_last(self, rank: LocalRank, block: Progress, now_s: float, *events: wire.Event) -> None:
         draft = self._draft_of(rank, block.k)
-        draft.events.extend(events)
+        for event in events:
+            draft.tell(event)
         draft.progress.append(progress_of(rank, block, now_s))
         draft.positions[rank.path] = ALL_TOLD
         rank.exit_told = True
@@ -234,8 +238,6 @@ class Worker:
                     self._losses[self._setting.job, draft.attempt, "reserved_names"] += refused
                 if isinstance(entry, Note) and entry.kind == "exception":
                     rank.error = f"{entry.fields.get('type', '')}: {entry.fields.get('message', '')}"
-                if draft.full:
-                    self._flush()
 
     def _tell_progress(self, now_s: float) -> None:
         for rank in self._ranks:
@@ -250,7 +252,7 @@ class Worker:
 
     def _tell_stacks(self) -> None:
         for rank, event in self._stacks.take():
-            self._draft_of(rank, rank.reader.progress().k).events.append(event)
+            self._draft_of(rank, rank.reader.progress().k).tell(event)
 
     def _tell_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
@@ -259,7 +261,7 @@ class Worker:
         for (_, attempt, reason), count in self._losses.items():
             fields = {"reason": reason, "count": count}
             draft = self._draft(attempt or self._newest_attempt)
-            draft.events.append(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
+            draft.tell(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
         self._losses.clear()
 
     def _flush(self) -> None:
@@ -274,16 +276,19 @@ class Worker:
         """The draft for a rank's records with this k; introduces the rank if it is new there."""
         attempt = rank.attempt(k)
         draft = self._draft(attempt)
+        if draft.full:
+            self._flush()
+            draft = self._draft(attempt)
         state = (attempt, rank.header.identity_number)
         if rank.introduced != state:
             if not rank.introduced[0] and not rank.settled:
-                draft.events.append(start_event(rank))
+                draft.tell(start_event(rank))
             rank.introduced = state
             draft.introduce(rank)
             if attempt != self._newest_attempt:
                 self._newest_attempt = attempt
                 fields = {"restarts": self._setting.restarts}
-                draft.events.append(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
+                draft.tell(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
         return draft
 
     def _draft(self, attempt: str) -> Draft:
@@ -295,15 +300,20 @@ class Worker:
     # ---- orders ------------------------------------------------------------------------------------------------------
 
     def _obey(self, orders: wire.Orders) -> None:
-        was_urgent = self._relay.urgent
-        self._relay.apply(orders)
-        if self._relay.urgent and not was_urgent:
-            self._next_view_s = self._clock.monotonic_s()
         for request in orders.stacks:
             for rank in self._ranks:
                 wanted = not request.ranks or rank.rank in request.ranks
                 if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
                     self._stacks.begin(request.request, rank)
+        # Whoever is killed can show no stack any more. It takes a tenth of a second, two when it does not come.
+        if self._stacks.pending and any(view.phase == "kill" for view in orders.orders):
+            self._held_back = orders
+            return
+        self._held_back = None
+        was_urgent = self._relay.urgent
+        self._relay.apply(orders)
+        if self._relay.urgent and not was_urgent:
+            self._next_view_s = self._clock.monotonic_s()
 
     def _post_views(self, now_s: float) -> None:
         if self._views is None or self._numbering is None:

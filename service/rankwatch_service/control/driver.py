@@ -203,7 +203,8 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
     query = (
         select(Command.__table__)
         .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
-        .order_by(Command.requested_unix_ns, Command.id)
+        # Of what was asked at once stacks come first: a relaunch leaves nobody who could show one.
+        .order_by(Command.requested_unix_ns, Command.action != commands.STACKS, Command.id)
     )
     return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]
 

@@ -34,6 +34,7 @@ def play(outcome: Outcome, stage: Stage) -> None:
 
 def _play(outcome: Outcome, stage: Stage) -> None:
     scene = outcome.scene
+    known = {incident["id"] for incident in stage.incidents}
     armed = Armed(scene.fault, scene.rank, stage.witness.attempt, _due_step(scene.fault, stage.witness.step))
     outcome.step_time_s = stage.witness.step_time_s()
     stage.faults.arm([armed])
@@ -43,7 +44,7 @@ def _play(outcome: Outcome, stage: Stage) -> None:
     stage.view.event(f"step {injected.step}: {scene.title} (rank {scene.rank})")
 
     outcome.incident = stage.wait_for(
-        f"{scene.kind} incident", FOUND_LIMIT_S, lambda: _incident(stage, scene.kind, injected)
+        f"{scene.kind} incident", FOUND_LIMIT_S, lambda: _new_incident(stage, scene.kind, known)
     )
     outcome.state = "opened"
     _note_finding(outcome, injected, stage)
@@ -68,16 +69,10 @@ def _due_step(fault: Fault, step: int) -> int:
     return due - due % FINGERPRINT_STEPS + FINGERPRINT_STEPS // 2 if fault is Fault.BIT_FLIP else due
 
 
-def _incident(stage: Stage, kind: str, injected: Injected) -> dict[str, Any] | None:
-    """The incident of this kind that opened after the fault."""
-    return next(
-        (
-            incident
-            for incident in stage.incidents
-            if incident["kind"] == kind and incident["detected_unix_ns"] >= injected.unix_ns
-        ),
-        None,
-    )
+def _new_incident(stage: Stage, kind: str, known: set[str]) -> dict[str, Any] | None:
+    """The incident of this kind that was not there before the fault."""
+    new = (incident for incident in stage.incidents if incident["id"] not in known)
+    return next((incident for incident in new if incident["kind"] == kind), None)
 
 
 def _note_finding(outcome: Outcome, injected: Injected, stage: Stage) -> None:
@@ -89,7 +84,7 @@ def _note_finding(outcome: Outcome, injected: Injected, stage: Stage) -> None:
             (w for w in stage.receiver.received if (w.incident, w.type) == (incident["id"], "incident.opened")), None
         ),
     )
-    outcome.found_s = (incident["detected_unix_ns"] - injected.unix_ns) / 1e9
+    outcome.found_s = (webhook.unix_ns - injected.unix_ns) / 1e9
     if outcome.scene.fault is Fault.HANG:
         return
     decided_unix_ns = injected.unix_ns

@@ -76,7 +76,7 @@ class Outcome:
     incident: Mapping[str, Any] = field(default_factory=dict)
     found_steps: int | None = None
     found_s: float | None = None
-    """From the fault's beginning to the incident's detection."""
+    """From the fault's beginning to the webhook in the receiver's hands."""
     noticed_s: float | None = None
     """From the sample that decided (or the fault itself, where no sample follows) to the webhook."""
     step_time_s: float = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -85,7 +86,7 @@ class View:
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """The demo's result, one row for each fault."""
-    result = Table(title="What was injected, and what came of it", title_justify="left")
+    result = Table(title="What was injected, and what came of it", title_justify="left", box=SIMPLE)
     for name in ("fault", "opened", "named", "found after", "webhook", "action", "applied at step", "recovered"):
         result.add_column(name)
     for outcome in outcomes:

@@ -79,9 +79,8 @@ def test_a_fingerprint_may_use_all_64_bits(base):
     assert records(narrow_fingerprints(base)).exact["fingerprint"].values.tolist() == [base, base + 1]
 
 
-@pytest.mark.parametrize("base", [2**63 - 1, -(2**63) - 1])
-def test_a_base_beyond_64_bits_is_refused(base):
-    assert refusal(batch(steps=narrow_fingerprints(base))) in (Reason.COLUMNS, Reason.MALFORMED)
+def test_a_value_that_its_base_carries_beyond_64_bits_is_refused():
+    assert refusal(batch(steps=narrow_fingerprints(2**63 - 1))) == Reason.COLUMNS
 
 
 def test_plain_json_says_the_same_as_msgpack():
