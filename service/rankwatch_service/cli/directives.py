@@ -1,4 +1,4 @@
-"""`rankwatch pause|resume|checkpoint|rollback|stop JOB`: what a job is told to do."""
+"""`rankwatch pause|resume|checkpoint|rollback|relaunch|stop JOB`: what a job is told to do."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ ACTIONS: Final = (
     _plain("resume", "Let a paused job go on."),
     _plain("checkpoint", "Have a job save a checkpoint now."),
     Action("rollback", "Take a job back to a checkpoint, inside its processes.", _rollback),
+    _plain("relaunch", "End a job's processes; its launcher starts them again from the newest good checkpoint."),
     _plain("stop", "End a job's training loop, on all ranks at the same step."),
 )
 

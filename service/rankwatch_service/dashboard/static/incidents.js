@@ -7,6 +7,7 @@ import { everySecond, gathered, listen } from "./live.js";
 import { empty, guarded, keys, mayDo, SEVERITIES, severityPill, shell, statePill, toast } from "./shell.js";
 
 const SHOWN = 200;
+const UNHEARD_S = 30;
 const VIEWS = { open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
 
 const query = new URLSearchParams(location.search);
@@ -119,23 +120,24 @@ function row(incident) {
 }
 
 function quiet(view, jobs) {
-  if (view !== "open") {
-    empty(list, `No ${view === "all" ? "" : view} incidents match.`);
+  if (view !== "open" || ["severity", "job", "kind"].some((name) => query.get(name))) {
+    empty(list, `No ${view === "all" ? "" : `${view} `}incident matches.`);
     return;
   }
+  const running = jobs.filter((one) => one.state === "running" || one.state === "paused");
   const newest = Math.max(0, ...jobs.map((one) => one.last_seen_unix_ns));
-  const running = jobs.filter((one) => one.state === "running").length;
+  const heard = !running.length || now() / 1e3 - newest / 1e9 < UNHEARD_S;
   fill(
     list,
     h(
       "div",
-      { class: "quiet" },
-      h("span", { class: "seal" }, icon("good")),
-      h("h2", {}, "All quiet"),
+      { class: `quiet ${heard ? "" : "unheard"}` },
+      h("span", { class: "seal" }, icon(heard ? "good" : "warning")),
+      h("h2", {}, heard ? "All quiet" : "Quiet, but nothing is heard"),
       jobs.length
-        ? h("p", { class: "muted" }, `${running} of ${jobs.length} ${jobs.length === 1 ? "job" : "jobs"} running. Last telemetry `, h("b", { "data-since": newest }), " ago.")
-        : h("p", { class: "muted" }, "No job has reported yet. Quiet here does not mean healthy until one does."),
-      jobs.length === 0 && h("p", { class: "hint" }, "Add ", h("code", {}, "import rankwatch; watch = rankwatch.start(job=…)"), " to a training script, or run ", h("code", {}, "rankwatch demo"), "."),
+        ? h("p", { class: "muted" }, `${running.length} of ${jobs.length} ${jobs.length === 1 ? "job" : "jobs"} running. Last telemetry `, h("b", { "data-since": newest }), " ago.")
+        : h("p", { class: "muted" }, "No job has reported yet. Quiet does not mean healthy until one does."),
+      jobs.length === 0 && h("p", { class: "hint" }, "Put ", h("code", {}, "watch = rankwatch.start(job=…)"), " into a training script, or run ", h("code", {}, "rankwatch demo"), "."),
     ),
   );
 }
