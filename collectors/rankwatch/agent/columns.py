@@ -13,8 +13,9 @@ from typing import Final, TypeVar
 
 from rankwatch.wire import Column, Table
 
-CELLS_MAX: Final = 500_000
-"""Rows x columns of one table. At 8 bytes a cell that is 4 MB, half of what the service accepts as a message."""
+CELLS_MAX: Final = 300_000
+"""Rows x columns of one table: 2.4 MB at 8 bytes a cell. Two tables and `draft.BULK_BYTES_MAX` stay below the 8 MB that
+the service accepts as a message."""
 
 F4_EXACT_MAX: Final = 2.0**24
 """Above this f4 cannot hold every integer: token counts and user counters would be rounded."""

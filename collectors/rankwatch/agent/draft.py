@@ -16,6 +16,8 @@ KNOWN_COLUMNS: Final = frozenset(
 )
 """Columns that the recorder itself fills: a user's metric of the same name would contradict them."""
 PHASE_PREFIX: Final = "phase."
+BULK_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Parameter names and stacks of one message. One rank's names are at most some 0.5 MB, one stack 64 KB."""
 
 
 class Numbering:
@@ -44,8 +46,9 @@ class Draft:
         self.attempt = attempt
         self.progress: list[wire.Progress] = []
         self.devices: tuple[wire.DeviceSample, ...] = ()
-        self.events: list[wire.Event] = []
-        self.ranks: dict[int, wire.RankInfo] = {}
+        self._events: list[wire.Event] = []
+        self._ranks: dict[int, wire.RankInfo] = {}
+        self._bulk_bytes = 0
         self._steps = Rows()
         self._values = Rows()
         self._only_train = True
@@ -55,12 +58,14 @@ class Draft:
     @property
     def full(self) -> bool:
         """True when it should be sent before anything is added."""
-        return self._steps.full or self._values.full
+        return self._steps.full or self._values.full or self._bulk_bytes >= BULK_BYTES_MAX
 
     @property
     def empty(self) -> bool:
         """True when there is nothing to send."""
-        return not (self.progress or self.devices or self.events or self.ranks or len(self._steps) or len(self._values))
+        return not (
+            self.progress or self.devices or self._events or self._ranks or len(self._steps) or len(self._values)
+        )
 
     def add(self, rank: LocalRank, entry: Entry) -> int:
         """Add one record of a rank.
@@ -75,18 +80,23 @@ class Draft:
             floats, integers, refused = _split(entry)
             self._values.add(entry.step, rank.rank, floats, integers)
             return refused
-        self.events.append(
+        self._events.append(
             wire.Event(
                 entry.kind, entry.time_unix_ns, rank.rank, entry.step if entry.step >= 0 else None, dict(entry.fields)
             )
         )
         return 0
 
+    def tell(self, event: wire.Event) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self._bulk_bytes += len(event.fields.get("stack", ""))
+
     def introduce(self, rank: LocalRank) -> None:
         """Say who this rank is, with the batch."""
         identity = rank.identity
         topology = {name: int(identity.get(name) or 0) for name in ("dp", "tp", "pp", "cp", "ep")}
-        self.ranks[rank.rank] = wire.RankInfo(
+        self._ranks[rank.rank] = wire.RankInfo(
             rank=rank.rank,
             world_size=int(identity.get("world_size", 1)),
             local_rank=int(identity.get("local_rank", 0)),
@@ -98,6 +108,7 @@ class Draft:
             can=tuple(identity.get("can", ())),
             **topology,
         )
+        self._bulk_bytes += sum(map(len, identity.get("parameters", ())))
 
     def parcel(self, numbering: Numbering, unix_ns: int) -> Parcel:
         """Encode what was collected."""
@@ -112,12 +123,12 @@ class Draft:
             boot=numbering.boot,
             seq=numbering.take(),
             sent_unix_ns=unix_ns,
-            ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
+            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             steps=steps,
             values=self._values.table(),
             progress=tuple(self.progress),
             devices=self.devices,
-            events=tuple(self.events),
+            events=tuple(self._events),
         )
         return Parcel(wire.encode(batch), self.positions)
 

@@ -22,6 +22,8 @@ from rankwatch.agent.spool import Spool
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Waits for the sender at most. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: a request that takes its whole time-out of
 10 s lets 0.5 MB gather, so this is met only where the spool cannot be written either."""
+MEMORY_EASY_BYTES: Final = 1024 * 1024
+"""While the spool is being sent, what is newer waits in memory up to this; then it goes to the spool's end."""
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 10.0
 
@@ -120,6 +122,8 @@ class Sender(threading.Thread):
                 done = self._deadline_s is not None and not (self._fresh or self._spool)
             if done or self._overdue():
                 break
+            if self._spool and self._fresh_bytes > MEMORY_EASY_BYTES:
+                self._spill()
             if self._fresh or self._spool:
                 self._send_oldest()
         self._spill()

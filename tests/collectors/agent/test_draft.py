@@ -96,3 +96,15 @@ def test_sixty_four_rank_steps_of_sixteen_metrics_take_at_most_eighty_bytes_each
         times = (0.1, 0.05, 0.04, 0.01)
         draft.add(rank(number), StepEntry(step + 1, step, 0, 0, step, 10**18 + index * 10**7, *times, values, {}))
     assert len(draft.parcel(Numbering("node-1"), 10**18).body) <= 80 * 64
+
+
+def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_big() -> None:
+    draft = Draft("gpt", "l.0")
+    names = [f"layers.{number}.attention.query.weight" for number in range(10_000)]
+    count = 0
+    while not draft.full:
+        draft.introduce(rank(count, parameters=names))
+        draft.tell(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
+        count += 1
+    assert 1 < count < 10
+    assert len(draft.parcel(Numbering("h"), 5).body) < wire.BATCH_BYTES_MAX / 2

@@ -195,3 +195,29 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Servi
     until(lambda: sender.idle)
     sender.close(0.1)
     assert service.numbers() == list(range(100))
+
+
+def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_filling_memory(
+    sender: Sender, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "MEMORY_EASY_BYTES", 2_000)
+    service.answer = lambda _seq: Later("connection refused")
+    for number in range(10):
+        sender.put(parcel(number))
+    until(lambda: sender.take_settled().get("ring") == 9)
+    going_on = threading.Event()
+
+    def slow(seq: int) -> Outcome:
+        if seq == 3:
+            going_on.wait(20)
+        return Accepted()
+
+    service.answer = slow
+    until(lambda: len(service.taken) == 3)
+    for number in range(10, 60):
+        sender.put(parcel(number))
+    going_on.set()
+    # Settled by the spool: the service has not taken them when the first of them is.
+    until(lambda: sender.take_settled().get("ring") == 59)
+    until(lambda: len(service.taken) == 60)
+    assert service.numbers() == list(range(60))
