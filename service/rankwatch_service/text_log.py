@@ -16,6 +16,7 @@ def configure(level: str, role: str) -> None:
     """Set up logging for this process: readable lines on a terminal, JSON lines elsewhere."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=number, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(max(number, logging.WARNING))
     terminal = sys.stderr.isatty()
     last: structlog.typing.Processor
     last = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
