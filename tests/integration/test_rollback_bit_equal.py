@@ -6,11 +6,17 @@ Every registered state is needed for that: with any one left out the comparison 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rankwatch
+from rankwatch.layout import Directive
+from rankwatch.reader import RingReader
 from rankwatch.state import Capture, TrainingState
 from rankwatch.torch_probe import TorchProbe
 from tests.support.gloo import on_ranks
@@ -118,3 +124,102 @@ def test_a_flipped_bit_makes_the_replicas_differ_and_the_rollback_makes_them_equ
 @pytest.mark.parametrize("without", STATES)
 def test_leaving_out_any_one_state_makes_the_comparison_fail(ranks, fault, without):
     assert any(results[fault, without]["digests"] != results["undisturbed"] for results in ranks)
+
+
+# ---- the same through an order ---------------------------------------------------------------------------------------
+
+ORDERED_END = 80
+STEP_S = 0.02
+"""Added to each step before the rollback: the order has to arrive before the run ends."""
+MARGIN_STEPS = 15
+PATIENCE_S = 40.0
+
+
+def obeying(rank: int, directory: str, fault: str) -> dict[str, Any]:
+    """A run under a watch; the rollback comes as an order through the recorder file."""
+    job = Job(rank)
+    watch = rankwatch.start(
+        job="j",
+        launch="l",
+        rank=rank,
+        world_size=RANKS,
+        agent=False,
+        stack_signal=None,
+        env={"RANKWATCH_DIR": directory},
+    )
+    watch.torch(job.ddp, job.optimizer, fingerprint_every=1)
+    watch.state(**job.objects, data=job.batches, keep=16, every=3)
+    digests: dict[int, str] = {}
+    attempts = []
+    for step in watch.steps(ORDERED_END):
+        first = watch.attempt == "l.0"
+        digests[step] = train_step(job, next(watch.batches), fault if first and rank == 1 and step == FAULT_AT else "")
+        attempts.append((watch.attempt, step))
+        time.sleep(STEP_S if first else 0)
+    errors = watch.errors
+    watch.close()
+    return {"digests": digests, "attempts": attempts, "errors": errors}
+
+
+def to_the_end(rank: int) -> dict[int, str]:
+    job = Job(rank)
+    batches = job.batches(0)
+    return {step: train_step(job, next(batches)) for step in range(ORDERED_END)}
+
+
+def order_rollback(directory: Path) -> list[Any]:
+    """What agents and api do, for ranks of one host: hold at S, do, go. Returns the ranks' answers."""
+    until(lambda: len(list(directory.glob("*.ring"))) == RANKS)
+    readers = [until(lambda path=path: opened(path)) for path in sorted(directory.glob("*.ring"))]
+    until(lambda: min(reader.progress().step for reader in readers) >= NOTICED_AT)
+    hold = Directive(
+        order="o1",
+        attempt="l.0",
+        phase="hold",
+        action="rollback",
+        step=max(reader.progress().step for reader in readers) + MARGIN_STEPS,
+        lease_s=PATIENCE_S,
+        checkpoint="memory:l.0:3",
+        checkpoint_step=3,
+        k=1,
+    )
+    for phase, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
+        for reader in readers:
+            reader.directives.write(hold._replace(phase=phase))
+        until(lambda answer=answer: all(reader.progress().answer.answer == answer for reader in readers))
+        if phase == "do":
+            answers = [reader.progress().answer for reader in readers]
+    for reader in readers:
+        reader.close()
+    return answers
+
+
+def opened(path: Path) -> RingReader | None:
+    try:
+        return RingReader(str(path), writable=True)
+    except ValueError:
+        return None  # it is still being made
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_ordered_rollback_makes_training_bit_equal_to_the_undisturbed_run(tmp_path, fault):
+    with ThreadPoolExecutor(1) as pool:
+        ordering = pool.submit(order_rollback, tmp_path)
+        results = on_ranks(RANKS, obeying, str(tmp_path), fault)
+        answers = ordering.result()
+    expected = on_ranks(RANKS, to_the_end)
+    assert [result["errors"] for result in results] == [0] * RANKS
+    assert [result["digests"] for result in results] == expected
+    assert len({tuple(result["attempts"]) for result in results}) == 1
+    assert ("l.1", 3) in results[0]["attempts"]
+    assert {(answer.step, answer.k) for answer in answers} == {(3, 1)}
+    assert len({answer.fingerprint for answer in answers}) == 1
+    assert answers[0].fingerprint != 0

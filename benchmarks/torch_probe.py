@@ -1,0 +1,215 @@
+"""What `watch.torch(...)` adds to a training step, part by part.
+
+    python benchmarks/torch_probe.py [--rounds 40] [--device cuda]
+
+One model trains; in each round every variant of the probe, and no probe at all, gets one block of steps, in random
+order. A variant's cost is the lower quartile of its blocks less that of the bare blocks: what else runs on the machine
+only ever adds. On a CPU it is CPU time of the training thread. On CUDA it is wall time between two synchronisations
+around the block, and within the steps torch raises at any synchronisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwatch.meter import StepMeter
+from rankwatch.recorder import Recorder
+from rankwatch.torch_probe import TorchProbe
+
+LAYERS, WIDTH, HEADS, VOCABULARY = 6, 384, 6, 256
+LOGGED = "all, the loop's total norm"
+"""The loop logs what its clipping returned."""
+NOTHING: dict[str, Any] = {"grad_norm": False, "local_gradients": False, "phases": False, "fingerprint_every": 0}
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "no probe": None,
+    "no probe, again": None,
+    "total norm of our own": NOTHING | {"grad_norm": True},
+    "local gradients": NOTHING | {"local_gradients": True},
+    "phases and waits": NOTHING | {"phases": True},
+    "fingerprint, each step": NOTHING | {"fingerprint_every": 1},
+    "all, own total norm": {},
+    LOGGED: {},
+}
+
+
+class GPT(nn.Module):
+    """A transformer of about 10 million parameters."""
+
+    def __init__(self, context: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.position = nn.Parameter(torch.zeros(context, WIDTH))
+        layers = [
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(LAYERS)
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(context))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token at each place."""
+        hidden = self.embedding(tokens) + self.position
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=self.mask, is_causal=True)
+        return self.head(hidden)
+
+
+class Job:
+    """The training that is watched."""
+
+    def __init__(self, device: torch.device, context: int, batch: int, ddp: bool) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = GPT(context).to(device)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        if ddp:
+            self.model = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.tokens = torch.randint(VOCABULARY, (batch, context + 1), device=device)
+
+    def step(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train one step; nothing in it waits for the device."""
+        self.optimizer.zero_grad()
+        logits = self.model(self.tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss, norm
+
+
+class Block:
+    """A few steps of the job under one variant of the probe."""
+
+    def __init__(self, job: Job, meter: StepMeter, device: torch.device, steps: int) -> None:
+        self.job = job
+        self.meter = meter
+        self.device = device
+        self.steps = steps
+        self.step = 0
+
+    def seconds(self, variant: str) -> float:
+        """Seconds for one step, mean over the block."""
+        arguments = VARIANTS[variant]
+        probe = None if arguments is None else TorchProbe(self.meter, self.job.model, self.job.optimizer, **arguments)
+        logs_norm = variant == LOGGED
+        clock: Callable[[], int] = time.thread_time_ns if self.device.type == "cpu" else time.perf_counter_ns
+        with no_synchronization(self.device):
+            self._step(probe, logs_norm)  # a probe's first step makes its names and buffers
+        gc.collect()  # what making the probe left behind is not its cost in a step
+        self._synchronize()
+        begin = clock()
+        with no_synchronization(self.device):
+            for _ in range(self.steps):
+                self._step(probe, logs_norm)
+        self._synchronize()
+        taken = (clock() - begin) * 1e-9 / self.steps
+        if probe is not None:
+            probe.close()
+        return taken
+
+    def _step(self, probe: TorchProbe | None, logs_norm: bool) -> None:
+        self.step += 1
+        if probe is None:
+            self.job.step()
+            return
+        self.meter.begin(self.step, time.monotonic_ns(), self.meter.cpu())
+        probe.step_begin(self.step, 0)
+        loss, norm = self.job.step()
+        probe.log("loss", loss)
+        if logs_norm:
+            probe.log("grad_norm", norm)
+        probe.step_end(self.step, 0)
+        self.meter.end(time.monotonic_ns(), self.meter.cpu())
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def no_synchronization(device: torch.device) -> Iterator[None]:
+    """Within, whatever waits for the device raises."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def measured(block: Block, rounds: int, rng: random.Random) -> dict[str, list[float]]:
+    """Seconds for one step by variant, one number for each round."""
+    for name in VARIANTS:
+        block.seconds(name)  # warm-up
+    taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for _ in range(rounds):
+        for name in rng.sample(list(VARIANTS), len(VARIANTS)):
+            taken[name].append(block.seconds(name))
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ddp", action=argparse.BooleanOptionalAction, default=True, help="wrap by DDP, world size 1")
+    parser.add_argument("--batch", type=int, help="sequences in a step; default 4 on a CPU, 32 on CUDA")
+    parser.add_argument("--context", type=int, default=128)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        if options.ddp:
+            store = dist.FileStore(os.path.join(directory, "store"), 1)
+            dist.init_process_group("gloo" if device.type == "cpu" else "nccl", store=store, rank=0, world_size=1)
+        identity = {"job": "benchmark", "launch": "l", "rank": 0}
+        recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
+        job = Job(device, options.context, options.batch or (4 if device.type == "cpu" else 32), options.ddp)
+        block = Block(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
+        taken = measured(block, options.rounds, random.Random(0))
+        report(job, taken, recorder, device, options)
+        recorder.close()
+        if options.ddp:
+            dist.destroy_process_group()
+
+
+def report(
+    job: Job, taken: dict[str, list[float]], recorder: Recorder, device: torch.device, options: argparse.Namespace
+) -> None:
+    typical = {name: statistics.quantiles(seconds, n=4)[0] for name, seconds in taken.items()}
+    bare = typical["no probe"]
+    kind = "CPU time of the training thread" if device.type == "cpu" else torch.cuda.get_device_name()
+    wrapper = "DDP" if options.ddp else "plain"
+    print(
+        f"{job.parameters / 1e6:.1f}M parameters in {len(list(job.model.parameters()))} tensors, {wrapper}, {kind}, torch {torch.__version__}"
+    )
+    print(
+        f"{job.tokens.shape[0]} sequences of {options.context} tokens, step without a probe {bare * 1e3:.1f} ms, {options.rounds} rounds\n"
+    )
+    print(f"| {'part':<28} | added ms | of a step |\n| {'-' * 28} | -------: | --------: |")
+    for name, seconds in typical.items():
+        if name != "no probe":
+            print(f"| {name:<28} | {(seconds - bare) * 1e3:8.2f} | {(seconds - bare) / bare:9.2%} |")
+    if recorder.dropped:
+        print(f"\ndropped: {recorder.dropped}")
+
+
+if __name__ == "__main__":
+    main()
