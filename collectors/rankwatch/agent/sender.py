@@ -25,7 +25,10 @@ MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 MEMORY_EASY_BYTES: Final = 1024 * 1024
 """While the spool is being sent, what is newer waits in memory up to this; then it goes to the spool's end."""
 BACKOFF_FIRST_S: Final = 0.25
-BACKOFF_MAX_S: Final = 10.0
+BACKOFF_MAX_S: Final = 2.0
+"""A refused connection costs next to nothing, and a service that is back should hear of hangs at once."""
+RETRY_AFTER_MAX_S: Final = 30.0
+"""The longest wait that a service can ask for."""
 
 _log = logging.getLogger(__name__)
 
@@ -159,11 +162,12 @@ class Sender(threading.Thread):
         if self._failures == 1:
             _log.warning("the service does not take telemetry: %s; spooling", outcome.reason)
         self._spill()
-        # Capped exponent: 2**6 x 0.25 s is beyond the maximum already.
-        backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._failures - 1, 6))
-        pause_s = outcome.after_s if outcome.after_s is not None else backoff_s
         # Jitter, so that the agents of a large job do not all come back in the same moment.
-        pause_s = min(pause_s, BACKOFF_MAX_S) * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
+        if outcome.after_s is not None:
+            pause_s = min(RETRY_AFTER_MAX_S, outcome.after_s) * random.uniform(1.0, 1.2)  # noqa: S311 - no secret
+        else:
+            backoff_s = BACKOFF_FIRST_S * 2.0 ** min(self._failures - 1, 10)
+            pause_s = min(BACKOFF_MAX_S, backoff_s) * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
         with self._condition:
             self._condition.wait_for(lambda: self._deadline_s is not None, pause_s)
             if self._deadline_s is not None:

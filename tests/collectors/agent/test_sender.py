@@ -105,10 +105,7 @@ def test_what_will_never_be_taken_is_dropped_and_counted_with_the_reason(sender:
     assert sender.take_settled() == {"ring": 2}
 
 
-def test_a_service_that_says_when_to_come_back_is_not_asked_before(
-    sender: Sender, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender_module, "BACKOFF_MAX_S", 30.0)
+def test_a_service_that_says_when_to_come_back_is_not_asked_before(sender: Sender, service: Service) -> None:
     service.answer = lambda _seq: Later("status 429", 30.0)
     sender.put(parcel(0))
     until(lambda: sender.take_settled().get("ring") == 0)
