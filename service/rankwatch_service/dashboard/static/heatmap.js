@@ -37,7 +37,7 @@ export class HeatMap {
   }
 
   // `relative` shades each cell by its ratio to its column's median: what stands out is who differs from its peers.
-  // `outlines` are {ranks, from, to, severity, label}; ranks empty = all.
+  // `outlines` are {ranks, from, to, severity}; no ranks = all, `to` null = up to now.
   show(grid, { metric, relative = false, outlines = [], order = null }) {
     this.grid = grid;
     this.metric = metric;

@@ -7,7 +7,7 @@ import { comparison, facts, sorted } from "./evidence.js";
 import { age, clock, duration, kindName, moment, number, rankList, words } from "./format.js";
 import { aroundIncident } from "./incident_map.js";
 import { everySecond, gathered, listen } from "./live.js";
-import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast } from "./shell.js";
+import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "./shell.js";
 
 const id = decodeURIComponent(location.pathname.split("/").pop());
 const main = shell("Incidents");
@@ -41,17 +41,17 @@ async function load() {
     ]);
     job = found;
     document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1#${incident.number} ${kindName(incident.kind)} · rankwatch`);
-    showHead(operate);
+    showHead(incident, operate);
     showStrip();
-    showLeft(operate);
-    showRight(checkpoints.items, commands.items, command);
+    showLeft(incident, operate);
+    showRight(incident, checkpoints.items, commands.items, command, job?.state);
     showAges();
     map ??= aroundIncident(mapHolder, mapCard);
     map.show(incident);
   });
 }
 
-function showHead(operate) {
+const showHead = whenChanged((_, operate) => {
   fill(
     head,
     h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", {}, `#${incident.number}`)),
@@ -69,7 +69,7 @@ function showHead(operate) {
     ),
     h("h1", { class: "break" }, incident.summary),
   );
-}
+});
 
 function showStrip() {
   const where = incident.ranks.length ? rankList(incident.ranks, 4) : "whole job";
@@ -85,7 +85,7 @@ function showStrip() {
   );
 }
 
-function showLeft(operate) {
+const showLeft = whenChanged((_, operate) => {
   const { compared, values, texts } = sorted(incident.evidence);
   const parts = [
     card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See the texts below."))),
@@ -94,15 +94,11 @@ function showLeft(operate) {
     ...texts.map(({ name, text, hint }) => card(name, h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, text)), { hint })),
     timeline(operate),
   ];
-  keepScroll(() => fill(left, parts));
-}
-
-function keepScroll(change) {
   const typed = left.querySelector("textarea")?.value;
-  change();
+  fill(left, parts);
   const box = left.querySelector("textarea");
   if (typed && box) box.value = typed;
-}
+});
 
 function consequence(one) {
   return h("li", {}, h("b", {}, kindName(one.kind)), " ", rankList(one.ranks), one.step !== null && one.step !== undefined && ` at step ${number(one.step)}`, h("div", { class: "muted break" }, one.summary));
@@ -119,7 +115,7 @@ function timeline(operate) {
   return card("Timeline", h("div", { class: "body" }, h("ol", { class: "timeline" }, rows), operate && say));
 }
 
-function showRight(checkpoints, commands, command) {
+const showRight = whenChanged((_, checkpoints, commands, command) => {
   const suggestion = incident.suggestion ?? {};
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
@@ -128,7 +124,7 @@ function showRight(checkpoints, commands, command) {
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     card("Told", h("div", { class: "body" }, told(incident.notifications))),
   );
-}
+});
 
 function advice(suggestion, checkpoints, command) {
   if (!suggestion.action) return h("p", { class: "muted" }, "No suggestion for this kind.");

@@ -31,7 +31,7 @@ export function aroundIncident(holder, card) {
       map.show(found.grid, {
         metric: found.metric,
         relative: OF_TIME.includes(found.metric),
-        outlines: [{ from: incident.onset_step, to, ranks: incident.ranks, severity: incident.severity, label: incident.summary }],
+        outlines: [{ from: incident.onset_step, to, ranks: incident.ranks, severity: incident.severity }],
       });
     },
   };

@@ -4,7 +4,7 @@ import { get, now, path, post } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { age, clock, kindName, moment, number, rankList } from "./format.js";
 import { everySecond, gathered, listen } from "./live.js";
-import { empty, guarded, keys, mayDo, SEVERITIES, severityPill, shell, statePill, toast } from "./shell.js";
+import { empty, guarded, keys, mayDo, SEVERITIES, severityPill, shell, statePill, toast, whenChanged } from "./shell.js";
 
 const SHOWN = 200;
 const UNHEARD_S = 30;
@@ -26,6 +26,15 @@ main.append(
   h("p", { class: "keys hint" }, h("kbd", {}, "j"), h("kbd", {}, "k"), " move  ", h("kbd", {}, "Enter"), " open  ", h("kbd", {}, "a"), " acknowledge"),
 );
 keys(() => [...list.querySelectorAll("tr.link")], { a: acknowledge });
+
+const showViews = whenChanged((view) =>
+  fill(
+    views,
+    Object.entries(VIEWS).map(([name, label]) => h("button", { class: "view", "aria-pressed": name === view ? "true" : "false", onclick: () => set("state", name === "open" ? "" : name) }, label)),
+  ),
+);
+const offerJobs = whenChanged((names, chosen) => offer(job, "Any job", names, chosen));
+let drawn = null;
 
 const refresh = gathered(load);
 listen((topic) => ["incident", "reset", "job"].includes(topic) && refresh());
@@ -53,19 +62,16 @@ function set(name, value) {
 
 async function load() {
   const view = query.get("state") ?? "open";
-  fill(
-    views,
-    Object.entries(VIEWS).map(([name, label]) =>
-      h("button", { class: "view", "aria-pressed": name === view ? "true" : "false", onclick: () => set("state", name === "open" ? "" : name) }, label),
-    ),
-  );
+  showViews(view);
   await guarded(async () => {
     const wanted = { state: view === "all" ? null : view, severity: query.get("severity"), job: query.get("job"), kind: query.get("kind"), limit: SHOWN };
     const [incidents, jobs] = await Promise.all([get("incidents", wanted), get("jobs", { limit: 100 })]);
-    offer(job, "Any job", jobs.items.map((one) => one.name), query.get("job"));
+    offerJobs(jobs.items.map((one) => one.name), query.get("job"));
     shown = incidents.items.sort(worstFirst);
-    if (shown.length) fill(list, table(shown));
-    else quiet(view, jobs.items);
+    // Only what changed is drawn again: the pointer may be on a row.
+    const state = JSON.stringify(shown.length ? shown : [view, query.toString(), jobs.items]);
+    if (state !== drawn) shown.length ? fill(list, table(shown)) : quiet(view, jobs.items);
+    drawn = state;
     for (const incident of shown) known.add(incident.id);
     first = false;
   });

@@ -8,13 +8,16 @@ import { age, bytes, clock, duration, kindName, moment, number, rankList, words 
 import { HeatMap, KIND } from "./heatmap.js";
 import { everySecond, gathered, listen } from "./live.js";
 import { fan, grid, mean, metricsOf } from "./series.js";
-import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile } from "./shell.js";
+import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, whenChanged } from "./shell.js";
 
 const STALE_S = 15;
 const POLL_S = 2;
 const LISTED = 8;
 const MAP_HEIGHT_PX = 190;
 const MAP_COLUMNS = 300;
+const RANGES = [500, 2000, 10_000];
+const VALUES_SHOWN = 2_000_000; // what a view reads at first, ranks × steps: a fraction of a second of the service
+const IDLE_SHARE = 4; // drawing may take a fifth of the time
 
 const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
 const main = shell("Jobs");
@@ -26,9 +29,11 @@ const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
 const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => drawMap() });
 const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "against peers"), h("option", { value: "absolute" }, "as measured"));
+const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
 const lists = h("div", { class: "lists" });
 main.append(
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
   head,
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
@@ -45,6 +50,8 @@ let incidents = [];
 let attempts = [];
 let checkpoints = [];
 let drawing = false;
+let drawAgainMs = 0;
+let ranged = false;
 
 const refresh = gathered(load);
 listen((topic, ofJob) => (topic === "reset" || ofJob === name || ofJob === null) && refresh());
@@ -65,30 +72,30 @@ async function load() {
       mayDo("command"),
     ]);
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
-    showHead(command);
+    showHead(job.state, job.can, job.orders, command);
     showStrip();
-    showLists(commands.items);
+    showLists(incidents, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
     showAges();
-    await draw();
+    chooseRange();
+    if (performance.now() >= drawAgainMs) await draw();
   });
 }
 
-function showHead(command) {
-  const possible = Object.keys(DIRECTIVES).filter((action) => (action === "resume" ? job.state === "paused" : job.can.includes(action) && !(action === "pause" && job.state === "paused")));
-  const held = job.orders.filter((order) => order.phase !== "closed");
+const showHead = whenChanged((state, can, orders, command) => {
+  const fits = { pause: state !== "paused", resume: state === "paused" };
+  const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (can.includes(action) || action === "resume"));
   fill(
     head,
-    h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs")),
     h(
       "div",
       { class: "line" },
       h("h1", { class: "break" }, name),
-      statePill(job.state),
-      held.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
-      command && job.state !== "ended" && h("div", { class: "actions" }, possible.map((action) => button(action))),
+      statePill(state),
+      orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
+      command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
     ),
   );
-}
+});
 
 function button(action) {
   const { icon: sign, name: label, danger } = DIRECTIVES[action];
@@ -121,23 +128,36 @@ function showAges() {
   for (const place of strip.querySelectorAll("[data-saved]")) place.textContent = `${place.dataset.tier} · ${age(ageOf(place.dataset.saved))} ago`;
 }
 
+// The longest range that is quick to read, unless the reader chose one.
+function chooseRange() {
+  if (ranged) return;
+  ranged = true;
+  rangePick.value = RANGES.findLast((steps) => steps * job.world_size <= VALUES_SHOWN) ?? RANGES[0];
+}
+
+const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePick.value)) : null);
+
 async function draw() {
   if (drawing) return;
   drawing = true;
+  const began = performance.now();
   try {
-    const measured = await Promise.all([mean(name, "loss"), mean(name, "grad_norm"), fan(name, "step_time_s")]);
-    const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null);
+    const from = firstStep();
+    const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
+    const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
     await Promise.all([drawMap(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
   } finally {
     drawing = false;
+    drawAgainMs = performance.now() + IDLE_SHARE * (performance.now() - began);
   }
 }
 
 function outlines() {
+  const end = (one) => (one.state === "resolved" ? (one.resolved_step ?? one.detected_step) : job.step);
   return incidents
-    .filter((one) => one.onset_step !== null)
-    .map((one) => ({ from: one.onset_step, to: one.resolved_step ?? (one.state === "resolved" ? one.detected_step : job.step), ranks: one.ranks, severity: one.severity, label: one.summary }));
+    .filter((one) => one.onset_step !== null && end(one) >= firstStep())
+    .map((one) => ({ from: Math.max(one.onset_step, firstStep()), to: end(one), ranks: one.ranks, severity: one.severity }));
 }
 
 async function drawMap() {
@@ -147,7 +167,7 @@ async function drawMap() {
     fill(metricPick, metrics.map((metric) => h("option", { value: metric, selected: metric === chosen }, words(metric))));
   }
   const metric = metricPick.value;
-  const found = metric && (await grid(name, metric, MAP_COLUMNS));
+  const found = metric && (await grid(name, metric, MAP_COLUMNS, { from: firstStep() }));
   if (!found) return;
   const hosts = new Map((job.topology.ranks ?? []).map((one) => [one.rank, one.host]));
   map ??= new HeatMap(mapBox, { height: MAP_HEIGHT_PX, names: (rank) => (hosts.get(rank) ? `rank ${rank} on ${hosts.get(rank)}` : `rank ${rank}`) });
@@ -167,7 +187,7 @@ function worstFirst({ steps, ranks, values, kinds }) {
   return ranks.map((_, row) => row).sort((a, b) => means[b] - means[a]);
 }
 
-function showLists(commands) {
+const showLists = whenChanged((incidents, checkpoints, commands, attempts, saveEvery_s) => {
   const listed = (title, items, none, row, hint) => {
     const table = h("table", { class: "compact" }, h("tbody", {}, items.slice(0, LISTED).map(row)));
     return card(title, items.length ? table : empty(h("div"), none), { hint });
@@ -179,7 +199,7 @@ function showLists(commands) {
     ),
     listed("Checkpoints", checkpoints, "None saved yet.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, `${one.tier} · ${bytes(one.bytes)} · ${duration(one.seconds)}`), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
-      job.checkpoints.interval_s ? `advice: save every ${duration(job.checkpoints.interval_s)}` : null,
+      saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
     listed("Commands", commands, "None so far.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, statePill(one.state))),
@@ -188,4 +208,4 @@ function showLists(commands) {
       h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no step yet" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
     ),
   );
-}
+});

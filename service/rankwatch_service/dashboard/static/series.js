@@ -7,15 +7,15 @@ const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };
 const KIND_OF_MARK = [KIND.MISSING, KIND.FINITE, KIND.MINUS_INF, KIND.INF, KIND.NAN];
 
-// The mean over ranks: {lines, marks}.
-export async function mean(job, metric) {
-  const segments = await read(job, metric, "mean");
+// The mean over ranks, from a step on: {lines, marks}.
+export async function mean(job, metric, from) {
+  const segments = await read(job, metric, from, "mean");
   return { lines: [line(segments, "mean", { name: "mean", colour: "--accent" })], marks: marks(segments) };
 }
 
-// Median, 5th to 95th percentile and slowest of the ranks: {lines, marks}.
-export async function fan(job, metric) {
-  const segments = await read(job, metric, "fan");
+// Median, 5th to 95th percentile and slowest of the ranks, from a step on: {lines, marks}.
+export async function fan(job, metric, from) {
+  const segments = await read(job, metric, from, "fan");
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];
   return {
     lines: [
@@ -27,8 +27,8 @@ export async function fan(job, metric) {
   };
 }
 
-async function read(job, metric, reduce) {
-  const found = await get(path("jobs", job, "series"), { metric, reduce, points: POINTS }).catch(unmeasured);
+async function read(job, metric, from, reduce) {
+  const found = await get(path("jobs", job, "series"), { metric, reduce, points: POINTS, from_step: from }).catch(unmeasured);
   return found?.segments ?? [];
 }
 

@@ -166,6 +166,18 @@ export function tile(label, value, detail) {
   return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "detail" }, detail ?? " "));
 }
 
+// Wraps a drawing function so that it draws only when what it draws has changed: focus, selections and typed text of
+// a page that refreshes itself stay as they are.
+export function whenChanged(draw) {
+  let last = null;
+  return (...inputs) => {
+    const text = JSON.stringify(inputs);
+    if (text === last) return;
+    last = text;
+    draw(...inputs);
+  };
+}
+
 export function empty(element, text) {
   return fill(element, h("div", { class: "empty" }, text));
 }
