@@ -156,8 +156,10 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
 
 def measured(block: Block, rounds: int, rng: random.Random) -> dict[str, list[float]]:
     """Seconds for one step by variant, one number for each round."""
+    for _ in range(3):
+        block.job.step()  # what torch itself sets up in its first steps may wait for the device
     for name in VARIANTS:
-        block.seconds(name)  # warm-up
+        block.seconds(name)
     taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(rounds):
         for name in rng.sample(list(VARIANTS), len(VARIANTS)):
@@ -195,14 +197,11 @@ def report(
 ) -> None:
     typical = {name: statistics.quantiles(seconds, n=4)[0] for name, seconds in taken.items()}
     bare = typical["no probe"]
-    kind = "CPU time of the training thread" if device.type == "cpu" else torch.cuda.get_device_name()
-    wrapper = "DDP" if options.ddp else "plain"
-    print(
-        f"{job.parameters / 1e6:.1f}M parameters in {len(list(job.model.parameters()))} tensors, {wrapper}, {kind}, torch {torch.__version__}"
-    )
-    print(
-        f"{job.tokens.shape[0]} sequences of {options.context} tokens, step without a probe {bare * 1e3:.1f} ms, {options.rounds} rounds\n"
-    )
+    clock = "CPU time of the training thread" if device.type == "cpu" else torch.cuda.get_device_name()
+    tensors = len(list(job.model.parameters()))
+    print(f"{job.parameters / 1e6:.1f}M parameters in {tensors} tensors, {'DDP' if options.ddp else 'plain'}, {clock}")
+    print(f"{job.tokens.shape[0]} sequences of {options.context} tokens, torch {torch.__version__}")
+    print(f"step without a probe {bare * 1e3:.1f} ms, {options.rounds} rounds\n")
     print(f"| {'part':<28} | added ms | of a step |\n| {'-' * 28} | -------: | --------: |")
     for name, seconds in typical.items():
         if name != "no probe":
