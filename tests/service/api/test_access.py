@@ -1,0 +1,148 @@
+"""Nothing answers without a token, and each operation only to the scope that its description names."""
+
+import re
+
+import pytest
+
+from rankwatch_service.api.access import Scope
+from rankwatch_service.api.openapi import PUBLIC
+from tests.support.api import running_api
+from tests.support.clock import FakeClock
+
+
+def operations(api):
+    """(method, path with its parameters filled in, scope, whether it is for every job)"""
+    for path, methods in api.app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            filled = re.sub(r"{job}", "none", re.sub(r"{(?!job)\w+}", "0", path))
+            yield method.upper(), path, filled, operation.get("x-scope"), operation.get("x-every-job")
+
+
+def ask(api, method, path, **how):
+    # Streams do not end by themselves; without their parameters they do not begin.
+    if path.endswith("/events"):
+        path += "?after=-1"
+    return api.ask(method, path, **how)
+
+
+def test_only_the_public_operations_answer_without_a_token(api):
+    checked = 0
+    for method, path, filled, _, _ in operations(api):
+        for token in ("", "nonsense", "rankwatch_api_0123456789ab_" + "x" * 43, api.admin[:-1] + "!"):
+            answer = ask(api, method, filled, token=token)
+            assert (answer.status_code == 401) == ((method, path) not in PUBLIC), f"{method} {path}"
+            checked += 1
+    assert checked > 150
+
+
+@pytest.mark.parametrize("held", list(Scope))
+def test_each_operation_is_open_to_its_own_scope_and_to_admin_alone(api, held):
+    token = api.token(held)
+    for method, path, filled, needed, _ in operations(api):
+        if needed is None:
+            continue
+        status = ask(api, method, filled, token=token).status_code
+        allowed = held in (needed, Scope.ADMIN)
+        assert (status == 403) == (not allowed), f"{held} {method} {path}: {status}"
+        assert status < 500, f"{method} {path}"
+
+
+def test_a_token_for_one_job_sees_no_other_and_nothing_that_belongs_to_all(api):
+    token = api.token(Scope.ADMIN, job="mine")
+    for method, path, filled, needed, every_job in operations(api):
+        if needed is None:
+            continue
+        status = ask(api, method, filled, token=token).status_code
+        if every_job:
+            assert status == 403, f"{method} {path}: {status}"
+        elif "{job}" in path:
+            assert status == 404, f"{method} {path}: {status}"
+
+
+def test_a_revoked_token_is_refused_at_once(api):
+    token = api.token(Scope.READ)
+    assert api.get("/api/v1/jobs", token=token).status_code == 200
+    assert api.ask("DELETE", f"/api/v1/tokens/{token.split('_')[2]}").status_code == 204
+    assert api.get("/api/v1/jobs", token=token).status_code == 401
+
+
+def test_an_expired_token_is_refused(tmp_path):
+    clock = FakeClock()
+    with running_api(tmp_path, clock) as api:
+        token = api.token(Scope.READ, expires_unix_ns=clock.unix_ns() + 10**9)
+        assert api.get("/api/v1/jobs", token=token).status_code == 200
+        clock.advance(2.5)
+        assert api.get("/api/v1/jobs", token=token).status_code == 401
+
+
+def test_a_made_token_is_shown_once_and_stored_as_a_hash(api):
+    made = api.post("/api/v1/tokens", {"name": "ci", "scopes": ["read"], "expires_s": 60}).json()
+    assert api.get("/api/v1/jobs", token=made["token"]).status_code == 200
+    secret = made["token"].split("_", 3)[3]
+    listed = api.get("/api/v1/tokens").text
+    assert made["id"] in listed
+    assert secret not in listed
+    with api.engine.connect() as connection:
+        dump = "".join(
+            str(row)
+            for table in ("token", "audit", "idempotent_reply")
+            for row in connection.exec_driver_sql(f"SELECT * FROM {table}")
+        )
+    assert secret not in dump
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/v1/nothing", 404),
+        ("PATCH", "/api/v1/jobs", 405),
+        ("GET", "/api/v1/jobs/none", 404),
+        ("GET", "/api/v1/jobs?limit=0", 422),
+        ("GET", "/api/v1/jobs?colour=red", 422),
+        ("GET", "/elsewhere", 404),
+    ],
+)
+def test_every_refusal_is_a_problem_with_the_requests_id(api, method, path, status):
+    answer = api.ask(method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["status"] == status
+    assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_misspelt_parameter_is_named_with_its_neighbour(api):
+    problem = api.get("/api/v1/incidents?sevrity=critical").json()
+    assert "severity" in problem["errors"][0]["msg"]
+
+
+def test_our_own_error_is_told_without_a_trace(api, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("the secret reason")
+
+    monkeypatch.setattr("rankwatch_service.api.jobs._jobs", broken)
+    answer = api.get("/api/v1/jobs")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "secret reason" not in answer.text
+    assert answer.json()["request_id"]
+
+
+def test_a_database_that_does_not_answer_is_503_and_try_again(api, monkeypatch):
+    from sqlalchemy.exc import OperationalError
+
+    def broken(*_):
+        raise OperationalError("SELECT", {}, Exception("away"))
+
+    monkeypatch.setattr("rankwatch_service.api.jobs._jobs", broken)
+    answer = api.get("/api/v1/jobs")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_pages_carry_a_strict_policy(api):
+    answer = api.client.get("/login")
+    assert answer.status_code == 200
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["x-frame-options"] == "DENY"

@@ -1,0 +1,72 @@
+"""A browser logs in with a token, and writes only from our own pages."""
+
+from rankwatch_service.api.access import Scope, TokenKind, create_token
+from rankwatch_service.store.engine import write
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+def log_in(api, token, headers=OURS):
+    return api.client.post("/api/v1/session", json={"token": token}, headers=headers)
+
+
+def login_token(api):
+    with write(api.engine) as connection:
+        return create_token(connection, TokenKind.LOGIN, "first login", [Scope.ADMIN], api.clock.unix_ns())[1]
+
+
+def test_a_session_is_a_cookie_that_scripts_cannot_read(api):
+    answer = log_in(api, api.admin)
+    assert answer.status_code == 201
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert api.admin not in cookie
+    assert api.client.get("/api/v1/jobs").status_code == 200
+    assert api.client.get("/api/v1/session").json()["scopes"] == ["admin"]
+
+
+def test_a_login_link_works_once(api):
+    token = login_token(api)
+    assert log_in(api, token).status_code == 201
+    assert log_in(api, token).status_code == 401
+
+
+def test_logging_out_makes_the_cookie_worthless(api):
+    log_in(api, api.admin)
+    [(name, value)] = api.client.cookies.items()
+    assert api.client.delete("/api/v1/session", headers=OURS).status_code == 204
+    api.client.cookies.set(name, value)
+    assert api.client.get("/api/v1/jobs").status_code == 401
+
+
+def test_revoking_a_token_ends_the_sessions_that_it_opened(api):
+    token = api.token(Scope.READ)
+    log_in(api, token)
+    assert api.client.get("/api/v1/jobs").status_code == 200
+    api.ask("DELETE", f"/api/v1/tokens/{token.split('_')[2]}")
+    api.client.headers.pop("authorization", None)
+    assert api.client.get("/api/v1/jobs").status_code == 401
+
+
+def test_another_site_can_neither_log_in_nor_write_with_the_cookie(api):
+    foreign = (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {},
+    )
+    for headers in foreign:
+        assert log_in(api, api.admin, headers).status_code == 403
+    log_in(api, api.admin)
+    body = {"hands_off": True}
+    for headers in foreign:
+        assert api.client.put("/api/v1/policy/hands-off", json=body, headers=headers).status_code == 403
+    for headers in (OURS, {"Origin": "http://testserver"}):
+        assert api.client.put("/api/v1/policy/hands-off", json=body, headers=headers).status_code == 200
+
+
+def test_a_wrong_token_opens_no_session_and_is_not_repeated_in_the_answer(api):
+    answer = log_in(api, "rankwatch_api_0123456789ab_guess")
+    assert answer.status_code == 401
+    assert "guess" not in answer.text

@@ -1,0 +1,65 @@
+"""The api in this process, over a database of its own, with a token for each purpose."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from rankwatch_service.api.access import Scope, TokenKind, create_token
+from rankwatch_service.api.app import create_app
+from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import write
+from tests.support.database import new_database
+
+
+class Api:
+    """A client that sends the admin's token unless told otherwise."""
+
+    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.engine = new_database(folder)
+        self.log = SqlLog(self.engine, self.clock)
+        self.settings = Settings(data_dir=folder, database_url=str(self.engine.url))
+        self.app: FastAPI = create_app(self.settings, self.engine, self.log, self.clock)
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+        self.admin = self.token(Scope.ADMIN)
+
+    def token(self, *scopes: Scope, job: str = "", expires_unix_ns: int | None = None) -> str:
+        with write(self.engine) as connection:
+            _, text = create_token(
+                connection,
+                TokenKind.API,
+                "+".join(scopes),
+                scopes,
+                self.clock.unix_ns(),
+                job=job,
+                expires_unix_ns=expires_unix_ns,
+            )
+        return text
+
+    def ask(self, method: str, path: str, *, token: str | None = None, key: str = "", **how):
+        headers = dict(how.pop("headers", {}))
+        bearer = self.admin if token is None else token
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        if key:
+            headers["Idempotency-Key"] = key
+        return self.client.request(method, path, headers=headers, **how)
+
+    def get(self, path: str, **how):
+        return self.ask("GET", path, **how)
+
+    def post(self, path: str, body=None, **how):
+        return self.ask("POST", path, json={} if body is None else body, **how)
+
+
+@contextmanager
+def running_api(folder: Path, clock: Clock | None = None) -> Iterator[Api]:
+    api = Api(folder, clock)
+    with api.client:
+        yield api
+    api.engine.dispose()
