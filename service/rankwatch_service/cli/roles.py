@@ -61,7 +61,7 @@ def demo(
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Train without faults; nothing may open.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the service up at the end.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0: any.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to train.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to train, repeated ones counted again.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training and faults.")] = 1,
 ) -> None:
     """Train a small GPT on 4 real ranks, break them in five ways, and watch them found and brought back."""

@@ -45,9 +45,9 @@ class FaultyRank:
             return
         self._note(self._now, attempt, step)
         if self._now.fault is Fault.BIT_FLIP:
-            flip_bit(next(model.parameters()))
+            flip_bit(_middle(model))
         elif self._now.fault is Fault.NAN:
-            poison_next_gradient(next(model.parameters()))
+            poison_next_gradient(_middle(model))
 
     def in_forward(self) -> None:
         """Burn CPU, hang or die, if that is this step's fault."""
@@ -99,6 +99,11 @@ def poison_next_gradient(parameter: Tensor) -> None:
         return poisoned
 
     handle = parameter.register_hook(poison)  # type: ignore[no-untyped-call]
+
+
+def _middle(model: nn.Module) -> nn.Parameter:
+    parameters = list(model.parameters())
+    return parameters[len(parameters) // 2]
 
 
 def loop_forever() -> None:

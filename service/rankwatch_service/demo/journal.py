@@ -60,6 +60,11 @@ class Witness:
         """The newest step of the newest attempt that every rank has finished; -1 before."""
         return min(self._step.values()) if len(self._step) == self._world_size else -1
 
+    @property
+    def steps_trained(self) -> int:
+        """Steps that ranks have finished over all attempts, repeated ones counted again."""
+        return len(self._steps)
+
     def look(self) -> None:
         """Read what the ranks wrote since the last call."""
         for entry in self._new_entries():

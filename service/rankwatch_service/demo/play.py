@@ -101,6 +101,7 @@ def _pause_and_repair(outcome: Outcome, stage: Stage) -> None:
     _note_applied(outcome)
     stage.view.event(f"paused at step {outcome.applied_step} on all ranks; the load is taken off")
     held_at = stage.witness.step
+    outcome.resumed_step = outcome.applied_step
     stage.faults.arm([])
     stage.wait_for_time(REPAIR_S)
     if stage.witness.step != held_at:
@@ -112,7 +113,10 @@ def _await_rollback(outcome: Outcome, stage: Stage) -> None:
     outcome.command = stage.wait_for("rollback by policy", FOUND_LIMIT_S, lambda: _command_for(outcome, stage))
     outcome.command = stage.applied(outcome.command["id"], FOUND_LIMIT_S)
     _note_applied(outcome)
-    stage.view.event(f"rolled back at step {outcome.applied_step} on all ranks")
+    attempt = outcome.command["attempt"]
+    stage.wait_for("step after the rollback", STEP_LIMIT_S, lambda: stage.witness.attempt != attempt)
+    outcome.resumed_step = stage.witness.first_step(stage.witness.attempt)
+    stage.view.event(f"rolled back at step {outcome.applied_step} on all ranks, to step {outcome.resumed_step}")
 
 
 def _await_launch(outcome: Outcome, injected: Injected, stage: Stage) -> None:
@@ -123,8 +127,9 @@ def _await_launch(outcome: Outcome, injected: Injected, stage: Stage) -> None:
         lambda: stage.witness.attempt.rpartition(".")[0] != launch and stage.witness.step >= 0,
     )
     outcome.command = _command_for(outcome, stage) or {}
-    outcome.applied_step = stage.witness.first_step(stage.witness.attempt)
-    stage.view.event(f"launched again, from step {outcome.applied_step}")
+    outcome.applied_step = injected.step
+    outcome.resumed_step = stage.witness.first_step(stage.witness.attempt)
+    stage.view.event(f"launched again, from step {outcome.resumed_step}")
 
 
 def _await_recovery(outcome: Outcome, injected: Injected, stage: Stage) -> None:

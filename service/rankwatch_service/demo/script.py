@@ -83,7 +83,9 @@ class Outcome:
     """The job's usual step time when the fault came."""
     command: Mapping[str, Any] = field(default_factory=dict)
     applied_step: int | None = None
-    """The step at which all ranks obeyed, or from which the relaunched job went on."""
+    """The step at which all ranks obeyed, or stood when they were ended."""
+    resumed_step: int | None = None
+    """The step from which training went on."""
     applied_s: float | None = None
     """From the request to all ranks having obeyed."""
     recovered_s: float | None = None

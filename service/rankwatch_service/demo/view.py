@@ -87,7 +87,17 @@ class View:
 def table(outcomes: Sequence[Outcome]) -> Table:
     """The demo's result, one row for each fault."""
     result = Table(title="What was injected, and what came of it", title_justify="left", box=SIMPLE)
-    for name in ("fault", "opened", "named", "found after", "webhook", "action", "applied at step", "recovered"):
+    for name in (
+        "fault",
+        "opened",
+        "named",
+        "found after",
+        "webhook",
+        "action",
+        "applied at step",
+        "goes on from",
+        "recovered",
+    ):
         result.add_column(name)
     for outcome in outcomes:
         incident = outcome.incident
@@ -107,6 +117,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
             "" if outcome.noticed_s is None else f"{outcome.noticed_s:.2f} s",
             outcome.scene.action,
             applied,
+            "" if outcome.resumed_step is None else f"step {outcome.resumed_step}",
             "no" if outcome.recovered_s is None else f"after {outcome.recovered_s:.0f} s",
         )
     return result
