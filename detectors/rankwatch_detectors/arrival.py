@@ -14,6 +14,8 @@ from rankwatch_detectors.dispatch import which
 # A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
+# Blocks come once a second: who is this much later than the newest one has missed two.
+SILENT_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ def _witnesses(presence: Presence, stuck: Bools, running: Bools, cpu_share: Floa
     sequence = presence.collective_seq
     lowest_sequence = running & (sequence == sequence[running].min())
     waiting = which(presence.phase, "backward") | which(presence.phase, "collective")
-    silent = presence.heard & ~running & ~left
+    late_s = presence.heard_s[running].max() - presence.heard_s
+    silent = presence.heard & ~left & (late_s > SILENT_S)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
         (running & which(presence.os_state, "T"), "stopped by a signal", 1.0),

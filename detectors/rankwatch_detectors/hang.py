@@ -127,7 +127,7 @@ class HangDetector(DispatchingDetector):
         if progressed and len(self.episodes):
             summary = f"The job goes on: step {self._newest}."
             return self.episodes.close("job", self._newest, self.now_s, summary)
-        if len(self.episodes) or self._excused(presence):
+        if self._excused(presence):
             return ()
         age = presence.step_age_s + (self.now_s - presence.heard_s)
         deadline = self._deadline()
@@ -135,7 +135,12 @@ class HangDetector(DispatchingDetector):
         stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - 1.0)
         if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
             return ()
-        return self._open(presence, stuck, running, float(age[stuck].max()), deadline)
+        missing = who_is_missing(presence, stuck, running, self._cpu)
+        if not len(self.episodes):
+            return self._open(presence, stuck, missing, float(age[stuck].max()), deadline)
+        if missing.ranks and not self.episodes.told("job")["ranks"]:
+            return self._name(missing)
+        return ()
 
     def _excused(self, presence: Presence) -> bool:
         """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
@@ -218,11 +223,10 @@ class HangDetector(DispatchingDetector):
         self,
         presence: Presence,
         stuck: Bools,
-        running: Bools,
+        missing: Missing,
         age_s: float,
         deadline_s: float,
     ) -> list[Finding]:
-        missing = who_is_missing(presence, stuck, running, self._cpu)
         usual = self.usual_step_s()[0] if self._readings else None
         step = int(presence.step[stuck].min())
         evidence = {
@@ -233,7 +237,6 @@ class HangDetector(DispatchingDetector):
             "missing": missing.described,
             "waiting": missing.waiting,
         }
-        who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4]) or "no rank stands out"
         return self.episodes.open(
             "job",
             attempt=self.attempt,
@@ -245,10 +248,24 @@ class HangDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=age_s / max(deadline_s / 3, 1e-3),
             confidence=missing.confidence,
-            summary=f"No progress in step {step} for {age_s:.1f} s; {_verdict(missing, who)}.",
+            summary=f"No progress in step {step} for {age_s:.1f} s; {_verdict(missing)}.",
             evidence=evidence,
         )
 
+    def _name(self, missing: Missing) -> list[Finding]:
+        """What told nobody apart at first does now: a rank has used CPU time while the others waited."""
+        told = self.episodes.told("job")
+        evidence = {**told["evidence"], "decided_by": missing.decided_by, "missing": missing.described}
+        return self.episodes.update(
+            "job",
+            ranks=missing.ranks,
+            confidence=missing.confidence,
+            detected_time_s=self.now_s,
+            summary=f"No progress in step {told['onset_step']}; {_verdict(missing)}.",
+            evidence={**evidence, "waiting": missing.waiting},
+        )
 
-def _verdict(missing: Missing, who: str) -> str:
+
+def _verdict(missing: Missing) -> str:
+    who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4]) or "no rank stands out"
     return f"did not arrive: {who} ({missing.decided_by})" if missing.ranks else who

@@ -29,8 +29,8 @@ class LevelConfig:
     """Long enough to ignore a bad batch, short enough to follow the falling early curve."""
     scatter_points: int = 256
     warm_points: int = 32
-    jump_sigmas: float = 10.0
-    """One point so far out is told at once. Losses have tails: at 6 sigmas clean runs raise one in some thousand."""
+    jump_sigmas: float = 13.0
+    """One point so far out is told at once. Single bad batches of clean public runs lie up to 12 scales out."""
     drift_allowance: float = 1.5
     drift_limit: float = 12.0
     drift_clip: float = 5.0
@@ -144,8 +144,9 @@ class LevelWatch(Stateful):
         config = self._config
         (self.level,) = self._recent.get()
         middle, high, extreme = self._scatter.get()
-        # The same normal seen at three places; heavier tails make the outer ones larger, and they decide.
-        spread = max(1.4826 * middle, high / 1.96, extreme / 2.576)
+        # The same scatter seen at three places. The outermost counts as for Student's t with 5 degrees of freedom:
+        # tails up to there are the rule, and only heavier ones widen the scale.
+        spread = max(1.4826 * middle, high / 1.96, extreme / 3.1)
         unit = 1.0 if config.logarithmic else abs(self.level)
         self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
 

@@ -208,7 +208,7 @@ def test_false_findings_keep_the_budget_when_it_is_set_a_thousand_times_higher()
 
 def test_values_that_are_no_times_are_not_judged() -> None:
     detector = StragglerDetector(StragglerConfig())
-    findings = []
+    findings: list[Finding] = []
     for observation in Job(world_size=8, steps=200, seed=37).observations():
         if isinstance(observation, Frame):
             busy = observation.values["busy_s"]

@@ -164,7 +164,8 @@ class Job:
     def slow_all(self, from_step: int, factor: float, until_step: int | None = None) -> Job:
         """Multiply the busy time of all ranks."""
         self.slows.append(Slow(tuple(range(self.world_size)), from_step, until_step, factor))
-        self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
+        if factor > 1:
+            self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
         return self
 
     def hang(self, rank: int, at_step: int, seconds: float = 60.0, *, stopped: bool = False) -> Job:

@@ -1,0 +1,91 @@
+"""Replicas whose bits differ, and ranks whose local gradients leave their peers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity
+from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
+from rankwatch_service.simulate.scenario import Job
+from tests.support.presences import ATTEMPT, frame, topology
+from tests.support.verdicts import judge, opened
+
+
+def prints(step: int, *values: int, absent: tuple[int, ...] = ()) -> Frame:
+    one = frame(step, {}, {"fingerprint": values})
+    one.present["fingerprint"][list(absent)] = False
+    return one
+
+
+def compared(*frames: Frame, ranks: int = 4, replicated: bool = True) -> list[Finding]:
+    start = AttemptStart(ATTEMPT, topology(ranks, replicated=replicated), 0.0)
+    return judge([start, *frames], [FingerprintDetector()])
+
+
+def test_the_odd_replica_is_named_by_the_majority() -> None:
+    (finding,) = compared(prints(10, 7, 7, 7, 7), prints(20, 8, 8, 9, 8))
+    assert (finding.scope, finding.ranks, finding.confidence) == ("rank:2", (2,), 1.0)
+    assert (finding.onset_step, finding.detected_step) == (11, 20)
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_fingerprints_are_compared_bit_by_bit_beyond_what_a_float_holds() -> None:
+    big = 2**62 + 1
+    (finding,) = compared(prints(10, big, big, big, big ^ 1))
+    assert finding.ranks == (3,)
+    assert finding.evidence["fingerprints"] != finding.evidence["replicas"]
+
+
+def test_of_two_replicas_it_is_one_of_them() -> None:
+    (finding,) = compared(prints(10, 7, 8), ranks=2)
+    assert (finding.scope, finding.ranks, finding.confidence) == ("job", (0, 1), 0.5)
+
+
+def test_a_tie_names_both_sides() -> None:
+    (finding,) = compared(prints(10, 7, 7, 8, 8))
+    assert (finding.scope, finding.ranks) == ("job", (0, 1, 2, 3))
+
+
+def test_it_opens_once_and_closes_when_all_are_equal_again() -> None:
+    findings = compared(prints(10, 7, 7, 7, 1), prints(20, 8, 8, 8, 2), prints(30, 9, 9, 9, 9))
+    assert [(f.change, f.detected_step) for f in findings] == [(Change.OPEN, 10), (Change.CLOSE, 30)]
+
+
+def test_sharded_parameters_are_not_compared() -> None:
+    assert compared(prints(10, 1, 2, 3, 4), replicated=False) == []
+
+
+def test_replicas_are_compared_within_their_shard_only() -> None:
+    shards = dataclasses.replace(topology(8, replicated=True), tp=np.asarray([0, 1] * 4, dtype=np.int64))
+    start = AttemptStart(ATTEMPT, shards, 0.0)
+    assert judge([start, prints(10, 5, 6, 5, 6, 5, 6, 5, 6)], [FingerprintDetector()]) == []
+    (finding,) = judge([start, prints(10, 5, 6, 5, 6, 5, 0, 5, 6)], [FingerprintDetector()])
+    assert finding.ranks == (5,)
+
+
+def test_late_ranks_are_left_out_and_do_not_prove_agreement() -> None:
+    findings = compared(prints(10, 7, 7, 7, 7), prints(20, 8, 8, 8, 0, absent=(3,)), prints(30, 9, 9, 9, 1))
+    assert [(f.ranks, f.onset_step) for f in findings] == [((3,), 11)]
+
+
+def test_a_local_norm_half_as_large_again_is_found_within_ten_steps() -> None:
+    for seed in range(3):
+        job = Job(world_size=64, steps=260, seed=seed).gradient(20, 200, 1.5)
+        findings = opened(judge(job.observations(), [LocalNormDetector(LocalNormConfig())]))
+        assert [f.ranks for f in findings] == [(20,)]
+        assert (findings[0].detected_step or 0) <= 210
+
+
+@pytest.mark.parametrize("factor", [0.4, 3.0])
+def test_local_norms_may_leave_in_either_direction(factor: float) -> None:
+    job = Job(world_size=8, steps=260, seed=4).gradient(2, 200, factor)
+    assert [f.ranks for f in opened(judge(job.observations(), [LocalNormDetector(LocalNormConfig())]))] == [(2,)]
+
+
+@pytest.mark.parametrize("world_size", [4, 64])
+def test_norms_that_differ_with_the_data_raise_nothing(world_size: int) -> None:
+    job = Job(world_size=world_size, steps=1500, seed=5)
+    assert judge(job.observations(), [LocalNormDetector(LocalNormConfig())]) == []

@@ -1,0 +1,197 @@
+"""A standstill is told soon, the rank that did not arrive is named, and patience is had where it is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_detectors.base import Change, Occurrence
+from rankwatch_detectors.hang import HangConfig, HangDetector
+from tests.support.presences import Clockwork
+
+
+def training_job(ranks: int = 4, seconds: int = 20) -> Clockwork:
+    """Ten steps a second for a while; then every rank waits in a collective."""
+    job = Clockwork(HangDetector(HangConfig()), ranks)
+    assert job.train(seconds) == []
+    return job
+
+
+def everybody_waits(job: Clockwork, *, but: int) -> None:
+    for rank in range(job.ranks):
+        if rank != but:
+            job.phase[rank] = "backward"
+            job.sequence[rank] += 1
+
+
+def test_a_rank_in_an_endless_loop_is_named_within_five_seconds() -> None:
+    job = training_job()
+    everybody_waits(job, but=2)
+    job.phase[2] = "forward"
+    (finding,) = job.stand(5)
+    assert finding.ranks == (2,)
+    assert finding.onset_step == job.step[0]
+    assert finding.detected_time_s - finding.onset_time_s <= 5.0
+    assert finding.evidence["waiting"] == [{"step": job.step[0], "phase": "backward", "ranks": 3}]
+
+
+@pytest.mark.parametrize(
+    ("witness", "reason"),
+    [
+        ("os_state", "stopped by a signal"),
+        ("step", "it is in an earlier step"),
+        ("sequence", "it has entered fewer collectives"),
+        ("phase", "it is not in a collective, the others are"),
+        ("cpu", "it computes, the others wait"),
+        ("left", "it left its loop, the others wait"),
+        ("silent", "it is not heard any more"),
+    ],
+)
+def test_each_witness_alone_names_the_rank_that_did_not_arrive(witness: str, reason: str) -> None:
+    job = training_job()
+    job.phase = ["backward"] * 4
+    match witness:
+        case "os_state":
+            job.os_state[1] = "T"
+        case "step":
+            job.step = [step + (rank != 1) for rank, step in enumerate(job.step)]
+        case "sequence":
+            job.sequence = [number + (rank != 1) for rank, number in enumerate(job.sequence)]
+        case "phase":
+            job.phase[1] = "forward"
+        case "left":
+            job.state[1] = "left"
+        case "silent":
+            job.silent.add(1)
+    findings = job.tick()
+    for _ in range(9):
+        job.cpu_s[1] += 1.0 if witness == "cpu" else 0.0
+        findings += job.tick()
+    assert [(f.ranks, f.evidence["decided_by"]) for f in findings] == [((1,), reason)]
+
+
+def test_when_nothing_tells_the_ranks_apart_nobody_is_named() -> None:
+    job = training_job()
+    job.phase = ["backward"] * 4
+    (finding,) = job.stand(8)
+    assert finding.ranks == ()
+    assert finding.confidence < 0.5
+
+
+def test_a_rank_that_only_its_cpu_time_gives_away_later_is_named_by_an_update() -> None:
+    job = training_job()
+    job.phase = ["backward"] * 4
+    findings = job.stand(6)
+    for _ in range(20):
+        job.cpu_s[2] += 1.0
+        findings += job.tick()
+    assert [(f.change, f.ranks) for f in findings] == [(Change.OPEN, ()), (Change.UPDATE, (2,))]
+
+
+def test_a_hang_opens_once_and_closes_on_progress() -> None:
+    job = training_job()
+    everybody_waits(job, but=0)
+    findings = job.stand(60) + job.train(3)
+    assert [finding.change for finding in findings] == [Change.OPEN, Change.CLOSE]
+
+
+def test_a_second_hang_is_told_again() -> None:
+    job = training_job()
+    everybody_waits(job, but=0)
+    findings = job.stand(30)
+    job.phase, job.sequence = [""] * 4, [job.sequence[1]] * 4
+    findings += job.train(30)
+    everybody_waits(job, but=3)
+    findings += job.stand(30)
+    assert [finding.change for finding in findings] == [Change.OPEN, Change.CLOSE, Change.OPEN]
+    assert findings[-1].ranks == (3,)
+
+
+def test_a_new_attempt_closes_the_hang() -> None:
+    job = training_job()
+    everybody_waits(job, but=0)
+    job.stand(30)
+    (finding,) = job.begin("run2.0")
+    assert (finding.change, finding.attempt) == (Change.CLOSE, "run.0")
+
+
+def test_jobs_with_long_steps_get_three_of_them() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    for _ in range(12):
+        assert job.train(1, steps_per_s=1) == []
+        assert job.stand(9) == []
+    assert job.stand(15) == []
+    (finding,) = job.stand(10)
+    assert 25.0 <= finding.evidence["age_s"] <= 31.0
+
+
+@pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "compile"])
+def test_phases_that_are_long_by_nature_are_waited_for(phase: str) -> None:
+    job = training_job()
+    job.phase = ["backward", "backward", phase, "backward"]  # one rank saves, the others wait for it
+    assert job.stand(300) == []
+
+
+def test_an_evaluation_far_beyond_its_usual_length_is_a_hang() -> None:
+    job = training_job()
+    for _ in range(3):
+        job.phase = ["eval"] * 4
+        assert job.stand(40) == []
+        job.phase = [""] * 4
+        assert job.train(20) == []
+    job.phase = ["eval"] * 4
+    assert job.stand(100) == []
+    assert len(job.stand(60)) == 1
+
+
+def test_the_first_step_may_take_minutes_until_it_was_seen() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    job.phase = ["forward"] * 4
+    job.step = [0] * 4
+    assert job.stand(600) == []
+    assert len(job.stand(400)) == 1
+
+
+def test_after_a_relaunch_the_first_step_is_known() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    job.stand(30)
+    job.train(30)
+    job.begin("again.0")
+    job.phase = ["forward"] * 4
+    assert job.stand(80) == []
+    assert len(job.stand(60)) == 1
+
+
+def test_ranks_that_are_held_are_no_hang() -> None:
+    job = training_job()
+    job.state = ["held"] * 4
+    assert job.stand(200) == []
+
+
+def test_between_hold_and_go_nothing_is_judged_and_after_it_all_is() -> None:
+    job = training_job()
+    order = {"order": "o", "action": "pause", "step": 5}
+    job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, {**order, "phase": "do"}))
+    everybody_waits(job, but=1)
+    assert job.stand(100) == []
+    job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, {**order, "phase": "go"}))
+    assert len(job.stand(10)) == 1
+
+
+def test_a_job_whose_process_is_gone_is_left_to_rank_lost() -> None:
+    job = training_job()
+    job.state[3] = "exited"
+    assert job.stand(100) == []
+
+
+def test_silence_is_no_evidence_of_a_standstill() -> None:
+    job = training_job()
+    job.silent = {0, 1, 2, 3}
+    assert job.stand(300) == []
+
+
+def test_irregular_steps_raise_the_deadline() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    findings = []
+    for _ in range(30):
+        findings += job.train(4, steps_per_s=1) + job.stand(3)
+    assert findings == []

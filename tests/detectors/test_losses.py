@@ -1,0 +1,159 @@
+"""Loss and gradient norm: events are found once and closed; curves, noise and restarts are no events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity, StepKind
+from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_detectors.training_curve import CurveDetector
+from tests.support.presences import ATTEMPT, frame, topology
+from tests.support.verdicts import judge
+
+
+def watched(series: Iterable[float], metric: str = "loss", family: str = "steps") -> list[Finding]:
+    config = CatalogueConfig()
+    bank = [
+        CurveDetector(Kind.LOSS_SPIKE, config.loss),
+        CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
+        CurveDetector(Kind.GRAD_NORM, config.grad_norm),
+    ]
+    start = AttemptStart(ATTEMPT, topology(2), 0.0)
+    frames = (frame(step, {metric: [value, value]}, family=family) for step, value in enumerate(series))
+    return judge([start, *frames], bank)
+
+
+def curve(points: int, seed: int = 0, noise: float = 0.03) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """11 to 2.2, as a language model's loss falls, with noise of three hundredths."""
+    steps = np.arange(points)
+    return 2.2 + 8.8 * np.exp(-steps / 100) + noise * np.random.default_rng(seed).standard_t(5, points)
+
+
+def changes(findings: list[Finding]) -> list[tuple[Kind, Change]]:
+    return [(finding.kind, finding.change) for finding in findings]
+
+
+SPIKE = [(Kind.LOSS_SPIKE, Change.OPEN), (Kind.LOSS_SPIKE, Change.CLOSE)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_falling_curve_with_noise_raises_nothing(seed: int) -> None:
+    assert watched(curve(5000, seed)) == []
+
+
+@pytest.mark.parametrize("family", ["steps", "values"])
+def test_a_single_point_of_three_times_the_level_is_one_spike_told_at_once(family: str) -> None:
+    series = curve(1500)
+    series[1200] *= 3
+    findings = watched(series, family=family)
+    assert changes(findings) == SPIKE
+    assert findings[0].detected_step == 1200
+    assert (findings[1].detected_step or 0) <= 1204
+    assert findings[0].severity is Severity.WARNING
+
+
+def test_ten_points_a_fifth_above_the_level_are_one_spike_found_within_three_points() -> None:
+    series = curve(1500)
+    series[1200:1210] *= 1.2
+    findings = watched(series)
+    assert changes(findings) == SPIKE
+    assert (findings[0].detected_step or 0) <= 1203
+    assert findings[0].severity is Severity.INFO
+
+
+def test_a_shift_of_five_sigmas_is_found_within_five_points() -> None:
+    series = curve(1500)
+    series[1200:] += 5 * 0.03 * math.sqrt(5 / 3)
+    findings = watched(series)
+    assert findings[0].onset_step in range(1198, 1201)
+    assert (findings[0].detected_step or 0) <= 1205
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_ramp_is_a_divergence(seed: int) -> None:
+    series = curve(1500, seed)
+    series[1200:] *= 1.005 ** np.arange(300)
+    found = watched(series)
+    divergence = [f for f in found if f.kind is Kind.LOSS_DIVERGENCE]
+    assert divergence[0].change is Change.OPEN
+    assert Change.CLOSE not in [f.change for f in divergence]
+    assert (divergence[0].detected_step or 0) <= 1240
+    assert divergence[-1].severity is Severity.CRITICAL
+
+
+def test_a_jump_that_stays_becomes_a_divergence_and_ends_the_spike() -> None:
+    series = curve(1500)
+    series[1200:] += 3.0 + 0.01 * np.arange(300)
+    findings = watched(series)
+    assert changes(findings)[:3] == [
+        (Kind.LOSS_SPIKE, Change.OPEN),
+        (Kind.LOSS_SPIKE, Change.CLOSE),
+        (Kind.LOSS_DIVERGENCE, Change.OPEN),
+    ]
+    assert (findings[2].detected_step or 0) <= 1221
+    assert findings[2].onset_step == 1200
+
+
+def test_a_new_data_mix_settles_and_is_no_more_than_a_warning() -> None:
+    series = curve(2500)
+    series[1200:] += 0.3
+    findings = watched(series)
+    assert all(f.severity is not Severity.CRITICAL for f in findings)
+    last = findings[-1]
+    assert (last.kind, last.change) == (Kind.LOSS_DIVERGENCE, Change.CLOSE)
+    assert "settled" in last.summary
+
+
+def test_nan_in_the_series_blinds_nobody() -> None:
+    series = curve(1500)
+    series[1150:1160] = np.nan
+    series[1200] = 30.0
+    assert changes(watched(series)) == SPIKE
+
+
+def test_a_loss_around_zero_and_below_is_judged_too() -> None:
+    series = curve(1500) - 2.2
+    series[1200] += 1.0
+    assert changes(watched(series)) == SPIKE
+
+
+def test_evaluation_rows_are_not_part_of_the_curve() -> None:
+    config = CatalogueConfig()
+    detector = CurveDetector(Kind.LOSS_SPIKE, config.loss)
+    detector.observe(AttemptStart(ATTEMPT, topology(2), 0.0))
+    findings: list[Finding] = []
+    for step, value in enumerate(curve(800)):
+        kind = StepKind.EVAL if step % 50 == 0 else StepKind.TRAIN
+        findings += detector.observe(frame(step, {"loss": [value * (2 if step % 50 == 0 else 1)] * 2}, kind=kind))
+    assert findings == []
+
+
+def test_a_rollback_into_the_steep_part_is_no_spike() -> None:
+    detector = CurveDetector(Kind.LOSS_SPIKE, CatalogueConfig().loss)
+    series = curve(400)
+    detector.observe(AttemptStart("a.0", topology(2), 0.0))
+    findings = [
+        f for step in range(300) for f in detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt="a.0"))
+    ]
+    findings += detector.observe(AttemptStart("a.1", topology(2), 300.0))
+    for step in range(100, 400):
+        findings += detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt="a.1"))
+    assert findings == []
+
+
+def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
+    norms = np.exp(0.2 * np.random.default_rng(1).standard_normal(900))
+    norms[600:602] = (30.0, 900.0)
+    findings = watched(norms, "grad_norm")
+    assert changes(findings) == [(Kind.GRAD_NORM, Change.OPEN), (Kind.GRAD_NORM, Change.CLOSE)]
+    assert findings[0].detected_step == 600
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_norms_that_scatter_by_a_third_raise_nothing(seed: int) -> None:
+    norms = np.exp(0.3 * np.random.default_rng(seed).standard_t(6, 4000))
+    assert watched(norms, "grad_norm") == []

@@ -1,0 +1,104 @@
+"""NaN and Inf are told in the step they are recorded, with the rank that had them first."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity, StepKind
+from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
+from tests.support.presences import ATTEMPT, frame, topology
+
+NAN, INF = math.nan, math.inf
+
+
+def judged(*frames: Frame) -> list[Finding]:
+    detector = NonfiniteDetector(NonfiniteConfig())
+    detector.observe(AttemptStart(ATTEMPT, topology(4), 0.0))
+    return [finding for one in frames for finding in detector.observe(one)]
+
+
+def test_the_rank_with_local_nonfinite_gradients_is_named_with_its_parameter() -> None:
+    exact = {"nonfinite": [0, 0, 5, 0], "nonfinite_first": [0, 0, 1, 0]}
+    (finding,) = judged(frame(7, {"loss": [1.0] * 4, "grad_norm": [NAN] * 4}, exact))
+    assert (finding.scope, finding.ranks, finding.detected_step) == ("rank:2", (2,), 7)
+    assert (finding.severity, finding.confidence) == (Severity.CRITICAL, 1.0)
+    assert finding.evidence["parameter"] == "second"
+
+
+def test_the_first_rank_stays_named_when_the_reduction_has_carried_it_to_all() -> None:
+    first = frame(7, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 9, 0, 0]})
+    then = frame(8, {"loss": [NAN] * 4, "grad_norm": [NAN] * 4}, {"nonfinite": [9, 9, 9, 9]})
+    (finding,) = judged(first, then)
+    assert finding.ranks == (1,)
+
+
+def test_a_rank_named_by_late_values_replaces_nobody() -> None:
+    everywhere = frame(8, {"loss": [NAN] * 4})
+    late = frame(7, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 0, 0, 4]}, family="values")
+    opened, named = judged(everywhere, late)
+    assert (opened.change, opened.ranks, opened.scope) == (Change.OPEN, (), "job")
+    assert (named.change, named.ranks, named.scope, named.onset_step) == (Change.UPDATE, (3,), "job", 7)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("metric", ["loss", "grad_norm", "local_grad_norm"])
+def test_any_nonfinite_training_value_is_told(metric: str, bad: float) -> None:
+    (finding,) = judged(frame(3, {metric: [1.0, 1.0, bad, 1.0]}))
+    assert finding.ranks == ((2,) if metric != "grad_norm" else ())
+    assert finding.evidence["values"][metric] in ("NaN", "Inf", "-Inf")
+
+
+def test_a_user_metric_is_told_as_a_warning() -> None:
+    (finding,) = judged(frame(3, {"accuracy": [0.5, NAN, 0.5, 0.5]}))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
+
+
+@pytest.mark.parametrize("metric", ["busy_s", "step_time_s", "phase.forward", "tokens", "wait_s"])
+def test_times_are_no_training_values(metric: str) -> None:
+    assert judged(frame(3, {metric: [1.0, NAN, INF, 1.0]})) == []
+
+
+def test_what_was_not_logged_is_nothing() -> None:
+    one = frame(3, {"loss": [NAN, 1.0, 1.0, 1.0]})
+    present = {"loss": np.asarray([False, True, True, True])}
+    assert judged(Frame(ATTEMPT, "steps", 3, StepKind.TRAIN, 3.0, one.values, present)) == []
+
+
+def test_a_step_left_out_by_the_loss_scaler_raises_nothing() -> None:
+    skipped = {"loss": [1.0] * 4, "grad_norm": [INF] * 4, "optimizer_skipped": [1.0] * 4}
+    assert judged(frame(3, skipped), frame(4, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4})) == []
+
+
+def test_twenty_steps_left_out_in_a_row_are_told_and_closed_when_it_ends() -> None:
+    skipped = [frame(step, {"loss": [1.0] * 4, "optimizer_skipped": [1.0] * 4}) for step in range(30)]
+    healthy = [frame(step, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4}) for step in range(30, 40)]
+    findings = judged(*skipped, *healthy)
+    assert [(f.change, f.detected_step) for f in findings] == [(Change.OPEN, 19), (Change.CLOSE, 32)]
+
+
+def test_a_skipped_step_excuses_no_nan_loss_and_no_local_gradient() -> None:
+    assert len(judged(frame(3, {"loss": [NAN] * 4, "optimizer_skipped": [1.0] * 4}))) == 1
+    assert len(judged(frame(3, {"optimizer_skipped": [1.0] * 4}, {"nonfinite": [0, 1, 0, 0]}))) == 1
+
+
+def test_it_closes_after_three_finite_rows_of_what_was_bad() -> None:
+    bad = frame(3, {"loss": [NAN] * 4, "accuracy": [0.5] * 4})
+    unrelated = [frame(step, {"accuracy": [0.5] * 4}) for step in range(4, 9)]
+    finite = [frame(step, {"loss": [1.0] * 4}) for step in range(9, 13)]
+    findings = judged(bad, *unrelated, *finite)
+    assert [(f.change, f.detected_step) for f in findings] == [(Change.OPEN, 3), (Change.CLOSE, 11)]
+
+
+def test_a_new_attempt_closes_it_and_the_repeated_step_is_judged_anew() -> None:
+    detector = NonfiniteDetector(NonfiniteConfig())
+    detector.observe(AttemptStart("a.0", topology(4), 0.0))
+    bad = {"nonfinite": [0, 1, 0, 0]}
+    findings = [*detector.observe(frame(5, {"loss": [1.0] * 4}, bad, attempt="a.0"))]
+    findings += detector.observe(AttemptStart("a.1", topology(4), 9.0))
+    findings += detector.observe(frame(5, {"loss": [1.0] * 4}, {"nonfinite": [0] * 4}, attempt="a.1"))
+    findings += detector.observe(frame(6, {"loss": [1.0] * 4}, {"nonfinite": [0, 0, 2, 0]}, attempt="a.1"))
+    told = [(f.change, f.attempt, f.ranks) for f in findings]
+    assert told == [(Change.OPEN, "a.0", (1,)), (Change.CLOSE, "a.0", (1,)), (Change.OPEN, "a.1", (2,))]

@@ -1,0 +1,195 @@
+"""Lost ranks and lost telemetry: told apart, once, with the first mover named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
+from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from tests.support.presences import ATTEMPT, Clockwork, topology
+
+
+def lost_job(ranks: int = 4) -> Clockwork:
+    return Clockwork(RankLostDetector(RankLostConfig()), ranks)
+
+
+def event(job: Clockwork, kind: str, rank: int | None, attempt: str = ATTEMPT, **fields: Any) -> list[Finding]:
+    return list(job.detector.observe(Occurrence(kind, attempt, "host-0", job.now_s, rank, 50, fields)))
+
+
+def exited(job: Clockwork, rank: int, **fields: Any) -> list[Finding]:
+    return event(job, "process_exit", rank, **{"code": None, "signal": None, "how": "pidfd", "error": "", **fields})
+
+
+CONNECTION = "RuntimeError: [gloo] Connection closed by peer"
+
+
+def test_a_killed_rank_is_named_with_its_signal() -> None:
+    (finding,) = exited(lost_job(), 2, signal=9)
+    assert (finding.scope, finding.ranks, finding.severity) == ("rank:2", (2,), Severity.CRITICAL)
+    assert "SIGKILL" in finding.summary
+    assert finding.onset_step == 50
+
+
+def test_ranks_that_follow_within_half_a_minute_are_consequences() -> None:
+    job = lost_job()
+    findings = exited(job, 2, signal=9)
+    for rank in (0, 1, 3):
+        job.tick()
+        findings += exited(job, rank, code=1, error=CONNECTION)
+    assert {finding.scope for finding in findings} == {"rank:2"}
+    assert [finding.change for finding in findings] == [Change.OPEN, Change.UPDATE, Change.UPDATE]
+    assert [other["rank"] for other in findings[-1].evidence["also_ended"]] == [0, 1, 3]
+    assert findings[-1].ranks == (2,)
+
+
+def test_a_crash_that_is_heard_after_its_consequences_becomes_the_first_mover() -> None:
+    job = lost_job()
+    findings = exited(job, 0, code=1, error=CONNECTION) + exited(job, 3, signal=11)
+    assert [(f.change, f.ranks) for f in findings] == [(Change.OPEN, (0,)), (Change.UPDATE, (3,))]
+    assert "SIGSEGV" in findings[-1].summary
+    assert findings[-1].evidence["also_ended"][0]["rank"] == 0
+
+
+def test_an_end_much_later_is_an_episode_of_its_own() -> None:
+    job = lost_job()
+    findings = exited(job, 0, signal=9) + job.stand(40) + exited(job, 1, signal=9)
+    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "rank:0"), (Change.OPEN, "rank:1")]
+
+
+def test_a_rank_that_left_its_loop_is_not_lost() -> None:
+    job = lost_job()
+    assert event(job, "rank_left", 1, reason="end") + exited(job, 1, code=0) == []
+
+
+def test_an_exit_with_code_0_without_leaving_is_a_warning() -> None:
+    (finding,) = exited(lost_job(), 1, code=0)
+    assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("order", [{"phase": "kill", "action": "relaunch"}, {"phase": "do", "action": "stop"}])
+def test_processes_ended_by_order_are_expected(order: dict[str, str]) -> None:
+    job = lost_job()
+    event(job, "order", None, order="o", step=5, **order)
+    assert exited(job, 0, signal=9) + exited(job, 1, signal=9) == []
+
+
+def test_an_exit_that_nobody_could_read_is_told_from_the_progress_block() -> None:
+    job = lost_job()
+    job.state[3] = "exited"
+    assert job.stand(2) == []
+    (finding,) = job.stand(5)
+    assert finding.ranks == (3,)
+    assert finding.evidence["code"] is None
+
+
+def test_it_closes_with_the_next_attempt_and_forgets_who_was_gone() -> None:
+    job = lost_job()
+    exited(job, 2, signal=9)
+    assert [f.change for f in job.begin("next.0")] == [Change.CLOSE]
+    (finding,) = event(
+        job, "process_exit", 2, attempt="next.0", code=1, signal=None, how="pidfd", error="ValueError: x"
+    )
+    assert finding.attempt == "next.0"
+    assert "ValueError" in finding.summary
+
+
+def test_an_exit_of_an_older_launch_is_history() -> None:
+    job = lost_job()
+    job.begin("next.0")
+    assert exited(job, 2, signal=9) == []
+
+
+def test_an_exit_after_a_rollback_inside_the_processes_belongs_to_the_running_attempt() -> None:
+    job = lost_job()
+    job.begin("run.1")
+    (finding,) = exited(job, 2, signal=9)
+    assert finding.attempt == "run.1"
+
+
+# ---- telemetry_lost ----
+
+
+def watched_job(hosts: int = 1) -> Clockwork:
+    job = Clockwork(TelemetryLostDetector(TelemetryLostConfig()), 4)
+    if hosts > 1:
+        job.attempt = "wide.0"
+        job.detector.observe(AttemptStart("wide.0", topology(4, hosts=hosts), job.now_s))
+    job.train(10)
+    return job
+
+
+def test_a_silent_host_is_told_after_ten_seconds_and_closed_when_it_is_back() -> None:
+    job = watched_job(hosts=2)
+    job.silent = {2, 3}
+    findings = job.stand(10)
+    assert findings == []
+    findings = job.stand(20)
+    job.silent = set()
+    findings += job.stand(2)
+    assert [(f.change, f.scope, f.ranks) for f in findings] == [
+        (Change.OPEN, "host:host-1", ()),
+        (Change.CLOSE, "host:host-1", ()),
+    ]
+    assert findings[0].evidence["silent_s"] > 10
+
+
+def test_all_hosts_silent_at_once_are_told_as_one() -> None:
+    job = watched_job(hosts=4)
+    job.silent = {0, 1, 2, 3}
+    findings = job.stand(60)
+    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "job")]
+    job.silent = set()
+    assert [(f.change, f.scope) for f in job.stand(2)] == [(Change.CLOSE, "job")]
+
+
+def test_the_normal_end_of_a_job_is_no_loss() -> None:
+    job = watched_job()
+    job.state = ["left"] * 4
+    job.silent = {0, 1, 2, 3}
+    assert job.stand(100) == []
+
+
+def test_ranks_that_are_gone_owe_no_telemetry() -> None:
+    job = watched_job(hosts=2)
+    job.state[2:] = ["exited", "left"]
+    job.silent = {2, 3}
+    assert job.stand(100) == []
+
+
+def test_a_host_whose_ranks_turn_out_to_have_ended_is_closed() -> None:
+    job = watched_job(hosts=2)
+    job.silent = {2, 3}
+    assert len(job.stand(20)) == 1
+    job.state[2:] = ["exited", "exited"]
+    (finding,) = job.tick()
+    assert finding.change is Change.CLOSE
+    assert "ended" in finding.summary
+
+
+def test_the_absence_of_the_stream_itself_is_nobodys_silence() -> None:
+    job = watched_job()
+    job.now_s += 300.0
+    job.silent = {0, 1, 2, 3}
+    assert job.stand(5) == []
+    job.silent = set()
+    assert job.stand(20) == []
+
+
+def test_a_few_missing_messages_are_no_loss_and_many_are() -> None:
+    job = watched_job()
+    assert event(job, "gap", None, missing=3, boot="b") + job.tick() == []
+    event(job, "gap", None, missing=40, boot="b")
+    (finding,) = job.tick()
+    assert (finding.change, finding.scope, finding.evidence["messages_missing"]) == (Change.OPEN, "host:host-0", 43)
+    assert [f.change for f in job.stand(70)] == [Change.CLOSE]
+
+
+def test_a_new_attempt_ends_what_was_said_about_the_old_one() -> None:
+    job = watched_job()
+    job.silent = {0, 1, 2, 3}
+    job.stand(20)
+    assert [f.change for f in job.begin("next.0")] == [Change.CLOSE]

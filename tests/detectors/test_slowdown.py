@@ -1,0 +1,90 @@
+"""The whole job against its own past, and launches that lead nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence
+from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
+from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_service.simulate.scenario import Job
+from tests.support.presences import frame, topology
+from tests.support.verdicts import judge, opened
+
+
+def found(job: Job) -> list[Finding]:
+    return judge(job.observations(), [SlowdownDetector(SlowdownConfig())])
+
+
+@pytest.mark.parametrize(("factor", "steps_max"), [(1.07, 30), (1.2, 12), (2.0, 12)])
+def test_a_uniform_slowdown_is_told_soon(factor: float, steps_max: int) -> None:
+    for seed in range(3):
+        (finding,) = found(Job(world_size=64, steps=380, seed=seed).slow_all(300, factor))
+        assert 0 < (finding.detected_step or 0) - 300 <= steps_max
+        # A tenth of a step is transfer, which is not slowed.
+        assert finding.evidence["ratio"] == pytest.approx(factor, rel=0.12)
+
+
+def test_it_closes_when_steps_are_as_fast_as_before() -> None:
+    findings = found(Job(world_size=16, steps=600, seed=1).slow_all(300, 1.5, until_step=400))
+    assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(Job(world_size=16, steps=2000, seed=2), id="clean"),
+        pytest.param(Job(world_size=16, steps=2000, seed=3).standstill(40, 30, "eval"), id="evaluation"),
+        pytest.param(Job(world_size=16, steps=2000, seed=4).hiccups(0.002, 1.0), id="single slow steps"),
+        pytest.param(Job(world_size=16, steps=1500, seed=5).slow_all(500, 0.7), id="a faster job"),
+        pytest.param(Job(world_size=16, steps=900, seed=6).restart(500, 480), id="relaunch"),
+        pytest.param(
+            Job(world_size=4, steps=3000, seed=7, step_s=0.1, accelerated=False, noise=0.04, contention=0.6),
+            id="crowded cores",
+        ),
+    ],
+)
+def test_what_is_no_slowdown_raises_nothing(job: Job) -> None:
+    assert found(job) == []
+
+
+def test_a_faster_job_is_judged_by_its_new_level() -> None:
+    findings = opened(found(Job(world_size=16, steps=800, seed=8).slow_all(300, 0.7).slow_all(600, 1.15)))
+    assert [f.onset_step in range(590, 605) for f in findings] == [True]
+
+
+def restarts(*, progress: bool = False, intended: bool = False, launches: int = 6) -> list[Finding]:
+    """Launches that each repeat steps 0 to 9, or get one step further."""
+    detector = RestartLoopDetector(RestartLoopConfig())
+    findings: list[Finding] = []
+    for launch in range(launches):
+        attempt = f"launch{launch}.0"
+        findings += detector.observe(AttemptStart(attempt, topology(4), 100.0 * launch))
+        for step in range(10 + launch * progress):
+            findings += detector.observe(frame(step, {"loss": [1.0] * 4}, attempt=attempt))
+        if intended:
+            findings += detector.observe(Occurrence("rank_left", attempt, "h", 1.0, 0, 9, {"reason": "end"}))
+    return findings
+
+
+def test_three_launches_without_progress_are_a_loop_told_once() -> None:
+    findings = restarts()
+    assert [(f.kind, f.change) for f in findings] == [(Kind.RESTART_LOOP, Change.OPEN)]
+    assert findings[0].attempt == "launch4.0"
+
+
+def test_launches_that_get_further_are_no_loop() -> None:
+    assert restarts(progress=True) == []
+
+
+def test_restarts_that_were_intended_are_no_loop() -> None:
+    assert restarts(intended=True) == []
+
+
+def test_progress_ends_the_loop() -> None:
+    detector = RestartLoopDetector(RestartLoopConfig(launches=1))
+    detector.observe(AttemptStart("a.0", topology(4), 0.0))
+    detector.observe(frame(5, {"loss": [1.0] * 4}, attempt="a.0"))
+    detector.observe(AttemptStart("b.0", topology(4), 10.0))
+    assert detector.observe(AttemptStart("c.0", topology(4), 20.0))
+    assert [f.change for f in detector.observe(frame(6, {"loss": [1.0] * 4}, attempt="c.0"))] == [Change.CLOSE]

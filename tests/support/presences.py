@@ -1,0 +1,116 @@
+"""Progress blocks of a small job, as the stream would hand them to detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Presence, StepKind, Tick, Topology
+
+ATTEMPT = "run.0"
+
+
+def topology(world_size: int, *, hosts: int = 1, replicated: bool = False, devices: bool = True) -> Topology:
+    """A data-parallel job, its ranks spread evenly over hosts."""
+    ranks = np.arange(world_size, dtype=np.int64)
+    zero = np.zeros_like(ranks)
+    return Topology(
+        world_size=world_size,
+        host=tuple(f"host-{rank * hosts // world_size}" for rank in range(world_size)),
+        device_uuid=tuple(f"GPU-{rank}" if devices else "" for rank in range(world_size)),
+        dp=ranks,
+        tp=zero,
+        pp=zero,
+        cp=zero,
+        ep=zero,
+        replicated=replicated,
+        parameters=("first", "second"),
+    )
+
+
+def frame(
+    step: int,
+    values: Mapping[str, Sequence[float]],
+    exact: Mapping[str, Sequence[int]] | None = None,
+    *,
+    attempt: str = ATTEMPT,
+    family: str = "steps",
+    kind: StepKind = StepKind.TRAIN,
+    time_s: float | None = None,
+) -> Frame:
+    """A frame in which every rank has every value."""
+    floats = {name: np.asarray(column, dtype=np.float64) for name, column in values.items()}
+    ints = {name: np.asarray(column, dtype=np.int64) for name, column in (exact or {}).items()}
+    present = {name: np.ones(len(column), dtype=np.bool_) for name, column in {**floats, **ints}.items()}
+    return Frame(attempt, family, step, kind, float(step) if time_s is None else time_s, floats, present, ints)
+
+
+@dataclass
+class Clockwork:
+    """A job told by ticks alone: one a second, all ranks heard, each where it was put."""
+
+    detector: Any
+    ranks: int = 4
+    attempt: str = ATTEMPT
+    now_s: float = 0.0
+    step: list[int] = field(default_factory=list)
+    phase: list[str] = field(default_factory=list)
+    sequence: list[int] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
+    os_state: list[str] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    entered_s: list[float] = field(default_factory=list)
+    heard_s: list[float] = field(default_factory=list)
+    silent: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.begin(self.attempt)
+
+    def begin(self, attempt: str) -> list[Finding]:
+        """A new attempt: all ranks before their first step."""
+        self.attempt = attempt
+        count = self.ranks
+        self.step, self.sequence = [-1] * count, [0] * count
+        self.phase, self.state, self.os_state = [""] * count, ["running"] * count, ["R"] * count
+        self.cpu_s, self.entered_s, self.heard_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
+        return list(self.detector.observe(AttemptStart(attempt, topology(count), self.now_s)))
+
+    def train(self, seconds: int, steps_per_s: int = 10) -> list[Finding]:
+        """All ranks make progress."""
+        findings: list[Finding] = []
+        for _ in range(seconds):
+            for rank in range(self.ranks):
+                self.step[rank] += steps_per_s
+                self.sequence[rank] += steps_per_s
+                self.entered_s[rank] = self.now_s + 1.0
+            findings += self.tick()
+        return findings
+
+    def stand(self, seconds: int) -> list[Finding]:
+        """Nobody makes progress."""
+        return [finding for _ in range(seconds) for finding in self.tick()]
+
+    def tick(self) -> list[Finding]:
+        """One second passes."""
+        self.now_s += 1.0
+        for rank in range(self.ranks):
+            if rank not in self.silent:
+                self.heard_s[rank] = self.now_s
+        age = np.asarray([heard - entered for heard, entered in zip(self.heard_s, self.entered_s, strict=True)])
+        presence = Presence(
+            attempt=self.attempt,
+            heard=np.ones(self.ranks, dtype=np.bool_),
+            heard_s=np.asarray(self.heard_s),
+            step=np.asarray(self.step, dtype=np.int64),
+            phase=tuple(self.phase),
+            phase_age_s=age,
+            step_age_s=age,
+            collective_seq=np.asarray(self.sequence, dtype=np.int64),
+            state=tuple(self.state),
+            os_state=tuple(self.os_state),
+            cpu_s=np.asarray(self.cpu_s),
+        )
+        return list(self.detector.observe(Tick(self.now_s, presence)))
