@@ -77,6 +77,33 @@ class _Numbered:
         self.path = str(rank)
 
 
+def told_after_s(service: AgentService, ranks: list[subprocess.Popen[bytes]]) -> list[float]:
+    """Kill the ranks one by one; seconds until the service has each exit."""
+    seconds = []
+    for count, rank in enumerate(ranks, 1):
+        begin_s = time.monotonic()
+        rank.kill()
+        until(lambda count=count: len(service.events("process_exit")) >= count)
+        seconds.append(time.monotonic() - begin_s)
+    return seconds
+
+
+def restarted_after_s(agent: AgentProcess, times: int) -> list[float]:
+    """Kill the worker; seconds until the supervisor has started the next one."""
+    seconds = []
+    for _ in range(times):
+        begin_s = time.monotonic()
+        killed = agent.kill_worker()
+        until(lambda killed=killed: agent.worker not in (0, killed))
+        seconds.append(time.monotonic() - begin_s)
+        time.sleep(1.0)
+    return seconds
+
+
+def in_order(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.3f} / {max(seconds):.3f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=30.0)
@@ -108,6 +135,9 @@ def main() -> None:
                 rows, messages = sum(service.rows().values()) - rows, len(service.batches) - messages
                 devices = sum(len(batch.devices) for batch in service.batches)
                 sizes = [len(wire.encode(batch)) for batch in service.batches[5:]]
+                restarts = restarted_after_s(agent, 3)
+                until(lambda: service.batches[-1].boot != service.batches[0].boot)
+                exits = told_after_s(service, ranks)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -122,6 +152,8 @@ def main() -> None:
             ("messages/s", f"{messages / elapsed_s:.1f}"),
             ("median message, bytes", f"{statistics.median(sizes):.0f}"),
             ("bytes per rank-step at 64 rank-steps per message", f"{wire_bytes_per_rank_step():.1f}"),
+            ("killed worker replaced after, median / worst, s", in_order(restarts)),
+            ("killed rank told to the service after, s", in_order(exits)),
             ("records lost", str(sum(service.lost().values()))),
         ):
             print(f"  {name:<52}{value:>16}")
