@@ -37,7 +37,7 @@ class LevelConfig:
     """A shift of 5 sigmas gains 3.5 a point and is told at the fourth; three stray points in a row are not enough."""
     drift_run_points: int = 8
     """A sum that took longer than this to reach its limit is a slow climb and no spike."""
-    lasting_points: int = 20
+    lasting_points: int = 16
     """A jump that has not come back after so many points is lasting."""
     clear_points: int = 3
     """An episode is over when the mean of so many points is no higher than chance (the allowance)."""
