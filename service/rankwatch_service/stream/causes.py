@@ -53,6 +53,8 @@ def reach(cause: Kind, effect: Kind) -> Reach:
     """
     if effect in _SHARED:
         return Reach.JOB
+    if effect in _LOCAL:
+        return Reach.HOST
     alone = cause is effect and cause in {Kind.CORRUPTION, Kind.TELEMETRY_LOST, Kind.NETWORK_DEGRADED}
     return Reach.HOST if cause in _LOCAL or alone else Reach.JOB
 

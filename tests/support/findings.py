@@ -1,0 +1,33 @@
+"""Findings and a roster, written out by hand."""
+
+from typing import Any
+
+from rankwatch import wire
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.stream.roster import Roster
+
+
+def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fields: Any) -> Finding:
+    blank = {
+        "attempt": "l.0",
+        "severity": Severity.WARNING,
+        "ranks": (int(scope.removeprefix("rank:")),) if scope.startswith("rank:") else (),
+        "onset_step": 100,
+        "detected_step": 101,
+        "onset_time_s": 1_000.0,
+        "detected_time_s": 1_001.0,
+        "score": 10.0,
+        "confidence": 1.0,
+        "summary": f"{kind} of {scope}",
+        "evidence": {},
+    }
+    return Finding(kind=kind, change=change, scope=scope, **(blank | fields))
+
+
+def roster(ranks: int = 8, per_host: int = 4) -> Roster:
+    made = Roster()
+    made.learn(
+        wire.RankInfo(rank, ranks, rank % per_host, f"node-{rank // per_host}", f"GPU-{rank}", can=("rollback",))
+        for rank in range(ranks)
+    )
+    return made
