@@ -11,7 +11,6 @@ import math
 from typing import Any, Final, Literal, Protocol
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.meter import EXACT_METRICS, Sink
 from rankwatch.torch_probe.backward import BackwardMarks
@@ -20,12 +19,12 @@ from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
 from rankwatch.torch_probe.measures import Measures, judge
 from rankwatch.torch_probe.phases import AutomaticPhases
+from rankwatch.torch_probe.watched_model import WatchedModel
 
 FINGERPRINT_STEPS: Final = 10
-"""Default distance of fingerprints. One costs a pass over the parameters, about a third of their norm; every 10th step
-that is some 0.03 % of a step, and a corrupted replica shows before many steps build on it."""
+"""Default distance of fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU; every 10th
+step that is 0.2 %, and a corrupted replica shows before many steps build on it."""
 
-_CPU: Final = torch.device("cpu")
 _FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
 _LOG: Final = logging.getLogger("rankwatch")
 
@@ -62,6 +61,7 @@ class TorchProbe:
         local_gradients: bool = True,
         phases: bool = True,
         fingerprint_every: int = FINGERPRINT_STEPS,
+        replicated: bool | None = None,
         on_nonfinite: Literal["record", "skip"] = "record",
         device: Device | None = None,
     ) -> None:
@@ -82,6 +82,8 @@ class TorchProbe:
                 since the last reduction.
             phases: mark forward, backward, optimizer and, with DDP, the wait for its reduction (collective).
             fingerprint_every: steps between fingerprints of the parameters; 0 for none.
+            replicated: ranks of a peer group hold bit-equal parameters, so that fingerprints can be compared; None =
+                under DDP they do. Say True where the loop itself keeps replicas equal.
             on_nonfinite: "skip" leaves out the update of a step whose total norm is not finite. After the reduction
                 every rank sees the same norm, so all decide alike. On an accelerator this waits for the norm.
             device: the accelerator; found from the parameters if left out.
@@ -89,38 +91,31 @@ class TorchProbe:
         Raises:
             ValueError: the arguments contradict each other.
         """
-        if fingerprint_every < 0:
-            raise ValueError(f"fingerprint_every must be 0 or more, not {fingerprint_every}")
-        if on_nonfinite not in ("record", "skip"):
-            raise ValueError(f'on_nonfinite must be "record" or "skip", not {on_nonfinite!r}')
-        if on_nonfinite == "skip" and not grad_norm:
-            raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
+        _check(fingerprint_every, on_nonfinite, grad_norm)
         self._sink = sink
-        self._told = False
-        self._norm_is_logged = False
-        self._now = Measures()
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
-        named = dict((self._ddp.module if self._ddp else model).named_parameters())
-        sharded = any(_is_sharded(tensor) for tensor in named.values())
-        self._tensors = list(named.values())
-        self._home = next((tensor.device for tensor in self._tensors if tensor.device.type != "cpu"), _CPU)
+        self._model = watched = WatchedModel(model, replicated)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._one = torch.ones((), dtype=torch.float64, device=self._home)
+        self._one = torch.ones((), dtype=torch.float64, device=watched.home)
         self._fingerprint_every = fingerprint_every
         self._skips = on_nonfinite == "skip"
-        self._replicated = self._ddp is not None and not sharded
-        # In DDP, and alone, the gradients are whole when backward ends and not yet clipped.
-        self._norm_after_backward = self._ddp is not None or not _distributed()
-        self._norm_wanted = grad_norm and not sharded
-        self._device = device or (CudaDevice() if self._home.type == "cuda" else None)
+        self._norm_wanted = grad_norm and not watched.sharded
+        self._device = device or (CudaDevice() if watched.home.type == "cuda" else None)
         self._late = self._ring(self._device) if self._device is not None else None
-        self._on_host = self._device is None
         self._local: LocalGradients | None = None
-        if local_gradients and not sharded:
-            self._local = LocalGradients(at_once=self._is_reduced_early(), on_host=self._on_host)
+        if local_gradients and not watched.sharded:
+            self._local = LocalGradients(at_once=watched.reduces_early, on_host=self._device is None)
         self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
+        self._now = Measures()
+        self._norm_is_logged = self._norm_was_logged = False
+        self._told = False
+        self._place_hooks(optimizer)
+        sink.declare({"parameters": watched.names, "replicated": watched.replicated})
+        for name in _FIRST_METRICS:  # the first sixteen names travel within the step's own entry
+            sink.metric(name, exact=name in EXACT_METRICS)
+
+    def _place_hooks(self, optimizer: torch.optim.Optimizer) -> None:
         self._marks = BackwardMarks(
-            self._tensors,
+            self._model.parameters,
             gradient=self._on_gradient,
             computed=self._on_computed,
             reduced=self._on_reduced,
@@ -131,11 +126,7 @@ class TorchProbe:
             optimizer.register_step_post_hook(self._after_update),
         ]
         if self._phases is not None:
-            self._handles += self._phases.watch_model(model)
-        self._clear()
-        sink.declare({"parameters": list(named), "replicated": self._replicated})
-        for name in _FIRST_METRICS:  # the first sixteen names travel within the step's own entry
-            sink.metric(name, exact=name in EXACT_METRICS)
+            self._handles += self._phases.watch_model(self._model.module)
 
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 
@@ -176,7 +167,7 @@ class TorchProbe:
             Their fingerprint; 0 where ranks need not be equal. Waits for the device: the rank is held.
         """
         self._clear()
-        return fingerprint(self._tensors) if self._replicated else 0
+        return fingerprint(self._model.own_parts) if self._model.replicated else 0
 
     def close(self) -> None:
         """Take all hooks away."""
@@ -195,7 +186,7 @@ class TorchProbe:
             self._local.flush()
         if self._phases is not None:
             self._phases.leave("backward")
-        if self._reduces():
+        if self._model.reduces:
             self._sink.collective()
             if self._phases is not None:
                 self._phases.enter("collective")
@@ -207,8 +198,8 @@ class TorchProbe:
             self._now.local = self._local.result()
         if self._scaler is not None:
             self._now.scale = self._scaler.scale(self._one)
-        if self._norm_after_backward and self._takes_norm():
-            local = self._now.local if self._ddp is None else None
+        if self._model.is_whole_after_backward and self._takes_norm():
+            local = self._now.local if self._model.ddp is None else None
             self._now.norm = local.norm if local is not None else self._total_norm()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -218,7 +209,7 @@ class TorchProbe:
             self._now.overflowed = getattr(optimizer, "found_inf", None)
             if self._phases is not None:
                 self._phases.enter("optimizer")
-            if not self._norm_after_backward and self._takes_norm():
+            if not self._model.is_whole_after_backward and self._takes_norm():
                 self._now.norm = self._total_norm()
                 if getattr(optimizer, "grad_scale", None) is None:
                     self._now.norm_scaled = False
@@ -241,7 +232,7 @@ class TorchProbe:
     def _measured(self, step: int) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         floats, ints = self._now.values()
         if self._fingerprint_every and step % self._fingerprint_every == 0:
-            total = bit_sum([_own_part(tensor) for tensor in self._tensors])
+            total = bit_sum(self._model.own_parts)
             if total is not None:
                 ints["fingerprint"] = total
         return floats, ints
@@ -276,42 +267,21 @@ class TorchProbe:
             self._told = True
             _LOG.warning("a hook of the torch probe failed; training goes on", exc_info=error)
 
-    # ---- how this job is made ----------------------------------------------------------------------------------------
-
     def _ring(self, device: Device) -> LateValues:
         return LateValues(device, self._arrived, lambda count: self._sink.drop("late_values", count))
-
-    def _is_reduced_early(self) -> bool:
-        """Whether a local gradient may be gone before backward ends.
-
-        DDP reduces in place where gradients are views of its buckets, and with a static graph its first reduction
-        begins early.
-        """
-        return self._ddp is not None and (self._ddp.gradient_as_bucket_view or self._ddp.static_graph)
-
-    def _reduces(self) -> bool:
-        """Whether the backward under way ends with DDP's reduction; within `no_sync` it does not."""
-        return self._ddp is not None and self._ddp.require_backward_grad_sync
 
     def _takes_norm(self) -> bool:
         """Whether to measure the total norm; where the loop logged its own in the last step, it will do so again."""
         return self._norm_wanted and (self._skips or not self._norm_was_logged)
 
     def _total_norm(self) -> Scalar | None:
-        gradients = (tensor.grad for tensor in self._tensors if tensor.grad is not None)
-        return total_norm(gradients, on_host=self._on_host)
+        return total_norm(self._model.gradients, on_host=self._device is None)
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    """DTensor (FSDP2, tensor parallel) and FSDP1's flat parameters, told without importing them."""
-    return hasattr(tensor, "to_local") or getattr(tensor, "_is_flat_param", False)
-
-
-def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a parameter that this rank holds; reading a DTensor as a whole would be a collective."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _distributed() -> bool:
-    dist = torch.distributed
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _check(fingerprint_every: int, on_nonfinite: str, grad_norm: bool) -> None:
+    if fingerprint_every < 0:
+        raise ValueError(f"fingerprint_every must be 0 or more, not {fingerprint_every}")
+    if on_nonfinite not in ("record", "skip"):
+        raise ValueError(f'on_nonfinite must be "record" or "skip", not {on_nonfinite!r}')
+    if on_nonfinite == "skip" and not grad_norm:
+        raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
