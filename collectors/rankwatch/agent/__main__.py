@@ -42,10 +42,12 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _supervise(options: argparse.Namespace) -> int:
+    from rankwatch.agent.ranks import has_living_rank  # noqa: PLC0415
     from rankwatch.agent.supervisor import supervise  # noqa: PLC0415
 
     options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = take_lock(Path(layout.agent_lock_path(str(options.dir), options.job)))
+    path = Path(layout.agent_lock_path(str(options.dir), options.job))
+    lock = take_lock(path)
     if lock is None:
         return 0
     _be_a_good_neighbour()
@@ -58,7 +60,15 @@ def _supervise(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "rankwatch.agent", "--dir", str(options.dir), "--job", options.job]
     command += ["--url", options.url] if options.url else []
     command += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
-    return supervise([*command, "--worker"], lock, tell)
+    status = 0
+    while lock is not None:
+        status = supervise([*command, "--worker"], lock, tell)
+        os.close(lock)
+        # A rank that began meanwhile may have found the lock held and rely on us. Looking only now that the lock is
+        # free leaves no gap: either it sees the lock free, or we see its recorder.
+        again = status == 0 and has_living_rank(options.dir, options.job)
+        lock = take_lock(path) if again else None
+    return status
 
 
 def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -188,20 +188,30 @@ class LocalRanks:
 
 def jobs_in(directory: Path, known: set[str]) -> dict[str, str]:
     """Names of recorder files that are not known yet, with the job of each; for a daemon that serves all jobs."""
-    found = {}
-    for entry in os.scandir(directory):
-        if entry.name.endswith(layout.RING_SUFFIX) and entry.name not in known:
-            try:
-                reader = RingReader(entry.path)
-            except (ValueError, OSError):
-                continue
-            try:
-                found[entry.name] = str(reader.header.identity.get("job", ""))
-            except ValueError:
-                continue
-            finally:
-                reader.close()
-    return found
+    return {name: job for name, job, _ in _recorders(directory, known)}
+
+
+def has_living_rank(directory: Path, job: str) -> bool:
+    """Whether a living process records for this job."""
+    return any(alive and whose == job for _, whose, alive in _recorders(directory, set()))
+
+
+def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, bool]]:
+    """File name, job and whether its owner lives, of every recorder that is not known."""
+    for name in os.listdir(directory):
+        if not name.endswith(layout.RING_SUFFIX) or name in known:
+            continue
+        try:
+            reader = RingReader(str(directory / name))
+        except (ValueError, OSError):
+            continue
+        try:
+            job, alive = str(reader.header.identity.get("job", "")), reader.owner_alive()
+        except ValueError:
+            continue
+        finally:
+            reader.close()
+        yield name, job, alive
 
 
 def _delete(path: str) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from rankwatch import layout
+from rankwatch.agent import __main__ as command_line
+from rankwatch.agent import supervisor
 from rankwatch.agent.__main__ import main, spool_folder
 from rankwatch.agent.lock import take_lock
 from rankwatch.spawn import lock_is_held
 from tests.support.agent_service import until
+from tests.support.recording_rank import RecordingRank
 
 
 def test_the_spool_lies_beside_the_recorders_unless_those_lie_in_memory(tmp_path: Path) -> None:
@@ -52,3 +55,30 @@ def test_while_another_agent_has_the_lock_a_second_one_ends_at_once(tmp_path: Pa
     assert descriptor is not None
     assert main(["--dir", str(tmp_path), "--job", "gpt"], {}) == 0
     os.close(descriptor)
+
+
+def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks: list[RecordingRank] = []
+
+    def supervised(_worker: list[str], _lock: int, _tell: object) -> int:
+        """The worker ends in the very moment when a rank begins and finds the lock held."""
+        if not ranks:
+            ranks.append(RecordingRank(tmp_path))
+            assert lock_is_held(layout.agent_lock_path(str(tmp_path), "gpt"))
+        else:
+            ranks[0].close()
+            ranks.append(ranks[0])
+        return 0
+
+    standard_error = os.dup(2)
+    monkeypatch.setattr(supervisor, "supervise", supervised)
+    monkeypatch.setattr(command_line, "_be_a_good_neighbour", lambda: None)
+    try:
+        assert main(["--dir", str(tmp_path), "--job", "gpt"], {}) == 0
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+    assert len(ranks) == 2
+    assert not lock_is_held(layout.agent_lock_path(str(tmp_path), "gpt"))
