@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,22 +20,22 @@ CLEAN_STEPS = 300
 START_S = 120.0
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a demo that keeps everything under `folder`, as far as it keeps anything."""
-    return subprocess.Popen(
+    demo = subprocess.Popen(
         [RANKWATCH, "demo", *arguments],
         env=os.environ | {"TMPDIR": str(folder), "COLUMNS": "160"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def finish(demo: subprocess.Popen[str], limit_s: float) -> str:
-    try:
-        return demo.communicate(timeout=limit_s)[0]
-    finally:
-        demo.kill()
+    with demo:
+        try:
+            yield demo
+        finally:
+            if demo.poll() is None:
+                demo.terminate()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -52,8 +53,8 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
-    demo = start(tmp_path, "--no-faults", "--steps", str(CLEAN_STEPS))
-    output = finish(demo, 280)
+    with started(tmp_path, "--no-faults", "--steps", str(CLEAN_STEPS)) as demo:
+        output = demo.communicate(timeout=280)[0]
     assert demo.returncode == 0, output
     assert "✔ nothing else opened" in output
     assert list(tmp_path.iterdir()) == []
@@ -61,8 +62,8 @@ def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(480)
 def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path) -> None:
-    demo = start(tmp_path)
-    output = finish(demo, 450)
+    with started(tmp_path) as demo:
+        output = demo.communicate(timeout=450)[0]
     assert demo.returncode == 0, output
     assert list(tmp_path.iterdir()) == []
 
@@ -70,12 +71,12 @@ def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path) 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_demo_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
-    demo = start(tmp_path, "--no-faults")
-    wait_until(lambda: any(tmp_path.glob("*/journal/*")), "training rank")
-    (folder,) = tmp_path.iterdir()
-    assert len(working_for(folder.name, "demo.training")) == 4
-    assert working_for(folder.name, "rankwatch.agent")
-    demo.send_signal(number)
-    output = finish(demo, 60)
+    with started(tmp_path, "--no-faults") as demo:
+        wait_until(lambda: len(list(tmp_path.glob("*/journal/*"))) == 4, "training")
+        (folder,) = tmp_path.iterdir()
+        assert len(working_for(folder.name, "demo.training")) == 4
+        assert working_for(folder.name, "rankwatch.agent")
+        demo.send_signal(number)
+        output = demo.communicate(timeout=60)[0]
     assert demo.returncode == 128 + number, output
     assert_nothing_is_left(tmp_path, folder.name)

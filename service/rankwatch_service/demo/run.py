@@ -106,7 +106,9 @@ def _perform(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Ch
 def opened_stage(port: int, seed: int, view: View) -> Iterator[Stage]:
     """Start a service and set up everything else, ranks not yet launched; at the end nothing of it is left."""
     with _folders() as (folder, recorder), ExitStack() as stack:
-        environment = own_environment() | {"RANKWATCH_DIR": str(recorder), "XDG_CONFIG_HOME": str(folder / "config")}
+        # Whatever else leaves files, as torch's compiler cache does, leaves them here too.
+        ours = {"RANKWATCH_DIR": recorder, "XDG_CONFIG_HOME": folder / "config", "TMPDIR": folder}
+        environment = own_environment() | {name: str(path) for name, path in ours.items()}
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         service = Service(folder / "service", port, environment)
         stack.callback(service.stop)

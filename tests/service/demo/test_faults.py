@@ -30,6 +30,12 @@ def model(faulty_rank: Any) -> Any:
     return torch.nn.Linear(3, 2)
 
 
+def weights(model: Any) -> Any:
+    import torch
+
+    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+
+
 def bits_that_differ(before: Any, after: Any) -> int:
     import torch
 
@@ -43,14 +49,14 @@ def test_exactly_one_mantissa_bit_flips_in_its_step_and_attempt_only(
     armed = Armed(Fault.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
     FaultFile(tmp_path).arm([armed])
     rank = faulty_rank(tmp_path, rank=1)
-    clean = model.weight.detach().clone()
+    clean = weights(model)
     for attempt, step in (("job-0.0", 5), (ATTEMPT, 4)):
         rank.begin_step(attempt, step, model)
-        assert bits_that_differ(clean, model.weight.detach()) == 0
+        assert bits_that_differ(clean, weights(model)) == 0
     rank.begin_step(ATTEMPT, 5, model)
-    assert bits_that_differ(clean, model.weight.detach()) == 1
+    assert bits_that_differ(clean, weights(model)) == 1
     rank.begin_step("job-0.2", 5, model)
-    assert bits_that_differ(clean, model.weight.detach()) == 1
+    assert bits_that_differ(clean, weights(model)) == 1
 
 
 def test_one_gradient_gets_one_nan_and_the_next_is_clean_again(tmp_path: Path, model: Any, faulty_rank: Any) -> None:
@@ -72,9 +78,9 @@ def test_the_other_ranks_do_nothing(tmp_path: Path, model: Any, faulty_rank: Any
     file = FaultFile(tmp_path)
     armed = Armed(Fault.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
     file.arm([armed])
-    clean = model.weight.detach().clone()
+    clean = weights(model)
     faulty_rank(tmp_path, rank=0).begin_step(ATTEMPT, 5, model)
-    assert bits_that_differ(clean, model.weight.detach()) == 0
+    assert bits_that_differ(clean, weights(model)) == 0
     assert file.injected(armed) is None
 
 
