@@ -136,11 +136,13 @@ class Event(msgspec.Struct, frozen=True):
 EVENT_KINDS: Final = (
     "rank_start",  # pid
     "rank_left",  # reason: end | break | stop
-    "process_exit",  # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str
+    # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, pid, phase,
+    # left: its loop had ended before, exit_order: place among the ranks of this launch and host, 0 went first
+    "process_exit",
     "exception",  # type, message
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds
-    "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, order
+    "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count

@@ -209,3 +209,35 @@ def test_a_stopped_rank_has_no_python_stack_but_its_last_phase_and_step(tmp_path
         assert event.fields["cpu_ticks"] > 0
         os.kill(rank.pid, signal.SIGCONT)
         until(lambda: service.batches[-1].progress and service.batches[-1].progress[0].os_state == "R")
+
+
+def test_a_rank_that_dies_while_its_stack_is_awaited_ends_no_agent(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, 0) as rank,
+        RecordingRank(tmp_path, 1),
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        settle(service, 2)
+        rank.do("hang", "forward")
+        service.order(stacks=(wire.StackRequest("r1", "l.0"),))
+        rank.process.kill()
+        until(lambda: exits(service) and len(stacks(service)) >= 1)
+        until(lambda: {event.rank for event in stacks(service)} >= {1})
+        assert "restart" not in agent.log
+
+
+def test_exits_are_numbered_anew_in_each_launch(tmp_path: Path) -> None:
+    with AgentService() as service, AgentProcess(tmp_path, service.environment):
+        for launch in ("first", "second"):
+            with RecordingRank(tmp_path, 0, launch=launch) as one, RecordingRank(tmp_path, 1, launch=launch) as two:
+                until(
+                    lambda launch=launch: sum(b.attempt == f"{launch}.0" and len(b.ranks) for b in service.batches) == 2
+                )
+                two.process.kill()
+                two.wait()
+                one.process.kill()
+                one.wait()
+        until(lambda: len(service.events("process_exit")) == 4)
+        told = [(event.rank, event.fields["exit_order"]) for event in service.events("process_exit")]
+        assert sorted(told[:2]) == sorted(told[2:]) == [(0, 1), (1, 0)]

@@ -55,7 +55,7 @@ class LocalRank:
     closed: bool = False
     """It has left and closed its recorder, and its process goes on with something else."""
     exit_order: int | None = None
-    """Place among the ranks of this host in which its process ended; 0 is the first mover."""
+    """Place among the ranks of this launch and host in which its process ended; 0 is the first mover."""
     exit_told: bool = False
     introduced: tuple[str, int] = ("", 0)
     """The attempt and identity number with which this rank was introduced last."""

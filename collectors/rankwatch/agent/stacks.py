@@ -16,6 +16,7 @@ from rankwatch import layout, wire
 from rankwatch.agent.clock import Clock
 from rankwatch.agent.procfs import catches, read_stat, wait_channel
 from rankwatch.agent.ranks import LocalRank
+from rankwatch.reader import Progress
 
 STACK_WAIT_S: Final = 2.0
 """A handler runs within milliseconds unless the process is stopped or in the kernel; this is for swapped-out ones."""
@@ -31,7 +32,8 @@ STOPPED_STATES: Final = ("T", "t")
 
 @dataclass(slots=True)
 class _Waiting:
-    rank: LocalRank
+    rank: int
+    attempt: str
     fields: dict[str, Any]
     step: int
     path: Path
@@ -63,19 +65,22 @@ class Stacks:
         if len(self._answered) > REQUESTS_REMEMBERED:
             self._answered.popitem(last=False)
         now_s = self._clock.monotonic_s()
-        fields, step = _evidence(rank, now_s)
+        block = rank.reader.progress()
+        fields = _evidence(rank, block, now_s)
         fields["order"] = request
         path = Path(layout.stack_path(rank.path))
         size = _size(path)
-        waiting = _Waiting(rank, fields, step, path, size, now_s + STACK_WAIT_S, size, now_s)
+        waiting = _Waiting(
+            rank.rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
+        )
         number = int(rank.identity.get("stack_signal") or 0)
         fields["reason"] = _obstacle(rank, fields["os_state"], number)
         if fields["reason"] or rank.process is None or not rank.process.send(number):
             waiting.until_s = now_s
         self._waiting.append(waiting)
 
-    def take(self) -> list[tuple[LocalRank, wire.Event]]:
-        """Stacks that are complete, and those that will not come, as events `stack_dump`."""
+    def take(self) -> list[tuple[str, wire.Event]]:
+        """Stacks that are complete, and those that will not come, as events `stack_dump` with their attempts."""
         now_s = self._clock.monotonic_s()
         ready = []
         for waiting in list(self._waiting):
@@ -88,24 +93,22 @@ class Stacks:
                 waiting.fields["stack"] = _read(waiting.path, waiting.before)
                 if not waiting.fields["stack"]:
                     waiting.fields["reason"] = waiting.fields["reason"] or "the handler did not run"
-                event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
-                ready.append((waiting.rank, event))
+                event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank, waiting.step, waiting.fields)
+                ready.append((waiting.attempt, event))
         return ready
 
 
-def _evidence(rank: LocalRank, now_s: float) -> tuple[dict[str, Any], int]:
-    progress = rank.reader.progress()
+def _evidence(rank: LocalRank, block: Progress, now_s: float) -> dict[str, Any]:
     stat = read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
         stat = None
-    fields: dict[str, Any] = {
+    return {
         "os_state": "X" if stat is None else stat.state,
         "cpu_ticks": 0 if stat is None else stat.cpu_ticks,
         "wchan": "" if stat is None else wait_channel(rank.header.pid),
-        "phase": progress.phase,
-        "phase_age_s": max(0.0, now_s - progress.phase_entered_ns / 1e9),
+        "phase": block.phase,
+        "phase_age_s": max(0.0, now_s - block.phase_entered_ns / 1e9),
     }
-    return fields, progress.step
 
 
 def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:

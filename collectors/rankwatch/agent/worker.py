@@ -7,6 +7,7 @@ only when the service or the spool has it, so a killed worker loses nothing: the
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,8 @@ class Worker:
         self._numbering: Numbering | None = None
         self._views: ViewPoster | None = None
         self._stream: OrderStream | None = None
-        self._gone_count = 0
+        self._gone = Counter[str]()
+        """How many ranks of each launch have ended; launches without a recorder here are forgotten."""
         self._losses = Losses()
         now_s = self._clock.monotonic_s()
         self._next_tail_s = self._next_progress_s = self._next_view_s = now_s
@@ -164,8 +166,8 @@ class Worker:
             self._exits.forget(rank.process)
             del self._by_fd[rank.process.fd]
         rank.gone_since_s = self._clock.monotonic_s()
-        rank.exit_order = self._gone_count
-        self._gone_count += 1
+        rank.exit_order = self._gone[rank.launch]
+        self._gone[rank.launch] += 1
         self._next_tail_s = rank.gone_since_s  # told at once, with its last records
 
     def _look_at_locks(self, now_s: float) -> None:
@@ -217,6 +219,8 @@ class Worker:
                 self._ranks.remove(rank)
         if any(rank.gone_since_s is None for rank in self._ranks):
             self._alone_since_s = now_s
+        for launch in self._gone.keys() - {rank.launch for rank in self._ranks}:
+            del self._gone[launch]
 
     def _done(self) -> bool:
         alone_s = self._clock.monotonic_s() - self._alone_since_s
@@ -251,8 +255,8 @@ class Worker:
                 draft.devices = samples
 
     def _tell_stacks(self) -> None:
-        for rank, event in self._stacks.take():
-            self._draft_of(rank, rank.reader.progress().k).tell(event)
+        for attempt, event in self._stacks.take():
+            self._draft(attempt).tell(event)
 
     def _tell_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
