@@ -79,6 +79,7 @@ def test_how_records_are_batched_decides_nothing(recorded, reference, tmp_path, 
     assert_equal(found, reference)
 
 
+@pytest.mark.timeout(400)
 def test_a_hundred_random_crashes_change_nothing(recorded, reference, tmp_path, monkeypatch):
     # Short pauses between snapshots, so that starts find them at all ages, also half written ones.
     monkeypatch.setattr(loop, "SNAPSHOT_S", 3.0)
@@ -149,6 +150,7 @@ def start_and_run_to(stream, stop: int) -> None:
     run_to(stream, stop)
 
 
+@pytest.mark.timeout(400)
 def test_each_call_of_the_commits_around_an_incident_may_fail_once(before_the_nan, tmp_path):
     database, stop = before_the_nan
     (tmp_path / "whole").mkdir()

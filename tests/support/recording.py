@@ -56,9 +56,9 @@ def control(time_s: float, key: str, record) -> Timed:
 
 
 def recording() -> list[Timed]:
-    """About 1,800 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
-    size = {"world_size": 8, "ranks_per_host": 4, "step_s": 0.5}
-    nan = Job(steps=130, seed=1, **size).nonfinite(3, 80).restart(84, 70, relaunch=False)
+    """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
+    size = {"world_size": 8, "step_s": 0.5}
+    nan = Job(steps=130, seed=1, ranks_per_host=4, **size).nonfinite(3, 80).restart(84, 70, relaunch=False)
     slow = Job(steps=220, seed=2, **size).slow(5, 60, 2.0, until_step=110)
     hang = Job(steps=90, seed=3, **size).hang(2, 60, seconds=15).kill(2, 75).restart(75, 60)
     rules = (

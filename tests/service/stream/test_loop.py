@@ -1,0 +1,313 @@
+"""The stream over a real database: ownership, snapshots, retention, downtime."""
+
+import pytest
+from sqlalchemy import delete, func, select, update
+
+from rankwatch import wire
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.control.policy import Mode, Policy, Rule, policy_record
+from rankwatch_service.control.records import encode_control
+from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream import loop, partition, snapshots
+from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.loop import Stream
+from tests.support.batches import batch, progress, ranks, table
+from tests.support.clock import FakeClock
+from tests.support.database import new_database
+
+
+class NoSeries:
+    def add(self, job, frame) -> None:
+        pass
+
+    def flush(self, job) -> None:
+        pass
+
+    def flush_due(self) -> None:
+        pass
+
+
+class Service:
+    """A database, a clock, and streams over them."""
+
+    def __init__(self, folder) -> None:
+        self.engine = new_database(folder)
+        self.clock = FakeClock()
+        self.log = SqlLog(self.engine, self.clock)
+        self.seq: dict[str, int] = {}
+
+    def stream(self) -> Stream:
+        return Stream(self.engine, self.log, self.clock, detectors, lambda job, incident: {}, NoSeries())
+
+    def started(self) -> Stream:
+        stream = self.stream()
+        stream.start()
+        return stream
+
+    def send(self, job="gpt", **fields) -> None:
+        seq = self.seq[job] = self.seq.get(job, -1) + 1
+        body = wire.encode(batch(seq, job=job, **({"ranks": ranks(2)} if seq == 0 else {}), **fields))
+        self.log.append([Entry(job, RecordKind.TELEMETRY, body)])
+
+    def train(self, *steps: int, job="gpt") -> None:
+        for step in steps:
+            self.send(job, steps=table([step] * 2, [0, 1], loss=[2.0] * 2, step_time_s=[0.5] * 2))
+
+    def column(self, query) -> list:
+        with read(self.engine) as connection:
+            return list(connection.scalars(query))
+
+
+@pytest.fixture
+def service(tmp_path):
+    service = Service(tmp_path)
+    yield service
+    service.engine.dispose()
+
+
+def saved(service: Service, stream: Stream, *jobs: str) -> None:
+    for name in jobs or (ALL_JOBS, *stream.partition.jobs):
+        stream.save(name)
+
+
+def test_a_batch_and_its_position_are_committed_together(service):
+    stream = service.started()
+    service.train(1, 2)
+    assert stream.step() == 2
+    assert service.column(select(models.StreamPosition.position)) == [2]
+    assert service.column(select(models.Job.name)) == ["gpt"]
+
+
+def test_an_owner_that_was_replaced_can_commit_nothing_more(service):
+    old = service.started()
+    service.train(1)
+    new = service.started()
+    with pytest.raises(FencedError):
+        old.step()
+    assert service.column(select(models.StreamPosition.position)) == [0]
+    assert new.step() == 1
+
+
+def test_time_is_stored_about_once_a_second_while_there_is_a_job(service):
+    stream = service.started()
+    for _ in range(5):
+        service.clock.advance(0.25)
+        stream.step()
+    assert service.column(select(func.count(models.StreamTick.number))) == [1]
+    service.train(1)
+    for _ in range(40):
+        service.clock.advance(0.25)
+        stream.step()
+    # One of its own for the record, then one for each second.
+    assert service.column(select(func.count(models.StreamTick.number))) == [12]
+
+
+def test_a_backlog_is_lived_through_at_the_time_it_was_written(service):
+    stream = service.started()
+    for step in range(5):
+        service.train(step)
+        service.clock.advance(1.0)
+    service.clock.advance(60.0)
+    stream.step()
+    times = service.column(select(models.StreamTick.time_unix_ns).order_by(models.StreamTick.number))
+    assert [round((time - times[0]) / 1e9) for time in times] == [0, 1, 2, 3, 4, 65]
+
+
+def test_hosts_are_not_held_silent_while_the_service_was_down(service):
+    stream = service.started()
+    for step in range(30):
+        service.send(progress=(progress(0, step), progress(1, step)), steps=table([step] * 2, [0, 1], loss=[1.0] * 2))
+        service.clock.advance(1.0)
+        stream.step()
+    service.clock.advance(300.0)
+    stream = service.started()
+    for _ in range(5):
+        stream.step()
+        service.clock.advance(1.0)
+    assert service.column(select(models.Incident.kind)) == []
+    for _ in range(30):
+        stream.step()
+        service.clock.advance(1.0)
+    assert service.column(select(models.Incident.kind)) == ["telemetry_lost"]
+
+
+def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
+    stream = service.started()
+    service.train(*range(10))
+    stream.step()
+    saved(service, stream)
+    service.train(10, 11)
+    stream.step()
+    again = service.stream()
+    started = again.start()
+    assert (started.replayed_records, started.cold_jobs, started.cold_detectors) == (2, [], {})
+    assert again.partition.jobs["gpt"].state().keys() == stream.partition.jobs["gpt"].state().keys()
+    assert again.partition.place == stream.partition.place
+
+
+def test_an_unreadable_snapshot_is_passed_over_for_the_one_before(service):
+    stream = service.started()
+    service.train(*range(10))
+    stream.step()
+    saved(service, stream)
+    service.train(10)
+    stream.step()
+    saved(service, stream)
+    with write(service.engine) as connection:
+        newest = connection.scalar(select(func.max(models.Snapshot.id)).where(models.Snapshot.job == "gpt"))
+        spoilt = update(models.SnapshotChunk).where(models.SnapshotChunk.snapshot_id == newest)
+        connection.execute(spoilt.values(data=b"spoilt"))
+    started = service.stream().start()
+    assert (started.replayed_records, started.cold_jobs) == (1, [])
+
+
+@pytest.mark.parametrize("change", [{"complete": False}, {"version": "0"}, {"position": 10**9}])
+def test_a_snapshot_that_is_half_written_foreign_or_ahead_is_not_used(service, change):
+    stream = service.started()
+    service.train(*range(10))
+    stream.step()
+    saved(service, stream)
+    with write(service.engine) as connection:
+        connection.execute(update(models.Snapshot).values(**change))
+    started = service.stream().start()
+    assert (started.replayed_records, started.cold_jobs) == (10, [])
+
+
+def test_two_snapshots_are_kept_and_half_written_ones_go(service, monkeypatch):
+    monkeypatch.setattr(snapshots, "CHUNK_BYTES", 256)
+    stream = service.started()
+    service.train(1)
+    stream.step()
+    for _ in range(4):
+        stream.save("gpt")
+    with write(service.engine) as connection:
+        connection.execute(update(models.Snapshot).where(models.Snapshot.id == 4).values(complete=False))
+    stream.save("gpt")
+    assert service.column(select(models.Snapshot.id).order_by(models.Snapshot.id)) == [3, 5]
+    chunks = select(models.SnapshotChunk.snapshot_id).distinct().order_by(models.SnapshotChunk.snapshot_id)
+    assert service.column(chunks) == [3, 5]
+
+
+def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service):
+    stream = service.started()
+    service.train(*range(10))
+    service.train(0, job="other")
+    stream.step()
+    saved(service, stream)
+    stream.save_due()
+    assert service.log.begin(0) == 0
+    service.train(10, 11)
+    stream.step()
+    saved(service, stream)
+    service.clock.advance(loop.SNAPSHOT_S)
+    stream.step()
+    stream.save_due()
+    assert service.log.begin(0) > 10
+    assert service.column(select(func.min(models.StreamTick.number))) == [1]
+    started = service.stream().start()
+    assert started.cold_jobs == []
+
+
+def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service):
+    stream = service.started()
+    service.train(*range(10))
+    stream.step()
+    for _ in range(3):
+        saved(service, stream)
+    service.clock.advance(loop.SNAPSHOT_S)
+    stream.step()
+    stream.save_due()
+    assert service.log.begin(0) > 0
+    service.train(1, 2, 3, job="young")
+    stream.step()
+    again = service.stream()
+    assert again.start().cold_jobs == []
+    assert again.partition.jobs["young"].state()["assembler"]["windows"]["steps"]["last_closed"] == 3
+
+
+def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
+    stream = service.started()
+    rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
+    service.log.append([Entry(ALL_JOBS, RecordKind.CONTROL, encode_control(policy_record(rules)))])
+    service.train(*range(10))
+    service.send(steps=table([10] * 2, [0, 1], loss=[float("nan")] * 2))
+    stream.step()
+    (incident,) = service.column(select(models.Incident.id))
+    for _ in range(3):
+        saved(service, stream)
+    service.clock.advance(loop.SNAPSHOT_S)
+    stream.step()
+    stream.save_due()
+    assert service.log.begin(0) > 0
+    with write(service.engine) as connection:
+        connection.execute(delete(models.SnapshotChunk))
+    again = service.stream()
+    started = again.start()
+    assert sorted(started.cold_jobs) == [ALL_JOBS, "gpt"]
+    assert [known.id for known in again.partition.jobs["gpt"].correlator.open] == [incident]
+    service.send(attempt="l.1", ranks=ranks(2))
+    for step in (5, 6, 7):
+        service.send(attempt="l.1", steps=table([step] * 2, [0, 1], loss=[2.0] * 2))
+    again.step()
+    assert service.column(select(models.Incident.state)) == ["resolved"]
+
+
+def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service):
+    stream = service.started()
+    rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
+    service.log.append([Entry(ALL_JOBS, RecordKind.CONTROL, encode_control(policy_record(rules)))])
+    stream.step()
+    for _ in range(3):
+        saved(service, stream, ALL_JOBS)
+    again = service.started()
+    service.train(1)
+    again.step()
+    assert again.partition.jobs["gpt"].desk.policy == rules
+
+
+def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, monkeypatch):
+    stream = service.started()
+    service.train(1)
+    stream.step()
+
+    def broken(*_args):
+        raise RuntimeError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.partition.jobs["gpt"]._assembler, "take", broken)
+        service.train(2)
+        assert stream.step() == 1
+    service.train(3)
+    stream.step()
+    assert service.column(select(models.DeadLetter.reason)) == ["failed"]
+    assert service.column(select(models.DeadLetter.detail)) == ["partition 0, position 1: RuntimeError: ours"]
+
+
+def test_a_batch_under_another_jobs_key_is_refused(service):
+    stream = service.started()
+    body = wire.encode(batch(0, job="gpt"))
+    service.log.append([Entry("other", RecordKind.TELEMETRY, body)])
+    stream.step()
+    assert service.column(select(models.DeadLetter.reason)) == ["name"]
+
+
+def test_jobs_of_one_partition_are_bounded(service, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    stream = service.started()
+    service.train(1)
+    service.train(1, job="other")
+    stream.step()
+    assert service.column(select(models.DeadLetter.reason)) == ["too_large"]
+    assert service.column(select(models.Job.name)) == ["gpt"]
+
+
+def test_closing_makes_the_next_start_immediate(service):
+    stream = service.started()
+    service.train(*range(10))
+    stream.step()
+    stream.close()
+    started = service.stream().start()
+    assert (started.replayed_records, started.replayed_ticks) == (0, 0)
