@@ -14,27 +14,12 @@ from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
 from rankwatch_service.store.engine import ChangeWatch, StoreBusyError, read, write
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
+from tests.support.clock import FakeClock
 from tests.support.database import new_database
 from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, transition_row
 
 DEADLINE_S = 20.0
 OK = Outcome(204, "", 0.01)
-
-
-class MovedClock:
-    """A wall clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.now_ns = NOON_UNIX_NS
-
-    def unix_ns(self):
-        return self.now_ns
-
-    def monotonic_s(self):
-        return self.now_ns / 1e9
-
-    def sleep(self, seconds):
-        self.now_ns += int(seconds * 1e9)
 
 
 class ScriptedSender:
@@ -68,7 +53,7 @@ class Desk:
 
     def __init__(self, engine):
         self.engine = engine
-        self.clock = MovedClock()
+        self.clock = FakeClock(NOON_UNIX_NS)
 
     def receiver(self, name):
         with write(self.engine) as connection:
@@ -157,7 +142,7 @@ def test_resolved_waits_until_opened_has_arrived(desk):
 
     def until():
         if len(desk.deliveries()) == 1:
-            desk.clock.sleep(RETRY_DELAYS_S[0] * 1.2)
+            desk.clock.advance(RETRY_DELAYS_S[0] * 1.2)
         return not desk.waiting()
 
     desk.work(sender, until)
@@ -199,7 +184,7 @@ def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(des
     for tries, delay_s in enumerate(RETRY_DELAYS_S[:6], start=1):
         desk.work(sender, lambda tries=tries: len(desk.deliveries()) == tries)
         at_s.append(desk.deliveries()[-1].at_unix_ns)
-        desk.clock.sleep(delay_s * 1.2)
+        desk.clock.advance(delay_s * 1.2)
     assert sender.sent == [("pager", one)] * 6
     sender.answers["pager"] = OK
     desk.work(sender, lambda: not desk.waiting())
@@ -210,7 +195,7 @@ def test_nothing_is_tried_before_its_time(desk):
     failing = desk.told()[0]
     sender = ScriptedSender(pager=lambda one: Outcome(503, "answered 503", 0.1) if one == failing else OK)
     desk.work(sender, lambda: len(desk.deliveries()) == 1)
-    desk.clock.sleep(RETRY_DELAYS_S[0] * 0.99)
+    desk.clock.advance(RETRY_DELAYS_S[0] * 0.99)
     later = desk.told("inc_2")[0]
     desk.work(sender, lambda: desk.states()[later] == "delivered")
     assert [one for _, one in sender.sent] == [failing, later]
@@ -253,7 +238,7 @@ def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
 
 def test_a_message_that_nobody_took_for_days_is_given_up(desk):
     (old,) = desk.told()
-    desk.clock.sleep(GIVE_UP_AFTER_S + 1)
+    desk.clock.advance(GIVE_UP_AFTER_S + 1)
     sender = ScriptedSender(pager=Outcome(500, "answered 500", 0.1))
     desk.work(sender, lambda: not desk.waiting())
     assert desk.states() == {old: "failed"}

@@ -36,8 +36,10 @@ async function ask(method, path, body) {
   try {
     answer = await fetch(`/api/v1/${path}`, { method, headers, body: body && JSON.stringify(body) });
   } catch {
+    dispatchEvent(new CustomEvent("answered", { detail: false }));
     throw new Refused(0, "The service does not answer.");
   }
+  dispatchEvent(new CustomEvent("answered", { detail: true }));
   const date = Date.parse(answer.headers.get("Date"));
   if (Number.isFinite(date) && Math.abs(date - now()) > 1500) aheadMs = date + 500 - Date.now();
   if (answer.status === 401 && location.pathname !== "/login") {

@@ -1,0 +1,144 @@
+"""A real service with live data, and a real Chromium."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from rankwatch_service.demo.service import Service
+from tests.support.telemetry_feed import Feed
+from tests.support.webhook_receiver import webhook_receiver
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = 60_000
+HOSTILE = "<img src=x onerror='window.hacked=1'>"
+BAD_STEP = 120
+
+
+def pytest_collection_modifyitems(items):
+    skip = pytest.mark.skip(reason="no chromium on this machine")
+    for item in items:
+        if "tests/browser/" in item.nodeid and CHROMIUM is None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Site:
+    """A running service, its feeds, and sessions in it."""
+
+    def __init__(self, service: Service, ingest: str):
+        self.service = service
+        self._ingest = ingest
+
+    def feed(self, job, change=None) -> Feed:
+        return Feed(self.service.url, self._ingest, job, change)
+
+    def login_url(self) -> str:
+        return self.service.login_url
+
+    def incident_id(self) -> str:
+        return self.service.items("/api/v1/incidents", job="gpt-small")[0]["id"]
+
+
+def spoil(step, values, exact):
+    """Rank 1 has gradients that are not finite; the loss of all ranks follows."""
+    if step == BAD_STEP:
+        exact["nonfinite"][1] = 3
+        values["loss"] = [float("nan")] * 4
+    if step == BAD_STEP + 1:
+        values["grad_norm"] = [float("inf")] * 4
+
+
+def measure_hostile(_step, values, _exact):
+    values[HOSTILE] = [1.0] * 4
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory, chromium) -> Iterator[Site]:
+    folder: Path = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
+    service = Service(folder / "data", 0, environment)
+    with webhook_receiver() as receiver:
+        service.start()
+        ingest = (folder / "data" / "ingest-token").read_text().strip()
+        site = Site(service, ingest)
+        feeds = [site.feed("gpt-small", spoil), site.feed(HOSTILE, measure_hostile)]
+        service.write("POST", "/api/v1/receivers", {"name": "pager", "url": receiver.url})
+        try:
+            for feed in feeds:
+                feed.send(200)
+            feeds[0].start()
+            receiver.wait_for(lambda calls: len(calls) >= 1, 60)
+            yield site
+        finally:
+            for feed in feeds:
+                feed.stop()
+            service.stop()
+
+
+class Visit:
+    """A logged-in page that remembers everything the browser complained about."""
+
+    def __init__(self, page: Page, url: str):
+        self.page = page
+        self.url = url
+        self.complaints: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: self._heard(message.type, message.text))
+        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+
+    def _heard(self, kind: str, text: str) -> None:
+        # A policy violation is reported as a console error too.
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
+
+    def goto(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        return self.page
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait until an expression holds. Playwright's own waiting needs eval, which our pages forbid."""
+    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline_s, expression
+        page.wait_for_timeout(50)
+
+
+@pytest.fixture
+def visit(site, chromium):
+    """Opens visits; at the end none may have had a complaint."""
+
+    @contextmanager
+    def opened(width=1280, height=800, **context):
+        with_context = chromium.new_context(viewport={"width": width, "height": height}, **context)
+        try:
+            one = Visit(with_context.new_page(), site.service.url)
+            one.page.goto(site.login_url())
+            one.page.wait_for_url("**/incidents")
+            yield one
+            assert one.complaints == []
+        finally:
+            with_context.close()
+
+    return opened

@@ -1,0 +1,234 @@
+"""Every page in a real browser, wide and on a phone, with live data and not one complaint of the browser."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
+
+pytestmark = pytest.mark.browser
+
+SIZES = [(1280, 800), (390, 844)]
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def no_sideways_scrolling(page):
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def in_first_screen(page, locator):
+    box = locator.bounding_box()
+    return box is not None and box["y"] + box["height"] <= page.viewport_size["height"]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_incidents_lists_what_is_open(visit, width, height):
+    with visit(width, height) as one:
+        page = one.goto("/incidents?state=all&job=gpt-small")
+        row = page.locator("tr.link").first
+        expect(row).to_contain_text("Not finite")
+        expect(row).to_contain_text("rank 1")
+        expect(page.locator(".live")).to_have_text("Live")
+        assert in_first_screen(page, row)
+        assert no_sideways_scrolling(page)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_an_incident_answers_the_first_questions_on_one_screen(visit, site, width, height):
+    with visit(width, height) as one:
+        page = one.goto(f"/incidents/{site.incident_id()}")
+        expect(page.locator("h1")).to_contain_text("rank 1")
+        strip = page.locator(".strip")
+        expect(strip).to_contain_text("rank 1")
+        expect(strip).to_contain_text("node-1")
+        expect(strip).to_contain_text(f"step {BAD_STEP}")
+        expect(page.get_by_role("heading", name="What to do")).to_be_visible()
+        expect(page.locator(".timeline")).to_contain_text("Opened")
+        expect(page.locator(".lines", has_text="pager")).to_contain_text("delivered")
+        assert in_first_screen(page, strip)
+        assert in_first_screen(page, page.get_by_role("heading", name="What to do"))
+        assert no_sideways_scrolling(page)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_jobs_lists_all_jobs_with_their_state(visit, width, height):
+    with visit(width, height) as one:
+        page = one.goto("/jobs")
+        row = page.locator("tr.link", has_text="gpt-small")
+        expect(row).to_contain_text("running")
+        expect(row).to_contain_text("4 / 4")
+        assert no_sideways_scrolling(page)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_job_shows_its_charts_and_goes_on_by_itself(visit, width, height):
+    with visit(width, height) as one:
+        page = one.goto("/jobs/gpt-small")
+        expect(page.locator(".chart .main-svg").first).to_be_attached()
+        expect(page.locator(".chart .main-svg")).not_to_have_count(0)
+        expect(page.locator("canvas.heat")).to_be_visible()
+        expect(page.locator(".scale")).to_contain_text("×")
+        step = page.locator(".tile", has_text="Step").first.locator(".value")
+        expect(step).to_have_text(re.compile(r"^[\d,]+$"))
+        before = step.text_content()
+        expect(step).not_to_have_text(before)
+        if width == 1280:
+            assert in_first_screen(page, page.locator("canvas.heat"))
+        assert no_sideways_scrolling(page)
+
+
+def test_nan_inf_and_the_incident_are_marked_in_the_charts(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        charts = "[...document.querySelectorAll('.js-plotly-plot')]"
+        until(page, f"{charts}.filter((chart) => chart.data?.some((trace) => trace.mode === 'markers')).length >= 2")
+        marks = page.evaluate(
+            "[...document.querySelectorAll('.js-plotly-plot')].map((chart) => Object.fromEntries(chart.data"
+            ".filter((trace) => trace.mode === 'markers').map((trace) => [trace.marker.symbol, trace.x])))"
+        )
+        assert marks[0]["x-thin-open"] == [BAD_STEP]
+        assert marks[1]["triangle-up"] == [BAD_STEP + 1]
+        onsets = page.evaluate("document.querySelector('.js-plotly-plot').layout.shapes.map((shape) => shape.x0)")
+        assert BAD_STEP in onsets
+
+
+def test_the_heat_map_draws_cells_and_names_them_under_the_pointer(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        expect(page.locator(".scale")).to_contain_text("×")
+        page.get_by_label("Shade by").select_option("absolute")
+        expect(page.locator(".scale")).not_to_contain_text("×\n")
+        colours = page.evaluate(
+            "(() => { const canvas = document.querySelector('canvas.heat'); const context = canvas.getContext('2d');"
+            "const data = context.getImageData(70, 0, canvas.width - 80, 90).data; const seen = new Set();"
+            "for (let n = 0; n < data.length; n += 4) seen.add(data.slice(n, n + 4).join()); return seen.size; })()"
+        )
+        assert colours > 20
+        box = page.locator("canvas.heat").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+        expect(page.locator(".tip")).to_contain_text(re.compile(r"rank 0 on node-1 · step [\d,]+\s+\d"))
+
+
+def test_names_that_are_markup_stay_text_everywhere(visit, site):
+    with visit() as one:
+        page = one.goto("/jobs")
+        expect(page.locator("tr.link", has_text=HOSTILE)).to_be_visible()
+        page.locator("a.title", has_text=HOSTILE).click()
+        expect(page.locator("h1")).to_have_text(HOSTILE)
+        picker = page.get_by_label("Metric")
+        expect(picker.locator("option", has_text="<img")).to_have_count(1)
+        picker.select_option(HOSTILE)
+        page.goto(f"{site.service.url}/incidents/{site.incident_id()}")
+        page.get_by_label("Comment").fill("</script><script>window.hacked=1</script><b>bold</b>")
+        page.get_by_role("button", name="Comment").click()
+        expect(page.locator(".timeline")).to_contain_text("<b>bold</b>")
+        assert page.locator("main img, main script, main b:has-text('bold')").count() == 0
+        assert page.evaluate("window.hacked") is None
+
+
+def spoil_late(step, values, _exact):
+    if step == 150:
+        values["loss"] = [float("inf")] * 4
+
+
+def test_an_incident_that_opens_shows_up_without_a_reload(visit, site):
+    with visit() as one:
+        page = one.goto("/incidents?state=all")
+        expect(page.locator("tr.link").first).to_be_visible()
+        before = page.locator("tr.link").count()
+        page.evaluate("window.same = true")
+        feed = site.feed(f"other-{before}", spoil_late)
+        feed.send(170)
+        feed.stop()
+        expect(page.locator("tr.link", has_text=f"other-{before}")).to_be_visible()
+        assert page.evaluate("window.same") is True
+
+
+def test_the_keyboard_moves_acknowledges_and_opens(visit):
+    with visit() as one:
+        page = one.goto("/incidents?job=gpt-small&state=all")
+        expect(page.locator("tr.link").first).to_be_visible()
+        page.keyboard.press("j")
+        expect(page.locator("tr.chosen")).to_have_count(1)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/incidents/*")
+        expect(page.locator(".timeline")).to_contain_text("Opened")
+
+
+def test_a_command_is_asked_for_with_a_reason(visit, site):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        expect(page.locator(".job-head h1")).to_have_text("gpt-small")
+        commands = len(site.service.items("/api/v1/commands", job="gpt-small"))
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Cancel").click()
+        assert len(site.service.items("/api/v1/commands", job="gpt-small")) == commands
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_label("Reason").fill("looking at rank 1")
+        page.locator("dialog").get_by_role("button", name="Pause").click()
+        expect(page.locator(".toast")).to_contain_text("Pause")
+        expect(page.locator(".card", has_text="Commands").last).to_contain_text("looking at rank 1")
+
+
+def test_a_page_says_when_it_is_cut_off_and_recovers_by_itself(visit):
+    with visit() as one:
+        page = one.goto("/jobs")
+        expect(page.locator(".live")).to_have_text("Live")
+        page.context.set_offline(True)
+        expect(page.locator(".live")).to_have_text("Not connected")
+        expect(page.get_by_role("alert")).to_contain_text("does not answer")
+        page.context.set_offline(False)
+        expect(page.locator(".live")).to_have_text("Live")
+        expect(page.get_by_role("alert")).to_be_hidden()
+        one.complaints.clear()  # the browser rightly complained about the network
+
+
+def test_a_job_that_nothing_is_heard_of_is_greyed_with_its_age(visit):
+    with visit() as one:
+        page = one.goto("/jobs")
+        row = page.locator("tr.link", has_text=HOSTILE)
+        expect(row).to_have_class(re.compile("stale"))
+        expect(row).to_contain_text("ago")
+        expect(page.locator("tr.link", has_text="gpt-small")).not_to_have_class(re.compile("stale"))
+
+
+def test_light_and_dark_are_kept(visit):
+    with visit(color_scheme="dark") as one:
+        page = one.goto("/jobs")
+        theme = "document.documentElement.dataset.theme"
+        assert page.evaluate(theme) == "dark"
+        page.get_by_role("button", name="Light or dark").click()
+        assert page.evaluate(theme) == "light"
+        one.goto("/incidents")
+        until(page, f"{theme} === 'light'")
+
+
+def test_without_a_session_every_page_leads_to_the_login_and_back(chromium, site):
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(f"{site.service.url}/jobs/gpt-small")
+    page.wait_for_url("**/login?next=*")
+    page.get_by_label("Access token").fill("rankwatch_api_nonsense")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not valid")
+    page.get_by_label("Access token").fill(site.service.token)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/jobs/gpt-small")
+    expect(page.locator("h1")).to_have_text("gpt-small")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login*")
+    context.close()
+
+
+def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, site):
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(site.login_url())
+    page.wait_for_url("**/incidents")
+    assert site.service.token not in page.url
+    page.go_back()
+    assert site.service.token not in page.url
+    context.close()
