@@ -5,19 +5,18 @@ lease. The witnesses are the ranks' own journals. `RANKWATCH_COMMAND_TRIALS` set
 `RANKWATCH_COMMAND_SEED` what they draw.
 """
 
+import contextlib
 import os
 import random
 import signal
-import sys
-import time
 from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from rankwatch_service.demo.processes import working_for
+from rankwatch.spawn import ensure_agent
+from rankwatch_service.demo.processes import await_none, working_for
 from rankwatch_service.demo.run import START_LIMIT_S, opened_stage
 from rankwatch_service.demo.service import ServiceError
 from rankwatch_service.demo.stage import Stage
@@ -46,6 +45,7 @@ def stage() -> Iterator[Stage]:
         stage.launcher.restarts_max = TRIALS
         stage.launcher.start()
         stage.wait_for_step(0, START_LIMIT_S)
+        stage.wait_for("job in the service", START_LIMIT_S, lambda: stage.seen)
         yield stage
 
 
@@ -64,6 +64,7 @@ def test_a_command_is_obeyed_by_all_ranks_at_one_step_or_by_none_whoever_is_kill
     finished = stage.wait_for(f"end of {told}", limit_s, lambda: final_state(stage, command["id"]))
     if action == "pause" and finished == "applied":
         resume(stage)
+    print(f"{told}: {finished}")
     goes_on_from = (stage.witness.attempt, stage.witness.step)
     stage.wait_for(f"training after {told}, {finished}", limit_s, lambda: has_gone_on(stage, goes_on_from))
 
@@ -101,13 +102,21 @@ def has_gone_on(stage: Stage, since: tuple[str, int]) -> bool:
 
 
 def kill(stage: Stage, victim: str, draw: random.Random) -> None:
-    """SIGKILL. What restarts itself is left to that; an agent that is wholly gone gets a successor, as an init gives."""
+    """SIGKILL. What restarts itself is left to that; an agent that is wholly gone gets a successor."""
     if victim == "rank":
-        process = stage.launcher.ranks[draw.randrange(stage.launcher.world_size)]
-        process.send_signal(signal.SIGKILL)
+        stage.launcher.ranks[draw.randrange(stage.launcher.world_size)].send_signal(signal.SIGKILL)
     elif victim in ("api", "stream"):
-        kill_all(role_pids(stage, victim))
+        kill_all(working_for(stage.name, f"rankwatch_service\0{victim}"))
     elif victim == "agent worker":
-        kill_all(working_for(stage.name, "rankwatch.agent")[-1:])
+        kill_all(working_for(stage.name, "\0--worker"))
     elif victim == "agent":
         kill_all(working_for(stage.name, "rankwatch.agent"))
+        assert await_none(stage.name, 5.0, "rankwatch.agent")
+        environment = stage.launcher.environment
+        ensure_agent(environment["RANKWATCH_DIR"], stage.job, environment)
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
