@@ -1,5 +1,6 @@
 """The agent dies; the job does not notice, and nothing is lost."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -50,3 +51,21 @@ def test_when_worker_and_supervisor_are_killed_the_rank_goes_on_and_the_next_age
         with AgentProcess(tmp_path, service.environment):
             until(lambda: len(service.rows()) == 1_010)
         assert service.lost() == {}
+
+
+def test_an_agent_whose_directory_is_removed_ends_with_its_rank(tmp_path: Path) -> None:
+    directory = tmp_path / "recorders"
+    directory.mkdir()
+    with (
+        AgentService() as service,
+        RecordingRank(directory) as rank,
+        AgentProcess(directory, service.environment) as agent,
+    ):
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 5)
+        shutil.rmtree(directory)
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 10)
+        agent.kill_worker()
+        assert agent.wait() == 0
+        assert rank.process.poll() is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -26,8 +25,7 @@ def serve_all(directory: Path, environment: Mapping[str, str], url: str | None, 
     known: dict[str, str] = {}
     started_s: dict[str, float] = {}
     while not stopping:
-        names = {entry.name for entry in os.scandir(directory)}
-        known = {name: job for name, job in known.items() if name in names}
+        known = {name: job for name, job in known.items() if (directory / name).exists()}
         known |= jobs_in(directory, set(known))
         now_s = time.monotonic()
         for job in set(known.values()):

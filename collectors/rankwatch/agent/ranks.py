@@ -113,6 +113,7 @@ class LocalRanks:
         self._job = job
         self._ranks: dict[str, LocalRank] = {}
         self._not_ours: set[str] = set()
+        self._unlisted = False
 
     def __iter__(self) -> Iterator[LocalRank]:
         return iter(self._ranks.values())
@@ -125,8 +126,11 @@ class LocalRanks:
         try:
             names = [entry.name for entry in os.scandir(self._directory) if entry.name.endswith(layout.RING_SUFFIX)]
         except OSError as error:
-            _log.warning("cannot list %s: %s", self._directory, error)
+            if not self._unlisted:
+                _log.warning("cannot list %s: %s", self._directory, error)
+            self._unlisted = True
             return []
+        self._unlisted = False
         if len(self._not_ours) > UNREADABLE_MAX:
             self._not_ours.clear()
         self._not_ours.intersection_update(names)
@@ -198,7 +202,11 @@ def has_living_rank(directory: Path, job: str) -> bool:
 
 def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, bool]]:
     """File name, job and whether its owner lives, of every recorder that is not known."""
-    for name in os.listdir(directory):
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for name in names:
         if not name.endswith(layout.RING_SUFFIX) or name in known:
             continue
         try:

@@ -38,7 +38,8 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
             stop(signal.SIGTERM, None)  # told while there was nobody yet to hand it on to
         status = os.waitstatus_to_exitcode(os.waitpid(stop.pid, 0)[1])
         stop.pid = 0
-        if status == 0:
+        # Without its directory entry the lock is seen by nobody, and the recorders are gone with it.
+        if status == 0 or os.fstat(lock).st_nlink == 0:
             break
         count += 1
         tell(f"the worker ended with status {status}; restart {count}")
