@@ -14,7 +14,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
-from rankwatch_service.stream.columns import Records, records
+from rankwatch_service.stream.decode import Checked, check
 from rankwatch_service.stream.frames import FrameWindow
 from rankwatch_service.stream.presence import GONE_STATES, Board
 from rankwatch_service.stream.roster import Roster
@@ -51,7 +51,7 @@ class Assembler:
         self._senders = Senders()
         self._launches: list[str] = []
         self._windows: dict[str, FrameWindow] = {}
-        self._pending: list[wire.Batch] = []
+        self._pending: list[Checked] = []
         self._pending_rows = 0
         self._began_s = 0.0
         self._ended = False
@@ -76,8 +76,9 @@ class Assembler:
         """Whether every rank has left its loop in good order."""
         return self._ended and self.board is not None and self.board.left()
 
-    def take(self, batch: wire.Batch, now_s: float) -> list[Observation]:
-        """The next batch in log order. The caller has checked it."""
+    def take(self, checked: Checked, now_s: float) -> list[Observation]:
+        """The next batch in log order."""
+        batch = checked.batch
         arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)
         if arrival is Arrival.REPEATED:
             self.counts["repeated_batches"] += 1
@@ -85,21 +86,21 @@ class Assembler:
         out: list[Observation] = []
         if batch.attempt != self.attempt:
             if not self._is_newer(batch.attempt):
-                self.counts["old_attempt_rows"] += _rows(batch)
+                self.counts["old_attempt_rows"] += checked.rows
                 return [_occurrence(batch, event, now_s) for event in batch.events]
             self._flush(now_s, out)
             self._begin(batch.attempt, now_s)
         changed = self.roster.learn(batch.ranks)
         if self.board is None:
-            self._pending.append(batch)
-            self._pending_rows += _rows(batch)
+            self._pending.append(checked)
+            self._pending_rows += checked.rows
             full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
             if self.roster.complete or full:
                 self._start(now_s, out)
             return out
         if changed:
             self._announce(now_s, out)
-        self._absorb(batch, arrival is Arrival.NEW, now_s, out)
+        self._absorb(checked, arrival is Arrival.NEW, now_s, out)
         return out
 
     def tick(self, now_s: float, blind_s: float) -> list[Observation]:
@@ -142,11 +143,11 @@ class Assembler:
 
     def _start(self, now_s: float, out: list[Observation]) -> None:
         pending, self._pending, self._pending_rows = self._pending, [], 0
-        for batch in pending:
-            self._see(batch)
+        for checked in pending:
+            self._see(checked)
         self._announce(now_s, out)
-        for batch in pending:
-            self._absorb(batch, True, now_s, out)
+        for checked in pending:
+            self._absorb(checked, True, now_s, out)
 
     def _announce(self, now_s: float, out: list[Observation]) -> None:
         """Tell detectors the topology; from here on frames have its world size."""
@@ -160,9 +161,11 @@ class Assembler:
             window.resize(size)
         out.append(AttemptStart(self.attempt, self.roster.topology(), now_s))
 
-    def _see(self, batch: wire.Batch) -> bool:
-        highest = max((block.rank for block in batch.progress), default=-1)
-        for _, rows in _tables(batch):
+    def _see(self, checked: Checked) -> bool:
+        if self.roster.infos_told:
+            return False
+        highest = max((block.rank for block in checked.batch.progress), default=-1)
+        for rows in checked.tables.values():
             highest = max(highest, int(rows.rank.max()) if len(rows.rank) else -1)
         return self.roster.see(highest)
 
@@ -175,11 +178,12 @@ class Assembler:
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _absorb(self, batch: wire.Batch, newest: bool, now_s: float, out: list[Observation]) -> None:
+    def _absorb(self, checked: Checked, newest: bool, now_s: float, out: list[Observation]) -> None:
         assert self.board is not None
-        if self._see(batch):
+        batch = checked.batch
+        if self._see(checked):
             self._announce(now_s, out)
-        for family, rows in _tables(batch):
+        for family, rows in checked.tables.items():
             self._windows[family].add(rows, now_s)
         if newest:
             # A late message's progress is older than what is known.
@@ -240,7 +244,7 @@ class Assembler:
             "senders": self._senders.state(),
             "launches": self._launches,
             "windows": {family: window.state() for family, window in self._windows.items()},
-            "pending": [wire.encode(batch) for batch in self._pending],
+            "pending": [wire.encode(checked.batch) for checked in self._pending],
             "began_s": self._began_s,
             "ended": self._ended,
         }
@@ -257,22 +261,10 @@ class Assembler:
         assembler._senders.restore(state["senders"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
-        assembler._pending = [wire.decode_batch(body) for body in state["pending"]]
-        assembler._pending_rows = sum(_rows(batch) for batch in assembler._pending)
+        assembler._pending = [check(wire.decode_batch(body)) for body in state["pending"]]
+        assembler._pending_rows = sum(checked.rows for checked in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]
         return assembler
-
-
-def _tables(batch: wire.Batch) -> list[tuple[str, Records]]:
-    return [
-        (family, records(table))
-        for family, table in (("steps", batch.steps), ("values", batch.values))
-        if table is not None
-    ]
-
-
-def _rows(batch: wire.Batch) -> int:
-    return sum(table.rows for table in (batch.steps, batch.values) if table is not None)
 
 
 def _occurrence(batch: wire.Batch, event: wire.Event, now_s: float) -> Occurrence:

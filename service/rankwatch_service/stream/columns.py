@@ -121,7 +121,7 @@ def _kind(table: wire.Table) -> NDArray[np.uint8]:
     if column is None:
         return np.zeros(table.rows, dtype=np.uint8)
     exact = _exact("kind", column, table.rows)
-    kind = np.clip(exact.values, 0, 255).astype(np.uint8)
+    kind = np.minimum(exact.values.view(np.uint64), 255).astype(np.uint8)
     return kind if exact.present is None else np.where(exact.present, kind, np.uint8(0))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import msgspec
 
 from rankwatch import wire
 from rankwatch_service.log.base import ALL_JOBS
-from rankwatch_service.stream.columns import ColumnError, records
+from rankwatch_service.stream.columns import ColumnError, Records, records
 from rankwatch_service.stream.plain_json import JsonBatch, from_json
 
 WORLD_SIZE_MAX: Final = 131_072
@@ -74,6 +75,19 @@ class BadBatchError(Exception):
         self.detail = detail
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A batch in which everything is possible, and its tables as arrays, by family ("steps", "values")."""
+
+    batch: wire.Batch
+    tables: dict[str, Records]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(len(rows.step) for rows in self.tables.values())
+
+
 def validate(body: bytes, content_type: str) -> wire.Batch:
     """Decode and check one telemetry body.
 
@@ -87,6 +101,11 @@ def validate(body: bytes, content_type: str) -> wire.Batch:
     Raises:
         BadBatchError: it can never be accepted.
     """
+    return checked(body, content_type).batch
+
+
+def checked(body: bytes, content_type: str) -> Checked:
+    """The same as `validate`, with the tables read, which the check does anyway."""
     if len(body) > wire.BATCH_BYTES_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -100,15 +119,14 @@ def validate(body: bytes, content_type: str) -> wire.Batch:
             raise BadBatchError(Reason.COLUMNS, str(error)) from error
     else:
         raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
-    check(batch)
-    return batch
+    return check(batch)
 
 
-def check(batch: wire.Batch) -> None:
-    """Return if everything in the batch is possible.
+def check(batch: wire.Batch) -> Checked:
+    """Check everything in the batch.
 
     Raises:
-        BadBatchError: something is not.
+        BadBatchError: something in it is not possible.
     """
     if batch.schema != wire.SCHEMA_VERSION:
         raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
@@ -129,9 +147,12 @@ def check(batch: wire.Batch) -> None:
         _check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
     for event in batch.events:
         _check_event(event)
-    for what, table in (("steps", batch.steps), ("values", batch.values)):
-        if table is not None:
-            _check_table(what, table)
+    tables = {
+        what: _check_table(what, table)
+        for what, table in (("steps", batch.steps), ("values", batch.values))
+        if table is not None
+    }
+    return Checked(batch, tables)
 
 
 class _Version(msgspec.Struct):
@@ -210,7 +231,7 @@ def _is_json(value: Any, depth: int) -> bool:
     return False
 
 
-def _check_table(what: str, table: wire.Table) -> None:
+def _check_table(what: str, table: wire.Table) -> Records:
     try:
         found = records(table)
     except ColumnError as error:
@@ -221,3 +242,4 @@ def _check_table(what: str, table: wire.Table) -> None:
         _check_range("rank", int(found.rank.min()), 0, WORLD_SIZE_MAX - 1)
         _check_range("rank", int(found.rank.max()), 0, WORLD_SIZE_MAX - 1)
         _check_range("kind", int(found.kind.max()), 0, 2)
+    return found

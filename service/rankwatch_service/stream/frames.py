@@ -10,6 +10,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -93,11 +94,8 @@ class FrameWindow:
             if len(rows.step) == 0:
                 return
         names = self._positions(rows)
-        order = np.argsort(rows.step, kind="stable")
-        steps = rows.step[order]
-        starts = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
-        for chosen in np.split(order, starts[1:]):
-            self._put(self._frame(int(rows.step[chosen[0]]), now_s), rows, chosen, names)
+        for step, chosen in _by_step(rows.step):
+            self._put(self._frame(step, now_s), rows, chosen, names)
 
     def ready(self, now_s: float, step_time_s: float | None) -> list[Frame]:
         """Close and return, in step order, the frames that are complete or late."""
@@ -179,7 +177,7 @@ class FrameWindow:
         if self.family == "steps":
             # One record for each rank and step: of several the first one counts.
             fresh = ~frame.reported[ranks]
-            if len(ranks) > 1:
+            if not (np.diff(ranks) > 0).all():
                 first = np.zeros(len(ranks), dtype=bool)
                 first[np.unique(ranks, return_index=True)[1]] = True
                 fresh &= first
@@ -188,27 +186,35 @@ class FrameWindow:
                 chosen, ranks = chosen[fresh], ranks[fresh]
                 if len(chosen) == 0:
                     return
-            self._write(frame, rows, chosen, ranks, names)
+            self._write(frame, rows, chosen, ranks, names, new=True)
         else:
             # Several records may add different values for the same rank and step: one after the other.
             for index in _one_by_one(ranks):
-                self._write(frame, rows, chosen[index], ranks[index], names)
+                self._write(frame, rows, chosen[index], ranks[index], names, new=False)
         frame.kind = max(frame.kind, int(rows.kind[chosen].max()))
         frame.reported[ranks] = True
         frame.count = int(np.count_nonzero(frame.reported))
 
     def _write(
-        self, frame: _Open, rows: Records, chosen: NDArray[np.intp], ranks: Ints, names: NDArray[np.intp]
+        self, frame: _Open, rows: Records, chosen: NDArray[np.intp], ranks: Ints, names: NDArray[np.intp], new: bool
     ) -> None:
-        known = np.flatnonzero(names >= 0)
-        if len(known) < len(names):
+        """Put the chosen rows, each of another rank, into a frame; `new` = nothing of these ranks is there yet."""
+        if len(names) and names.min() < 0:
+            known = np.flatnonzero(names >= 0)
             self.counts["names"] += (len(names) - len(known)) * len(ranks)
-        cells = np.ix_(names[known], ranks)
-        new = ~frame.present[cells]
-        if rows.present is not None:
-            new &= rows.present[np.ix_(known, chosen)]
-        frame.values[cells] = np.where(new, rows.values[np.ix_(known, chosen)], frame.values[cells])
-        frame.present[cells] |= new
+            names = names[known]
+            values, present = rows.values[known], None if rows.present is None else rows.present[known]
+        else:
+            values, present = rows.values, rows.present
+        cells = (names[:, None], ranks)
+        here = np.True_ if present is None else present[:, chosen]
+        if not new:
+            here = here & ~frame.present[cells]
+            frame.values[cells] = np.where(here, values[:, chosen], frame.values[cells])
+            frame.present[cells] |= here
+        else:
+            frame.values[cells] = values[:, chosen]
+            frame.present[cells] = here
         for name, column in rows.exact.items():
             if name not in frame.exact:
                 frame.exact[name] = np.zeros(self._ranks, dtype=np.int64)
@@ -314,6 +320,16 @@ class FrameWindow:
             window._steps.append(frame.step)
         window._expect()
         return window
+
+
+def _by_step(steps: Ints) -> list[tuple[int, NDArray[np.intp]]]:
+    """Rows of each step, in step order; rows keep their order."""
+    if (steps == steps[0]).all():
+        return [(int(steps[0]), np.arange(len(steps)))]
+    order = np.argsort(steps, kind="stable")
+    found = steps[order]
+    bounds = [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
+    return [(int(found[low]), order[low:high]) for low, high in pairwise(bounds)]
 
 
 def _one_by_one(ranks: Ints) -> list[NDArray[np.intp]]:

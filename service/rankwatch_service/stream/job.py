@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Occurrence
 from rankwatch_service.control.ledger import Entry
 from rankwatch_service.control.records import ControlRecord, Judgement, OrderPhase
@@ -18,6 +17,7 @@ from rankwatch_service.stream.bank import Bank
 from rankwatch_service.stream.books import Books
 from rankwatch_service.stream.causes import ON_RECORD
 from rankwatch_service.stream.correlator import Correlator, Told
+from rankwatch_service.stream.decode import Checked
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects
 from rankwatch_service.stream.incidents import Incident, Moment, Transition, derived, unix_ns
@@ -58,8 +58,8 @@ class JobStream:
         """Whether it has let go of everything but its incidents, until telemetry comes again."""
         return self._resting
 
-    def telemetry(self, batch: wire.Batch, now_s: float, effects: Effects) -> None:
-        """The next batch in log order, checked."""
+    def telemetry(self, batch: Checked, now_s: float, effects: Effects) -> None:
+        """The next batch in log order."""
         self._heard_s, self._resting = now_s, False
         self._observe(self._assembler.take(batch, now_s), now_s, effects)
         if self._portrait.is_new:

@@ -14,7 +14,7 @@ import msgspec
 from rankwatch_service.control.records import decode_control
 from rankwatch_service.log.base import ALL_JOBS, Record, RecordKind
 from rankwatch_service.stream.commit import Place, StoredTick
-from rankwatch_service.stream.decode import BadBatchError, Reason, validate
+from rankwatch_service.stream.decode import BadBatchError, Reason, checked
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects, Refused
 from rankwatch_service.stream.job import JobStream, Links, MakeDetectors
@@ -121,11 +121,12 @@ class Partition:
             return
         if not self._concerns(record.key, record):
             return
-        batch = validate(record.value, "application/msgpack")
+        found = checked(record.value, "application/msgpack")
+        batch = found.batch
         if batch.job != record.key:
             raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
         job = self.jobs.get(batch.job) or self._new(batch.job)
-        job.telemetry(batch, self._now_s, effects)
+        job.telemetry(found, self._now_s, effects)
 
     def _refuse(self, record: Record, reason: Reason, detail: str, effects: Effects) -> None:
         effects.refused.append(Refused(record.position, reason, detail, record.value, self.now_ns))

@@ -26,6 +26,11 @@ class Roster:
         return [self._infos[rank] for rank in sorted(self._infos)]
 
     @property
+    def infos_told(self) -> bool:
+        """Whether any rank has said who it is: then records say nothing new about the world size."""
+        return bool(self._infos)
+
+    @property
     def world_size(self) -> int:
         """As the ranks say; as many as were seen where none has said."""
         return max(self._told, self._highest + 1)

@@ -6,8 +6,13 @@ from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrenc
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.stream.assembler import START_WAIT_S, Assembler
+from rankwatch_service.stream.decode import check
 from rankwatch_service.stream.packing import pack, unpack
 from tests.support.batches import batch, progress, ranks, table
+
+
+def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
+    return assembler.take(check(sent), now_s)
 
 
 def of(kind: type, observations: list[Observation]) -> list:
@@ -16,16 +21,16 @@ def of(kind: type, observations: list[Observation]) -> list:
 
 def running(world_size: int = 2) -> Assembler:
     assembler = Assembler()
-    assembler.take(batch(0, ranks=ranks(world_size)), 0.0)
+    take(assembler, batch(0, ranks=ranks(world_size)), 0.0)
     return assembler
 
 
 def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
     assembler = Assembler()
     first = batch(0, ranks=ranks(2, chosen=[0]), steps=table([1], [0], loss=[1.0]))
-    assert assembler.take(first, 0.0) == []
+    assert take(assembler, first, 0.0) == []
     second = batch(0, host="node-2", ranks=ranks(2, "node-2", [1]), steps=table([1], [1], loss=[2.0]))
-    start, frame = assembler.take(second, 0.0)
+    start, frame = take(assembler, second, 0.0)
     assert isinstance(start, AttemptStart)
     assert start.attempt == "l.0"
     assert start.topology.host == ("node-1", "node-2")
@@ -35,7 +40,7 @@ def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
 
 def test_it_starts_with_what_is_known_after_a_while():
     assembler = Assembler()
-    assembler.take(batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
+    take(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
     assert of(AttemptStart, assembler.tick(START_WAIT_S - 0.5, 0.0)) == []
     (start,) = of(AttemptStart, assembler.tick(START_WAIT_S, 0.0))
     assert start.topology.world_size == 4
@@ -44,7 +49,7 @@ def test_it_starts_with_what_is_known_after_a_while():
 
 def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
     assembler = Assembler()
-    assembler.take(batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
+    take(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
     start, frame, tick = assembler.tick(START_WAIT_S, 0.0)
     assert start.topology.world_size == 2
     assert frame.values["loss"].tolist() == [1.0, 2.0]
@@ -53,9 +58,9 @@ def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
 
 def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
     assembler = Assembler()
-    assembler.take(batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
+    take(assembler, batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
     assembler.tick(START_WAIT_S, 0.0)
-    start, frame = assembler.take(batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
+    start, frame = take(assembler, batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
     assert start.topology.world_size == 2
     assert len(frame.values["loss"]) == 2
 
@@ -63,45 +68,45 @@ def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
 def test_a_repeated_batch_changes_nothing():
     assembler = running()
     sent = batch(1, steps=table([1, 1], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("note", 1),))
-    assert len(assembler.take(sent, 0.0)) == 2
-    assert assembler.take(sent, 0.0) == []
+    assert len(take(assembler, sent, 0.0)) == 2
+    assert take(assembler, sent, 0.0) == []
     assert assembler.dropped == {"repeated_batches": 1}
 
 
 def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat():
     assembler = running()
-    assembler.take(batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
-    assembler.take(batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
-    out = assembler.take(batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
+    take(assembler, batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
+    take(assembler, batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
+    out = take(assembler, batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
     assert [(type(o).__name__, o.attempt) for o in out] == [("Frame", "l.0"), ("AttemptStart", "l.1"), ("Frame", "l.1")]
     assert [o.step for o in of(Frame, out)] == [6, 5]
 
 
 def test_telemetry_of_an_older_attempt_comes_too_late_but_its_events_are_told():
     assembler = running()
-    assembler.take(batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
+    take(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
     old = batch(2, steps=table([9, 9], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("process_exit", 1, 1),))
-    (occurrence,) = assembler.take(old, 1.0)
+    (occurrence,) = take(assembler, old, 1.0)
     assert (occurrence.kind, occurrence.attempt, occurrence.rank) == ("process_exit", "l.0", 1)
     assert assembler.dropped == {"old_attempt_rows": 2}
 
 
 def test_an_earlier_launch_does_not_come_back():
     assembler = running()
-    assembler.take(batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
-    assert assembler.take(batch(2, attempt="l.7"), 1.0) == []
+    take(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
+    assert take(assembler, batch(2, attempt="l.7"), 1.0) == []
     assert assembler.attempt == "m.0"
 
 
 def test_a_rank_that_moved_to_another_host_is_announced():
     assembler = running()
-    (start,) = assembler.take(batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
+    (start,) = take(assembler, batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
     assert start.topology.host == ("node-1", "node-9")
 
 
 def test_presence_tells_the_newest_block_of_each_rank():
     assembler = running()
-    assembler.take(batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
+    take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
     (tick,) = assembler.tick(4.0, 0.0)
     assert tick.now_s == 4.0
     assert tick.presence.heard.tolist() == [True, False]
@@ -111,8 +116,8 @@ def test_presence_tells_the_newest_block_of_each_rank():
 
 def test_a_late_message_does_not_turn_progress_back():
     assembler = running()
-    assembler.take(batch(2, progress=(progress(0, 8),)), 1.0)
-    assembler.take(batch(1, progress=(progress(0, 7),)), 2.0)
+    take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
+    take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
     (tick,) = of(Tick, assembler.tick(3.0, 0.0))
     assert tick.presence.step[0] == 8
     assert tick.presence.heard_s[0] == 1.0
@@ -120,14 +125,14 @@ def test_a_late_message_does_not_turn_progress_back():
 
 def test_time_in_which_nothing_could_come_makes_nobody_silent():
     assembler = running()
-    assembler.take(batch(1, progress=(progress(0, 1),)), 1.0)
+    take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
     (tick,) = assembler.tick(61.0, 59.0)
     assert tick.presence.heard_s[0] == 60.0
 
 
 def test_missing_messages_become_a_gap():
     assembler = running()
-    assembler.take(batch(4), 0.0)
+    take(assembler, batch(4), 0.0)
     occurrences = of(Occurrence, assembler.tick(10.0, 0.0))
     assert [(o.kind, o.host, o.fields) for o in occurrences] == [("gap", "node-1", {"missing": 3, "boot": "b1"})]
     assert assembler.dropped == {"missing_batches": 3}
@@ -135,12 +140,12 @@ def test_missing_messages_become_a_gap():
 
 def test_frames_do_not_wait_for_ranks_that_left_or_died():
     assembler = running(3)
-    assembler.take(batch(1, events=(wire.Event("rank_left", 1, 0, 5, {"reason": "end"}),)), 0.0)
-    assembler.take(batch(2, events=(wire.Event("process_exit", 1, 1, 5, {"signal": 9}),)), 0.0)
-    (frame,) = of(Frame, assembler.take(batch(3, steps=table([6], [2], loss=[1.0])), 0.0))
+    take(assembler, batch(1, events=(wire.Event("rank_left", 1, 0, 5, {"reason": "end"}),)), 0.0)
+    take(assembler, batch(2, events=(wire.Event("process_exit", 1, 1, 5, {"signal": 9}),)), 0.0)
+    (frame,) = of(Frame, take(assembler, batch(3, steps=table([6], [2], loss=[1.0])), 0.0))
     assert frame.step == 6
     assert not assembler.ended
-    assembler.take(batch(4, progress=(progress(2, 6, state="exited"),)), 0.0)
+    take(assembler, batch(4, progress=(progress(2, 6, state="exited"),)), 0.0)
     assert assembler.ended
     assert not assembler.finished
 
@@ -148,7 +153,7 @@ def test_frames_do_not_wait_for_ranks_that_left_or_died():
 def test_a_process_that_ends_after_its_loop_did_has_finished():
     assembler = running(1)
     left = (wire.Event("rank_left", 1, 0, 5, {"reason": "end"}), wire.Event("process_exit", 2, 0, 5, {"code": 0}))
-    assembler.take(batch(1, events=left), 0.0)
+    take(assembler, batch(1, events=left), 0.0)
     assert assembler.finished
 
 
@@ -156,7 +161,7 @@ def test_what_agents_lost_is_counted_by_their_reasons():
     assembler = running()
     lost = wire.Event("records_lost", 1, None, None, {"reason": "ring", "count": 12})
     odd = wire.Event("records_lost", 1, None, None, {"reason": ["x"], "count": "many"})
-    assembler.take(batch(1, events=(lost, odd)), 0.0)
+    take(assembler, batch(1, events=(lost, odd)), 0.0)
     assert assembler.dropped == {"agent_ring": 12}
 
 
@@ -190,7 +195,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
         while time_s >= tick + 1:
             tick += 1
             seen += [told(o) for o in assembler.tick(tick, 0.0)]
-        seen += [told(o) for o in assembler.take(message, tick)]
+        seen += [told(o) for o in take(assembler, message, tick)]
     return seen
 
 

@@ -11,6 +11,7 @@ from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurre
 from rankwatch_service.control.policy import Limits, Mode, Policy, Rule
 from rankwatch_service.control.records import Judgement, OrderPhase
 from rankwatch_service.stream.bank import FAILURES_MAX, Bank
+from rankwatch_service.stream.decode import check
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects
 from rankwatch_service.stream.job import REST_AFTER_S, JobStream
@@ -77,7 +78,7 @@ class World:
         self.send(ranks=infos)
 
     def send(self, attempt="l.0", **fields) -> None:
-        self.job.telemetry(batch(next(self.seq), attempt=attempt, **fields), self.now_s, self.effects)
+        self.job.telemetry(check(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)
 
     def train(self, *steps: int, attempt="l.0") -> None:
         for step in steps:
