@@ -157,12 +157,11 @@ class LocalNormDetector(DispatchingDetector):
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         ranks = start.topology.world_size
-        if new_attempt or self._witness.baseline.rows.size != ranks:
-            # The norm of a rank's gradients belongs to its data, so a new launch starts without any history.
-            kept = -1 if new_launch or self._witness.baseline.rows.size != ranks else 0
-            came_from = np.arange(ranks, dtype=np.int64) if kept == 0 else np.full(ranks, -1, dtype=np.int64)
-            self._witness.begin(start.topology, came_from)
         if new_attempt:
+            # The norm of a rank's gradients belongs to its data, so a new launch starts without any history.
+            known = not new_launch and self._witness.baseline.rows.size == ranks
+            came_from = np.arange(ranks, dtype=np.int64) if known else np.full(ranks, -1, dtype=np.int64)
+            self._witness.begin(start.topology, came_from)
             self._state = {}
             self._last_step = -1
         return ()

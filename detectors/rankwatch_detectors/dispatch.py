@@ -69,7 +69,8 @@ class DispatchingDetector(Stateful):
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
         new_launch = start.launch != self.attempt.rpartition(".")[0]
-        new_attempt = start.attempt != self.attempt
+        # Another number of ranks makes ranks another thing, whatever the attempt is called.
+        new_attempt = start.attempt != self.attempt or start.topology.world_size != self.world_size
         if new_attempt:
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
         self.attempt = start.attempt

@@ -100,8 +100,6 @@ class HangDetector(DispatchingDetector):
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         if new_attempt:
             self._restart(start.topology.world_size)
-        elif self._cpu.shape[1] != start.topology.world_size:
-            self._cpu = np.full((2, start.topology.world_size), math.nan)
         if new_launch:
             self._orders = []
         return ()

@@ -59,7 +59,7 @@ class RankLostDetector(DispatchingDetector):
         self._unread: dict[str, float] = {}
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
-        if new_attempt or self._gone.size != self.world_size:
+        if new_attempt:
             self._forget()
         return ()
 

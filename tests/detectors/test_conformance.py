@@ -316,6 +316,17 @@ def test_a_step_told_twice_changes_nothing(name: str) -> None:
     assert opened(judge(doubled, [one(name)])) == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [4, 12])
+def test_an_attempt_that_turns_out_to_have_other_ranks_is_begun_anew(name: str, ranks: int) -> None:
+    detector = one(name)
+    before = list(Job(world_size=8, steps=120, seed=1, ends=False).slow(7, 60, 2.0).flip(7, 60).observations())
+    after = list(Job(world_size=ranks, steps=120, seed=1, ends=False).observations())
+    judge(before, [detector])
+    findings = judge(after, [detector])
+    assert all(finding.change.value == "close" for finding in findings)
+
+
 def test_presence_of_another_attempt_is_not_judged() -> None:
     observations = list(Job(world_size=4, steps=30, ends=False).observations())
     last = [o for o in observations if isinstance(o, Tick)][-1]

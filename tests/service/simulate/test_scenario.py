@@ -1,0 +1,120 @@
+"""Synthetic jobs: seeded, in order, true to their script, with labels beside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence, StepKind, Tick
+from rankwatch_service.simulate.scenario import Job
+
+
+def frames(job: Job) -> list[Frame]:
+    return [observation for observation in job.observations() if isinstance(observation, Frame)]
+
+
+def test_the_same_seed_gives_the_same_job_and_another_seed_another() -> None:
+    def busy(seed: int) -> list[float]:
+        return [float(frame.values["busy_s"].sum()) for frame in frames(Job(8, 20, seed))]
+
+    assert busy(1) == busy(1)
+    assert busy(1) != busy(2)
+
+
+def test_observing_a_job_twice_begins_anew_each_time() -> None:
+    job = Job(8, 60, 3).flip(2, 20).nonfinite(1, 30).restart(40, 10, relaunch=False).kill(3, 50)
+    assert [type(o) for o in job.observations()] == [type(o) for o in job.observations()]
+
+
+def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
+    observations = list(Job(8, 50, 4).standstill(20, 30.0, "eval").restart(30, 20).observations())
+    times = [o.now_s if isinstance(o, Tick) else o.time_s for o in observations]
+    assert times == sorted(times)
+    ticks = [o.now_s for o in observations if isinstance(o, Tick)]
+    assert np.diff(ticks) == pytest.approx(1.0)
+
+
+def test_all_ranks_of_a_step_take_as_long_as_the_slowest() -> None:
+    for frame in frames(Job(16, 20, 5).slow(3, 0, 2.0)):
+        step_s = frame.values["step_time_s"]
+        own_s = frame.values["busy_s"] + frame.values["phase.data_wait"]
+        assert (step_s == step_s[0]).all()
+        assert own_s.argmax() == 3
+        assert step_s[0] > own_s.max()
+        assert frame.values["wait_s"] == pytest.approx(step_s - own_s)
+
+
+def test_a_slow_rank_is_slower_by_its_factor_while_it_lasts() -> None:
+    plain, slowed = frames(Job(8, 60, 6)), frames(Job(8, 60, 6).slow(5, 20, 1.5, until_step=40))
+    ratio = np.stack([b.values["busy_s"] / a.values["busy_s"] for a, b in zip(plain, slowed, strict=True)])
+    assert ratio[20:40, 5] == pytest.approx(1.5)
+    assert ratio[:20, 5] == pytest.approx(1.0)
+    assert ratio[:, :5] == pytest.approx(1.0)
+
+
+def test_a_flipped_bit_shows_in_one_replica_from_its_step_on() -> None:
+    for frame in frames(Job(8, 60, 7).flip(2, 25)):
+        if "fingerprint" in frame.exact:
+            values = frame.exact["fingerprint"]
+            assert (np.unique(values).size == 2) == (frame.step >= 25)
+
+
+def test_nan_is_in_one_rank_first_and_then_in_every_loss() -> None:
+    rows = {frame.step: frame for frame in frames(Job(4, 30, 8).nonfinite(1, 20))}
+    assert rows[20].exact["nonfinite"].tolist() == [0, 7, 0, 0]
+    assert np.isfinite(rows[20].values["loss"]).all()
+    assert np.isnan(rows[21].values["loss"]).all()
+
+
+def test_a_rollback_repeats_steps_under_another_attempt_without_the_fault() -> None:
+    job = Job(4, 40, 9).nonfinite(1, 20).restart(22, 15, relaunch=False)
+    starts = [o.attempt for o in job.observations() if isinstance(o, AttemptStart)]
+    assert starts == ["launch0.0", "launch0.1"]
+    repeated = [frame for frame in frames(job) if frame.attempt == "launch0.1"]
+    assert repeated[0].step == 15
+    assert not any((frame.exact["nonfinite"] > 0).any() for frame in repeated)
+
+
+def test_a_hang_stops_the_steps_while_ticks_go_on() -> None:
+    observations = list(Job(4, 20, 10).hang(2, 10, 30.0).observations())
+    presences = [o.presence for o in observations if isinstance(o, Tick) and o.presence]
+    standing = [p for p in presences if p.step_age_s.max() > 5 and "running" in p.state]
+    assert len(standing) >= 24
+    assert standing[-1].phase == ("backward", "backward", "forward", "backward")
+
+
+def test_late_values_come_in_a_family_of_their_own() -> None:
+    families = [(frame.family, "loss" in frame.values) for frame in frames(Job(4, 3, 11, late_values=True))]
+    assert families == [("steps", False), ("values", True)] * 3
+
+
+def test_every_fault_leaves_a_label() -> None:
+    job = (
+        Job(8, 100, 12).slow(1, 10, 1.5).hang(2, 20).kill(3, 90).flip(4, 30).loss_spike(40, 3.0).silence("host-0", 5, 9)
+    )
+    kinds = [label.kind for label in job.labels]
+    assert kinds == [
+        Kind.STRAGGLER, Kind.HANG, Kind.RANK_LOST, Kind.CORRUPTION, Kind.LOSS_SPIKE, Kind.TELEMETRY_LOST
+    ]  # fmt: skip
+    assert Job(8).slow(1, 10, 0.5).uneven(0.1).hiccups(0.1, 1.0).scaler_skip(5).pause(6, 10.0).labels == []
+
+
+def test_ranks_leave_at_the_end_and_a_killed_job_does_not() -> None:
+    def left(job: Job) -> int:
+        return sum(isinstance(o, Occurrence) and o.kind == "rank_left" for o in job.observations())
+
+    assert left(Job(4, 10)) == 4
+    assert left(Job(4, 10).kill(1, 5)) == 0
+
+
+def test_topology_follows_the_usual_order_of_dimensions() -> None:
+    topology = Job(32, tp=2, pp=4).topology()
+    assert topology.tp[:4].tolist() == [0, 1, 0, 1]
+    assert np.unique(topology.peer_group).size == 8
+    assert topology.pp[-1] == 3
+    with pytest.raises(ValueError, match="multiple"):
+        Job(30, tp=4).topology()
+
+
+def test_all_steps_of_training_are_of_kind_train() -> None:
+    assert {frame.kind for frame in frames(Job(4, 10))} == {StepKind.TRAIN}
