@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +61,7 @@ def create(
     kind = TokenKind.INGEST if scopes == {Scope.INGEST} else TokenKind.API
     now = SystemClock().unix_ns()
     expires = None if lasting is None else now + seconds(lasting) * 1_000_000_000
-    with write(_engine(data, database_url)) as connection:
+    with _database(data, database_url) as engine, write(engine) as connection:
         token_id, text = create_token(connection, kind, name, scopes, now, job=job, expires_unix_ns=expires)
         fields = {"name": name, "scopes": sorted(scopes), "job": job}
         audit.append(connection, now, "command line", "token.make", token_id, "ok", fields=fields)
@@ -75,7 +77,7 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
     from rankwatch_service.store.models import Token
 
     columns = [column for column in Token.__table__.columns if column.key != "secret_sha256"]
-    with read(_engine(data, database_url)) as connection:
+    with _database(data, database_url) as engine, read(engine) as connection:
         rows = connection.execute(select(*columns).order_by(Token.created_unix_ns.desc())).mappings().all()
     output.show(
         (dict(row) for row in rows),
@@ -106,7 +108,7 @@ def revoke(
     from rankwatch_service.control import audit
     from rankwatch_service.store.engine import write
 
-    with write(_engine(data, database_url)) as connection:
+    with _database(data, database_url) as engine, write(engine) as connection:
         if not revoke_token(connection, token_id):
             raise CliError(Status.USAGE, f"there is no token {token_id!r}")
         audit.append(connection, SystemClock().unix_ns(), "command line", "token.revoke", token_id, "ok")
@@ -118,12 +120,12 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None) -> No
     """Bring the database to this version's tables."""
     from rankwatch_service.store.migrate import SchemaError, upgrade
 
-    engine = _engine(data, database_url)
-    try:
-        upgrade(engine)
-    except SchemaError as error:
-        raise CliError(Status.FINDINGS, str(error)) from error
-    output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+    with _database(data, database_url) as engine:
+        try:
+            upgrade(engine)
+        except SchemaError as error:
+            raise CliError(Status.FINDINGS, str(error)) from error
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
 
 
 @db.command("check")
@@ -131,16 +133,21 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
     """Exit with 1 unless the database has exactly this version's tables."""
     from rankwatch_service.store.migrate import SchemaError, check
 
-    engine = _engine(data, database_url)
-    try:
-        check(engine)
-    except SchemaError as error:
-        raise CliError(Status.FINDINGS, str(error)) from error
-    output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+    with _database(data, database_url) as engine:
+        try:
+            check(engine)
+        except SchemaError as error:
+            raise CliError(Status.FINDINGS, str(error)) from error
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
 
 
-def _engine(data: str | None, database_url: str | None) -> Engine:
+@contextmanager
+def _database(data: str | None, database_url: str | None) -> Iterator[Engine]:
     from rankwatch_service.cli.roles import settings
     from rankwatch_service.store.engine import open_engine
 
-    return open_engine(settings(data_dir=data, database_url=database_url).database_url)
+    engine = open_engine(settings(data_dir=data, database_url=database_url).database_url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()

@@ -16,14 +16,21 @@ PAGE_ITEMS: Final = 200
 
 
 class Client:
-    """One service, spoken to with one token. Every refusal is raised as `CliError`."""
+    """One service, spoken to with one token. Every refusal is raised as `CliError`.
 
-    def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None = None) -> None:
+    A command asks once or twice, so no connection is kept, and there is nothing to close.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
         self.url = endpoint.url
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         try:
             self._http = httpx2.Client(
-                base_url=endpoint.url, headers=headers, timeout=TIMEOUT_S, transport=transport, trust_env=False
+                base_url=endpoint.url,
+                headers=headers,
+                timeout=TIMEOUT_S,
+                trust_env=False,
+                limits=httpx2.Limits(max_keepalive_connections=0),
             )
         except (httpx2.InvalidURL, ValueError) as error:
             raise CliError(Status.USAGE, f"{endpoint.url!r} is not a URL: {error}") from error

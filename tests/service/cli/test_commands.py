@@ -1,0 +1,246 @@
+"""The command line against a real api on a real port."""
+
+import json
+import socket
+import sys
+
+import pytest
+from sqlalchemy import insert, update
+
+from rankwatch_service.api.access import Scope
+from rankwatch_service.cli import main
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
+from tests.support.incidents import NOON_UNIX_NS, incident_row
+from tests.support.served_api import served_api
+
+
+class Terminal:
+    """Runs commands in this process, as the installed script does."""
+
+    def __init__(self, capsys, monkeypatch):
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def run(self, *arguments):
+        self._monkeypatch.setattr(sys, "argv", ["rankwatch", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = self._capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("RANKWATCH_URL", "RANKWATCH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        api.url = url
+        with write(api.engine) as connection:
+            fill(connection)
+        yield api
+
+
+def fill(connection):
+    times = {"first_seen_unix_ns": NOON_UNIX_NS, "last_seen_unix_ns": NOON_UNIX_NS}
+    connection.execute(
+        insert(Job).values(
+            name="gpt-small",
+            state="running",
+            attempt="launch.0",
+            world_size=4,
+            ranks_reporting=4,
+            step=500,
+            step_time_s=0.1,
+            loss=2.5,
+            **times,
+        )
+    )
+    connection.execute(
+        insert(Attempt).values(
+            job="gpt-small",
+            attempt="launch.0",
+            started_unix_ns=NOON_UNIX_NS,
+            ended_unix_ns=None,
+            world_size=4,
+            first_step=0,
+            last_step=500,
+            topology={"ranks": [], "can": ["pause", "rollback"], "replicated": True},
+            number=1,
+        )
+    )
+    connection.execute(insert(Incident).values(**incident_row()))
+    connection.execute(
+        insert(Checkpoint).values(
+            id="memory:launch.0:450",
+            job="gpt-small",
+            attempt="launch.0",
+            step=450,
+            tier="memory",
+            location="",
+            shards_expected=4,
+            shards=[0, 1, 2, 3],
+            seconds=0.1,
+            bytes=1_000_000,
+            verdict="good",
+            verdict_reason="",
+            saved_unix_ns=NOON_UNIX_NS,
+        )
+    )
+
+
+@pytest.fixture
+def to(api):
+    return ("--url", api.url, "--token", api.admin)
+
+
+def test_jobs_are_listed_for_people_and_for_programs(terminal, to):
+    status, out, _ = terminal.run("jobs", *to)
+    assert status == 0
+    assert "gpt-small" in out
+    assert "4/4" in out
+    status, out, err = terminal.run("jobs", "--json", *to)
+    assert (status, json.loads(out)["step"], err) == (0, 500, "")
+
+
+def test_one_job_is_shown_with_its_attempts(terminal, to):
+    status, out, _ = terminal.run("jobs", "show", "gpt-small", *to)
+    assert status == 0
+    assert "launch.0" in out
+    assert "0 to 500" in out
+
+
+def test_incidents_are_listed_filtered_and_shown(terminal, to):
+    status, out, _ = terminal.run("incidents", *to)
+    assert (status, "Rank 3 runs at 0.62" in out) == (0, True)
+    assert terminal.run("incidents", "--exit-code", *to)[0] == 1
+    assert terminal.run("incidents", "--state", "resolved", "--exit-code", *to)[0] == 0
+    status, out, _ = terminal.run("incidents", "show", "inc_1", *to)
+    assert status == 0
+    assert "peers_busy_s" in out
+    assert "pause" in out
+
+
+def test_checkpoints_are_listed_with_their_verdicts(terminal, to):
+    status, out, _ = terminal.run("checkpoints", "gpt-small", *to)
+    assert (status, "good" in out, "4/4" in out) == (0, True, True)
+
+
+def test_a_command_is_requested_listed_and_cancelled(terminal, to):
+    status, out, err = terminal.run("pause", "gpt-small", "--reason", "a look", "--json", *to)
+    command = json.loads(out)
+    assert (status, command["action"], command["reason"]) == (0, "pause", "a look"), err
+    status, out, _ = terminal.run("commands", "--job", "gpt-small", *to)
+    assert command["id"] in out
+    status, _, err = terminal.run("commands", "cancel", command["id"], *to)
+    assert (status, "cancelled" in err) == (0, True)
+
+
+def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to, api):
+    status, _, err = terminal.run("rollback", "gpt-small", "--wait", "--timeout", "0.3", *to)
+    assert status == 1
+    assert "rollback" in err or "still" in err
+    with write(api.engine) as connection:
+        connection.execute(update(Command).values(state="cancelled"))
+
+
+def test_silences_are_added_listed_and_ended(terminal, to):
+    status, out, err = terminal.run("silences", "add", "--comment", "drill", "--for", "30m", "--job", "gpt-small", *to)
+    assert status == 0, err
+    silence = out.strip()
+    status, out, _ = terminal.run("silences", "--json", *to)
+    assert silence in out
+    assert terminal.run("silences", "expire", silence, *to)[0] == 0
+
+
+def test_receivers_are_added_with_a_secret_listed_and_removed(terminal, to):
+    status, out, err = terminal.run("receivers", "add", "pager", "http://127.0.0.1:9/hook", "--kind", "hang", *to)
+    assert (status, out.startswith("whsec_")) == (0, True), err
+    status, out, _ = terminal.run("receivers", *to)
+    assert "hang" in out
+    assert "whsec_" not in out
+    assert terminal.run("receivers", "remove", "pager", *to)[0] == 0
+
+
+def test_login_keeps_a_checked_token_for_the_other_commands(terminal, api):
+    status, _, err = terminal.run("login", api.url, "--token", "rankwatch_api_x_y")
+    assert status == 4, err
+    assert terminal.run("login", api.url, "--token", api.admin)[0] == 0
+    status, out, _ = terminal.run("jobs")
+    assert (status, "gpt-small" in out) == (0, True)
+
+
+def test_a_missing_or_weak_token_ends_with_4(terminal, api):
+    assert terminal.run("jobs", "--url", api.url)[0] == 4
+    reader = api.token(Scope.READ)
+    status, _, err = terminal.run("stop", "gpt-small", "--url", api.url, "--token", reader)
+    assert (status, "scope command" in err) == (4, True)
+
+
+def test_a_service_that_does_not_answer_ends_with_3(terminal):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    status, _, err = terminal.run("jobs", "--url", f"http://127.0.0.1:{port}")
+    assert (status, "does not answer" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jobs", "show", "nope"),
+        ("incidents", "--state", "odd"),
+        ("incidents", "show", "nope"),
+        ("silences", "add", "--comment", "x", "--for", "soon"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_why(terminal, to, arguments):
+    status, out, err = terminal.run(*arguments, *to)
+    assert (status, out) == (2, "")
+    assert err.strip()
+
+
+@pytest.mark.parametrize("arguments", [(), ("nope",), ("jobs", "--nope"), ("resolve",)])
+def test_unknown_commands_and_options_end_with_2(terminal, arguments):
+    assert terminal.run(*arguments)[0] == 2
+
+
+def test_doctor_is_content_with_a_sound_installation(terminal, to, tmp_path):
+    assert terminal.run("db", "upgrade", "--data", str(tmp_path))[0] == 0
+    status, out, err = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
+    checks = {one["check"]: one["verdict"] for one in map(json.loads, out.splitlines())}
+    assert checks["database"] == checks["service"] == checks["clock"] == checks["token"] == "ok", out
+    assert status == int("finding" in checks.values()), err
+
+
+def test_doctor_finds_a_database_that_was_not_upgraded(terminal, to, tmp_path):
+    (tmp_path / "rankwatch.db").touch()
+    status, out, _ = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
+    checks = {one["check"]: one for one in map(json.loads, out.splitlines())}
+    assert (status, checks["database"]["verdict"]) == (1, "finding")
+    assert "rankwatch db upgrade" in checks["database"]["told"]
+
+
+def test_tokens_are_made_listed_and_revoked_in_the_database(terminal, tmp_path):
+    where = ("--data", str(tmp_path))
+    assert terminal.run("db", "check", *where)[0] == 1
+    assert terminal.run("db", "upgrade", *where)[0] == 0
+    assert terminal.run("db", "check", *where)[0] == 0
+    status, out, _ = terminal.run("token", "create", "sam", "--scope", "read", "--for", "1h", *where)
+    assert (status, out.startswith("rankwatch_api_")) == (0, True)
+    token_id = out.split("_")[2]
+    secret = out.strip().split("_", 3)[3]
+    status, out, _ = terminal.run("token", "list", "--json", *where)
+    assert json.loads(out)["name"] == "sam"
+    assert secret not in out
+    assert "sha256" not in out
+    assert terminal.run("token", "revoke", token_id, *where)[0] == 0
+    assert "revoked" in terminal.run("token", "list", *where)[1]
+    assert terminal.run("token", "create", "sam", "--scope", "everything", *where)[0] == 2
+    assert terminal.run("token", "revoke", "nope", *where)[0] == 2

@@ -1,0 +1,59 @@
+"""Which service and which token a command uses."""
+
+import json
+import stat
+
+import pytest
+
+from rankwatch_service.cli.endpoint import URL_DEFAULT, Endpoint, find_endpoint, store_endpoint
+from rankwatch_service.cli.errors import CliError
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tmp_path / "rankwatch" / "client.json"
+
+
+def found(config, url=None, token=None, **environment):
+    return find_endpoint(url, token, environment, config)
+
+
+def test_without_anything_the_service_on_this_machine_is_meant(config):
+    assert found(config) == Endpoint(URL_DEFAULT, "")
+
+
+def test_option_beats_environment_beats_file(config):
+    store_endpoint(Endpoint("http://file", "f"), config)
+    environment = {"RANKWATCH_URL": "http://env", "RANKWATCH_TOKEN": "e"}
+    assert found(config) == Endpoint("http://file", "f")
+    assert found(config, **environment) == Endpoint("http://env", "e")
+    assert found(config, "http://option/", "o", **environment) == Endpoint("http://option", "o")
+
+
+def test_a_token_is_never_sent_to_another_service_than_its_own(config):
+    store_endpoint(Endpoint("http://file", "f"), config)
+    assert found(config, "http://elsewhere") == Endpoint("http://elsewhere", "")
+    assert found(config, RANKWATCH_URL="http://elsewhere") == Endpoint("http://elsewhere", "")
+    assert found(config, "http://file/") == Endpoint("http://file", "f")
+
+
+def test_a_token_alone_goes_to_the_service_that_is_otherwise_meant(config):
+    store_endpoint(Endpoint("http://file", "f"), config)
+    assert found(config, token="o") == Endpoint("http://file", "o")
+    assert found(config, RANKWATCH_TOKEN="e") == Endpoint("http://file", "e")
+
+
+def test_the_file_is_for_its_owner_alone_and_is_replaced_whole(config):
+    store_endpoint(Endpoint("http://a", "1"), config)
+    store_endpoint(Endpoint("http://b", "2"), config)
+    assert json.loads(config.read_text()) == {"url": "http://b", "token": "2"}
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    assert [entry.name for entry in config.parent.iterdir()] == ["client.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"url": "x"}'])
+def test_a_spoilt_file_is_named_with_what_helps(config, content):
+    config.parent.mkdir()
+    config.write_text(content)
+    with pytest.raises(CliError, match=r"client.json .*rankwatch login"):
+        found(config)

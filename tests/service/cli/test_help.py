@@ -1,0 +1,47 @@
+"""The command line from a fresh interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("fastapi", "uvicorn", "sqlalchemy", "numpy", "river", "torch", "httpx2", "pydantic", "kafka")
+
+
+def run(*arguments):
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "rankwatch_service.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+
+
+def test_help_names_every_group_of_commands():
+    done = run("--help")
+    assert done.returncode == 0
+    for word in ("up", "demo", "agent", "jobs", "incidents", "rollback", "silences", "receivers", "token", "doctor"):
+        assert word in done.stdout
+
+
+def test_building_the_command_line_imports_nothing_heavy():
+    code = "import sys; import rankwatch_service.cli.app; print([n for n in sys.argv[1:] if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["up", "api", "demo", "pause", "doctor", "token", "db", "incidents"])
+def test_every_command_explains_itself(command):
+    done = run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage" in done.stdout
+
+
+def test_the_agent_explains_itself():
+    done = run("agent", "--help")
+    assert done.returncode == 0
+    assert "--dir" in done.stdout

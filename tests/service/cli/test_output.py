@@ -1,0 +1,55 @@
+"""What reaches the terminal."""
+
+import json
+
+import pytest
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.errors import CliError
+from rankwatch_service.cli.notifications import seconds
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "a\rb", "a\x07", "\u202eabc", "\x9b31m"])
+def test_control_codes_in_names_do_not_reach_the_terminal(bad, capsys):
+    output.print_table(["job"], [[output.plain(f"job {bad}")]], "none")
+    printed = capsys.readouterr().out
+    assert "job" in printed
+    assert all(sign.isprintable() or sign == "\n" for sign in printed)
+
+
+def test_names_are_never_read_as_markup(capsys):
+    output.print_table(["job"], [[output.plain("[red]x[/red] [link=http://e]y[/link]")]], "none")
+    assert "[red]x[/red] [link=http://e]y[/link]" in capsys.readouterr().out
+
+
+def test_stacks_keep_their_lines_and_lose_their_control_codes():
+    assert output.block('File "a"\n\x1b[31m  b\n').plain == 'File "a"\n�[31m  b\n'
+
+
+def test_json_goes_to_stdout_one_object_a_line(capsys):
+    output.print_json([{"a": 1}, {"b": "ü\n"}])
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"a": 1}, {"b": "ü\n"}]
+
+
+def test_an_empty_table_says_on_stderr_what_that_means(capsys):
+    output.print_table(["job"], [], "no job yet")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.strip()) == ("", "no job yet")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "–"), ("", "–"), ([], "–"), (0, "0"), (0.123456, "0.1235"), ([1, 2], "1 2")]
+)
+def test_values_are_shown_plainly(value, shown):
+    assert output.plain(value).plain == shown
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1_800), ("2h", 7_200), ("1d", 86_400)])
+def test_durations_are_read(text, expected):
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "h", "2", "2 h", "-1h", "1.5h", "2w"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(CliError, match="not a duration"):
+        seconds(text)
