@@ -1,0 +1,85 @@
+"""How the pages' files are served."""
+
+import gzip
+import re
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from rankwatch_service.dashboard import PAGES, mount
+
+
+@pytest.fixture(scope="module")
+def client():
+    app = FastAPI()
+    mount(app)
+    with TestClient(app) as client:
+        yield client
+
+
+def links(client, path):
+    return re.findall(r'(?:href|src)="(/static/[^"]+)"', client.get(path).text)
+
+
+def test_the_root_leads_to_the_incidents(client):
+    answer = client.get("/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/incidents")
+
+
+@pytest.mark.parametrize("path", ["/login", "/incidents", "/incidents/inc_1", "/jobs", "/jobs/team%2Fjob"])
+def test_every_page_and_every_file_it_names_is_there(client, path):
+    answer = client.get(path)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["cache-control"] == "no-cache"
+    found = links(client, path)
+    assert len(found) >= 6
+    assert {client.get(link).status_code for link in found} == {200}
+
+
+def test_every_module_that_a_module_imports_is_there(client):
+    base = links(client, "/login")[0].rsplit("/", 1)[0]
+    todo, seen = [f"{module}.js" for module, _ in PAGES.values()], set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        answer = client.get(f"{base}/{name}")
+        assert answer.status_code == 200, name
+        todo += re.findall(r'from "\./([^"]+)"', answer.text)
+    assert {"shell.js", "charts.js", "heatmap.js"} <= seen
+
+
+def test_pages_hold_no_inline_script_or_style(client):
+    for path in ("/login", "/jobs"):
+        text = client.get(path).text
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", text)
+
+
+def test_files_are_kept_for_ever_under_their_version_and_not_under_another(client):
+    link = links(client, "/login")[0]
+    assert "immutable" in client.get(link).headers["cache-control"]
+    version = link.split("/")[2]
+    assert client.get(link.replace(version, "0" * 12)).headers["cache-control"] == "no-cache"
+
+
+def test_plotly_comes_from_the_installed_package_compressed(client):
+    base = links(client, "/login")[0].rsplit("/", 1)[0]
+    with client.stream("GET", f"{base}/plotly.min.js", headers={"accept-encoding": "gzip"}) as answer:
+        raw = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == "gzip"
+    assert len(raw) < 2_000_000
+    assert b"plotly.js v" in gzip.decompress(raw)[:100]
+    plain = client.get(f"{base}/plotly.min.js", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+
+
+@pytest.mark.parametrize("name", ["page.html", "nope.js", "..%2F__init__.py", "%2e%2e%2fassets.py", "__init__.py"])
+def test_nothing_else_is_served(client, name):
+    base = links(client, "/login")[0].rsplit("/", 1)[0]
+    assert client.get(f"{base}/{name}").status_code == 404
+
+
+def test_the_page_keeps_plotly_from_adding_styles_of_its_own(client):
+    assert re.search(r'<meta name="plotly-maps" id="[0-9a-f]{64}">', client.get("/jobs").text)
