@@ -1,0 +1,176 @@
+"""The driver over a real database: whole commands, crashes at every write, two drivers, commands that meet."""
+
+import msgspec
+import pytest
+from sqlalchemy import func, select, update
+
+from rankwatch_service.control.audit import verify
+from rankwatch_service.control.records import OrderPhase, decode_control
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Command, Feed
+from tests.support.driven_world import CrashError, DrivenWorld
+from tests.support.training_world import S
+
+ACTIONS = ("pause", "checkpoint", "rollback", "stop")
+
+
+def phases(world: DrivenWorld) -> list[str]:
+    """Phases of the order as the log tells them to stream."""
+    records = [decode_control(record.value) for record in world.log.read(0, 0, 1_000)]
+    return [record.phase for record in records if isinstance(record, OrderPhase)]
+
+
+def check(world: DrivenWorld) -> None:
+    assert not world.violations
+    for steps in world.acted_steps().values():
+        assert len(steps) == 1
+    with read(world.engine) as connection:
+        assert verify(connection) is None
+    world.engine.dispose()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_command_is_applied_and_every_phase_is_told_to_stream(tmp_path, action):
+    world = DrivenWorld(1, action, tmp_path)
+    if action == "pause":
+        world.also_asked = [(3.0, "resume")]
+    world.run(seconds=30.0)
+    assert world.command == "applied"
+    assert phases(world) == ["view", "hold", "do", "go", "closed"]
+    assert {len(rank.acted) for rank in world.ranks} == {1}
+    if action == "pause":
+        assert world.state_of("resume") == "applied"
+    check(world)
+
+
+@pytest.mark.parametrize("action", ["pause", "rollback"])
+@pytest.mark.parametrize("effect", ["before", "after"])
+def test_an_api_that_dies_at_any_write_is_followed_by_another(tmp_path, monkeypatch, action, effect):
+    """The n-th write of the first driver kills it, before or after its commit; the second one goes on."""
+    for n in range(1, 9):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        world = DrivenWorld(n, action, folder)
+        world.also_asked = [(3.0, "resume")] if action == "pause" else []
+        whole, left = world.drivers[0], [n]
+
+        def mortal(whole=whole, left=left):
+            with monkeypatch.context() as patch:
+                patch.setattr("rankwatch_service.control.driver.write", dying(left, effect))
+                return whole()
+
+        world.drivers[0] = mortal
+        world.run(seconds=60.0)
+        assert world.command == "applied", f"write {n}: {world.command} {world.result}"
+        check(world)
+
+
+def dying(left: list[int], effect: str):
+    from contextlib import contextmanager
+
+    @contextmanager
+    def dying_write(engine):
+        left[0] -= 1
+        with write(engine) as connection:
+            yield connection
+            if left[0] == 0 and effect == "before":
+                raise CrashError
+        if left[0] == 0:
+            raise CrashError
+
+    return dying_write
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_faults_and_two_drivers_nothing_is_mixed(tmp_path, seed):
+    world = DrivenWorld(seed, ACTIONS[seed % 4], tmp_path, faults=True)
+    world.also_asked = [(8.0, "resume")]
+    world.run(seconds=300.0)
+    assert world.command not in ("requested", "sent", "accepted")
+    check(world)
+
+
+def test_a_rollback_ends_a_pause_first(tmp_path):
+    world = DrivenWorld(3, "pause", tmp_path)
+    world.also_asked = [(3.0, "rollback")]
+    world.run(seconds=40.0)
+    assert (world.command, world.state_of("rollback")) == ("applied", "applied")
+    assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
+    check(world)
+
+
+def test_a_resume_without_a_pause_is_refused(tmp_path):
+    world = DrivenWorld(3, "checkpoint", tmp_path)
+    world.also_asked = [(0.1, "resume")]
+    world.run(seconds=20.0)
+    assert world.state_of("resume") == "refused"
+    check(world)
+
+
+def test_a_pause_lasts_until_it_is_resumed_however_long(tmp_path):
+    world = DrivenWorld(5, "pause", tmp_path)
+    world.run(seconds=90.0)
+    assert {rank.mode for rank in world.ranks} == {"paused"}
+    world.also_asked = [(90.5, "resume")]
+    end_ns = world.now_ns
+    world._begin = lambda: None
+    world.run(seconds=30.0)
+    assert world.now_ns > end_ns
+    assert {rank.state for rank in world.ranks} == {"running"}
+    check(world)
+
+
+def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
+    world = DrivenWorld(5, "pause", tmp_path)
+    world.run(seconds=3.0)
+    assert {rank.mode for rank in world.ranks} == {"paused"}
+    world.drivers_stop_until_ns = [world.now_ns + 10**15] * 2
+    step = max(rank.step for rank in world.ranks)
+    world._begin = lambda: None
+    world.run(seconds=75.0)
+    assert min(rank.step for rank in world.ranks) > step
+    check(world)
+
+
+def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
+    from rankwatch.wire import View
+    from rankwatch_service.control.training import store_views
+
+    world = DrivenWorld(1, "pause", tmp_path)
+    store_views(world.engine, [View("j", "later.0", "9", "b", 0, ())], world.now_ns)
+    world.run(seconds=2.0)
+    assert (world.command, world.orders) == ("refused", [])
+    assert "later.0" in world.result
+    check(world)
+
+
+def test_a_command_waits_for_approval_and_expires_without(tmp_path):
+    world = DrivenWorld(1, "pause", tmp_path)
+    world.ask("c", "pause")
+    with write(world.engine) as connection:
+        connection.execute(update(Command).values(approval_required=True))
+    assert (world.drivers[0](), world.state_of("c")) == (False, "requested")
+    world.now_ns += 100 * S
+    world.drivers[0]()
+    assert world.state_of("c") == "expired"
+    check(world)
+
+
+def test_a_relaunch_ends_every_process_and_is_applied(tmp_path):
+    world = DrivenWorld(1, "relaunch", tmp_path)
+    world.run(seconds=20.0)
+    assert {rank.state for rank in world.ranks} == {"exited"}
+    assert world.command == "applied"
+    check(world)
+
+
+def test_the_feed_tells_each_change_of_a_command(tmp_path):
+    world = DrivenWorld(1, "checkpoint", tmp_path)
+    world.run(seconds=20.0)
+    with read(world.engine) as connection:
+        rows = connection.execute(select(Feed.topic, Feed.data)).all()
+        assert connection.scalar(select(func.count()).select_from(Feed)) == len(rows)
+    states = [row.data["state"] for row in rows if "state" in row.data]
+    assert states == ["requested", "sent", "accepted", "applied"]
+    assert msgspec.json.encode([row.data for row in rows])
+    check(world)

@@ -1,0 +1,171 @@
+"""The simulated job, with the real driver over a real database in place of bare `advance`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import event, insert, select
+
+from rankwatch.wire import OrderView, View
+from rankwatch_service.api.board import orders_of
+from rankwatch_service.control import commands
+from rankwatch_service.control.driver import Driver, order_of
+from rankwatch_service.control.order import HostView, Phase
+from rankwatch_service.control.training import store_views
+from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Attempt, Checkpoint, Job
+from rankwatch_service.store.models import Order as OrderRow
+from tests.support.database import new_database
+from tests.support.training_world import START_NS, Agent, S, World
+
+CAN = ["pause", "resume", "checkpoint", "rollback", "stop", "relaunch"]
+
+
+class CrashError(Exception):
+    """The api process was killed."""
+
+
+class DrivenWorld(World):
+    def __init__(self, seed: int, action: str, folder: Path, *, faults: bool = False) -> None:
+        super().__init__(seed, action, faults=faults)
+        self.engine = new_database(folder)
+        # The disk is not what is tested here, and thousands of views are stored.
+        event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
+        self.engine.dispose()
+        self._looked_ns = 0
+        self.log = SqlLog(self.engine, self)
+        self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.log, self).run_once for _ in range(2)]
+        self.also_asked: list[tuple[float, str]] = []
+        """(seconds from the start, action) of further commands."""
+        ranks = [
+            {"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in self.ranks
+        ]
+        with write(self.engine) as connection:
+            connection.execute(
+                insert(Job).values(
+                    name="j",
+                    state="running",
+                    attempt="l.0",
+                    world_size=len(ranks),
+                    ranks_reporting=len(ranks),
+                    step=0,
+                    step_time_s=self.step_ns / S,
+                    loss=None,
+                    first_seen_unix_ns=START_NS,
+                    last_seen_unix_ns=START_NS,
+                )
+            )
+            connection.execute(
+                insert(Attempt).values(
+                    job="j",
+                    attempt="l.0",
+                    started_unix_ns=START_NS,
+                    ended_unix_ns=None,
+                    world_size=len(ranks),
+                    first_step=0,
+                    last_step=None,
+                    topology={"ranks": ranks, "can": CAN, "replicated": True},
+                    number=1,
+                )
+            )
+            connection.execute(
+                insert(Checkpoint).values(
+                    job="j",
+                    id="memory:l.0:0",
+                    attempt="l.0",
+                    step=0,
+                    tier="memory",
+                    location="",
+                    shards_expected=1,
+                    shards=[0],
+                    seconds=0.1,
+                    bytes=1,
+                    verdict="good",
+                    verdict_reason="",
+                    saved_unix_ns=START_NS,
+                )
+            )
+
+    # ---- Clock -------------------------------------------------------------------------------------------------------
+
+    def unix_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_s(self) -> float:
+        return self.now_ns / S
+
+    # ---- what the database says --------------------------------------------------------------------------------------
+
+    def state_of(self, command_id: str) -> str:
+        with read(self.engine) as connection:
+            row = commands.get(connection, command_id)
+        assert row is not None
+        return row["state"]
+
+    def ask(self, command_id: str, action: str) -> None:
+        row = commands.new_command(
+            command_id, "j", "l.0", action, params={}, reason="", requested_by="test", now_unix_ns=self.now_ns
+        )
+        with write(self.engine) as connection:
+            commands.add(connection, row)
+
+    def _look(self) -> None:
+        with read(self.engine) as connection:
+            rows = connection.execute(select(OrderRow.__table__).order_by(OrderRow.phase_unix_ns)).mappings().all()
+            row = commands.get(connection, "c")
+        assert row is not None
+        self.orders = [order_of(one) for one in rows]
+        self.command, self.result = row["state"], row["result"]
+
+    # ---- the world's seams -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.ask("c", self.action)
+        self._look()
+
+    def _drive(self, driver: int) -> None:
+        # Each process looks every 50 ms, as it does; in a long pause less often, to spare the test time.
+        every_ns = 25 * 10**6 if self.command in commands.OPEN else 200 * 10**6
+        if self.now_ns < self._looked_ns + every_ns:
+            return
+        self._looked_ns = self.now_ns
+        for at_s, action in list(self.also_asked):
+            if self.now_ns >= START_NS + at_s * S:
+                self.also_asked.remove((at_s, action))
+                self.ask(action, action)
+        try:
+            self.drivers[driver]()
+        except CrashError:
+            self.drivers_stop_until_ns[driver] = self.now_ns + 3_600 * S
+        before = [order.version for order in self.orders]
+        self._look()
+        if [order.version for order in self.orders] != before:
+            self._push()
+
+    def _push(self) -> None:
+        orders = self._told()
+        for agent in self.agents:
+            arrives_ns = self.now_ns + self._transit_ns()
+            self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+
+    def _told(self) -> list[OrderView]:
+        with read(self.engine) as connection:
+            return list(orders_of(connection, "j", self.now_ns).orders)
+
+    def _tell(self, agent: Agent) -> None:
+        before_ns = agent.next_view_ns
+        super()._tell(agent)
+        told = agent.next_view_ns != before_ns
+        # In a long pause an agent may tell less: it spares the test thousands of writes.
+        if told and self.orders and self.orders[-1].phase in (Phase.DO, Phase.CLOSED) and self.command != "accepted":
+            agent.next_view_ns = self.now_ns + S // 2
+
+    def _take_view(self, agent: Agent, told: HostView) -> None:
+        # Under the order's attempt while one is open, as the agent does it.
+        store_views(self.engine, [View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)], self.now_ns)
+        arrives_ns = self.now_ns + self._transit_ns()
+        orders = self._told()
+        self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
