@@ -1,8 +1,9 @@
 """What the SDK costs the training thread. One command, prints a table: `python benchmarks/sdk.py`.
 
 CPU time is judged where it can be, since wall time on a shared core is the scheduler's. "Between real steps" trains a
-small transformer, so that the caches hold something else when the SDK's turn comes; the CPU time of each of its calls is
-taken by itself and summed over the step, less what the taking costs.
+small transformer, so that the caches hold something else when the SDK's turn comes; the CPU time of each of its calls
+is taken by itself and summed over the step, less what the taking costs. How cold a cache is depends on the neighbours
+of the core, so NVRx's sections are measured in the same place too.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def training() -> list[tuple[str, Callable[[], object]]]:
     work: list[Callable[[], object]] = [
         lambda: values.update(batch=torch.randn(8, 64, 256)),
         lambda: values.update(loss=model(values["batch"]).square().mean()),
-        lambda: values["loss"].backward(),
+        lambda: values["loss"].backward(),  # noqa: PLW0108 - the loss is another one each time
         lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         optimizer.step,
         optimizer.zero_grad,
@@ -129,32 +130,38 @@ def training() -> list[tuple[str, Callable[[], object]]]:
     return list(zip(PHASES, work, strict=True))
 
 
-def real_steps(watch: rankwatch.Watch, steps: int) -> list[float]:
-    """CPU microseconds that the SDK's calls took in each step of a real training."""
+def real_steps(
+    steps: Iterator[int], phase: Callable[[str], AbstractContextManager[object]], log: Callable[[], object]
+) -> float:
+    """CPU microseconds that marks, values and boundaries took in a step of a real training: the median step's."""
     parts = training()
     clock = time.thread_time_ns
     taking_ns = statistics.median(-(clock() - clock()) for _ in range(2_000))
     spent = []
-    looped = watch.steps(steps)
     while True:
         begun = clock()
-        step = next(looped, None)
+        step = next(steps, None)
         total = clock() - begun
         if step is None:
-            return spent
+            return statistics.median(spent)
         for name, work in parts:
             begun = clock()
-            phase = watch.phase(name)
-            phase.__enter__()
+            mark = phase(name)
+            mark.__enter__()
             total += clock() - begun
             work()
             begun = clock()
-            phase.__exit__(None, None, None)
+            mark.__exit__(None, None, None)
             total += clock() - begun
         begun = clock()
-        watch.log(**VALUES)
+        log()
         total += clock() - begun
         spent.append((total - (2 * len(PHASES) + 2) * taking_ns) / 1e3)
+
+
+def watched_steps(watch: rankwatch.Watch, steps: int) -> float:
+    """The same for a watch with 6 phases and 16 values."""
+    return real_steps(watch.steps(steps), watch.phase, lambda: watch.log(**VALUES))
 
 
 def rss_mb() -> float:
@@ -210,9 +217,7 @@ def beside_an_agent(table: Table, directory: Path, steps: int) -> None:
     for state, number in (("alive", None), ("stopped (SIGSTOP)", signal.SIGSTOP), ("killed", signal.SIGKILL)):
         for pid in agents if number is not None else []:
             os.kill(pid, number)
-        table.row(
-            f"between real steps, agent {state}: CPU, median", statistics.median(real_steps(watch, steps)), 30, "us"
-        )
+        table.row(f"between real steps, agent {state}: CPU, median", watched_steps(watch, steps), 30, "us")
     watch.close()
 
 
@@ -262,8 +267,11 @@ def main() -> int:
         if not watch.recording:
             raise SystemExit("there is no recorder to measure")
         costs(table, watch, chosen.steps)
-        spent = statistics.median(real_steps(watch, chosen.real_steps))
-        table.row("between real steps, no agent: CPU, median", spent, 30, "us")
+        table.row("between real steps, no agent: CPU, median", watched_steps(watch, chosen.real_steps), 30, "us")
+        with nvrx_sections() as section:
+            if section is not None:
+                spent_us = real_steps(iter(range(chosen.real_steps)), section, lambda: None)
+                table.row("between real steps, 6 NVRx sections and no values: CPU, median", spent_us, None, "us")
         before_mb = rss_mb()
         tight(watch, chosen.long)
         table.row(f"growth over {chosen.long:,} steps", rss_mb() - before_mb, 0.5, "MB")
