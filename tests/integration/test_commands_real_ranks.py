@@ -11,6 +11,7 @@ import random
 import signal
 from collections.abc import Iterator
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -62,11 +63,11 @@ def test_a_command_is_obeyed_by_all_ranks_at_one_step_or_by_none_whoever_is_kill
 
     limit_s = LEASE_S[action] + LAUNCH_S
     finished = stage.wait_for(f"end of {told}", limit_s, lambda: final_state(stage, command["id"]))
-    if action == "pause" and finished == "applied":
+    if action == "pause" and finished["state"] == "applied":
         resume(stage)
-    print(f"{told}: {finished}")
+    print(f"{told}: {finished['state']} {finished['result']}")
     goes_on_from = (stage.witness.attempt, stage.witness.step)
-    stage.wait_for(f"training after {told}, {finished}", limit_s, lambda: has_gone_on(stage, goes_on_from))
+    stage.wait_for(f"training after {told}, {finished['state']}", limit_s, lambda: has_gone_on(stage, goes_on_from))
 
     assert stage.witness.mixed() == [], told
     assert stage.witness.ragged() == [], told
@@ -83,9 +84,9 @@ def await_good_checkpoint(stage: Stage) -> None:
     stage.wait_for("good checkpoint", GOOD_LIMIT_S, good)
 
 
-def final_state(stage: Stage, command_id: str) -> str | None:
-    state = stage.service.get(f"/api/v1/commands/{command_id}")["state"]
-    return state if state in FINAL else None
+def final_state(stage: Stage, command_id: str) -> dict[str, Any] | None:
+    command = stage.service.get(f"/api/v1/commands/{command_id}")
+    return command if command["state"] in FINAL else None
 
 
 def resume(stage: Stage) -> None:
