@@ -12,6 +12,8 @@ import math
 WEEK_S = 7 * 24 * 3600.0
 # A step shorter than 1 ms is a clock that stands still (replay without times); it must not make the threshold grow.
 STEP_MIN_S = 1e-3
+# Nor may a broken clock that claims days for a step lower it.
+STEP_MAX_S = 3600.0
 
 
 def threshold(tests: int, step_s: float, budget: float) -> float:
@@ -25,4 +27,4 @@ def threshold(tests: int, step_s: float, budget: float) -> float:
     >>> round(threshold(tests=4096, step_s=1.0, budget=1.0), 1)
     21.6
     """
-    return math.log(max(tests, 1) * WEEK_S / max(step_s, STEP_MIN_S) / budget)
+    return math.log(max(tests, 1) * WEEK_S / min(max(step_s, STEP_MIN_S), STEP_MAX_S) / budget)

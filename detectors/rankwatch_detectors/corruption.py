@@ -172,7 +172,8 @@ class LocalNormDetector(DispatchingDetector):
             return ()
         self._last_step = frame.step
         values = np.where(found[1], found[0], np.nan)
-        residual, crossings = self._witness.judge(values, frame, typical(frame, "step_time_s"), self.now_s)
+        step_s = typical(frame, "step_time_s")
+        residual, crossings = self._witness.judge(values, frame, step_s, self.now_s, self._named())
         findings = []
         for scope in self.episodes:
             rank = int(scope.removeprefix("rank:"))
@@ -183,14 +184,15 @@ class LocalNormDetector(DispatchingDetector):
                 summary = f"The local gradient norm of rank {rank} is back among its peers' in step {frame.step}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._state[scope]
-                self._witness.bank.clear_rank(rank)
         for crossing in crossings:
-            if f"rank:{crossing.rank}" in self.episodes:
-                self._witness.bank.clear_rank(crossing.rank)
-            else:
-                findings.extend(self._open(crossing, values, frame))
-        self._witness.learn([int(scope.removeprefix("rank:")) for scope in self.episodes])
+            findings.extend(self._open(crossing, values, frame))
+            self._witness.bank.clear_rank(crossing.rank)
+        self._witness.learn(self._named())
         return findings
+
+    def _named(self) -> list[int]:
+        """Ranks with an open episode."""
+        return [int(scope.removeprefix("rank:")) for scope in self.episodes]
 
     def _open(self, crossing: Crossing, values: Floats, frame: Frame) -> list[Finding]:
         rank, ratio = crossing.rank, math.exp(crossing.effect)

@@ -126,17 +126,18 @@ class StragglerDetector(DispatchingDetector):
         return [*self._judge(self._cpu, cpu, frame, step_s), *self._judge(self._host, wall, frame, step_s)]
 
     def _judge(self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None) -> list[Finding]:
-        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s)
+        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named())
         findings = self._follow(witness, residual, frame)
         for crossing in crossings:
-            scope = f"rank:{crossing.rank}"
-            if scope in self.episodes:
-                witness.bank.clear_rank(crossing.rank)
-                continue
             findings.extend(self._open(witness, crossing, seconds, frame))
-        frozen = [int(scope.removeprefix("rank:")) for scope in self.episodes]
-        witness.learn(frozen)
+            for other in (self._wall, self._cpu, self._host):
+                other.bank.clear_rank(crossing.rank)
+        witness.learn(self._named())
         return findings
+
+    def _named(self) -> list[int]:
+        """Ranks with an open episode."""
+        return [int(scope.removeprefix("rank:")) for scope in self.episodes]
 
     def _follow(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
         """Watch the open episodes of this witness: still slow, slower, or recovered?"""
@@ -157,7 +158,6 @@ class StragglerDetector(DispatchingDetector):
                 summary = f"{self._names[rank]} is as fast as its peers again since about step {since}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._excess[scope]
-                witness.bank.clear_rank(rank)
             elif state["changed"] >= config.retell_rows:
                 findings.extend(self._retell(scope, rank, state, frame))
         return findings

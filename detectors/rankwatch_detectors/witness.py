@@ -67,7 +67,9 @@ class Witness(Stateful):
         self.bank.clear(topology.world_size)
         self._since = {}
 
-    def judge(self, values: Floats, frame: Frame, step_s: float | None, now_s: float) -> tuple[Floats, list[Crossing]]:
+    def judge(
+        self, values: Floats, frame: Frame, step_s: float | None, now_s: float, frozen: Sequence[int]
+    ) -> tuple[Floats, list[Crossing]]:
         """Score and decide one row; `learn` must follow.
 
         Args:
@@ -75,6 +77,7 @@ class Witness(Stateful):
             frame: the row it comes from, for the load.
             step_s: seconds of this step, None where not measured.
             now_s: stream time.
+            frozen: ranks whose episode is open: they are scored, and neither tested nor learned.
 
         Returns:
             Each rank's residual in logarithms, and the ranks that crossed and passed verification.
@@ -93,7 +96,9 @@ class Witness(Stateful):
         residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
         limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
-        self.bank.push(residual, self.sigma, self.judged, frame.step, limit)
+        tested = self.judged.copy()
+        tested[list(frozen)] = False
+        self.bank.push(residual, self.sigma, tested, frame.step, limit)
         self._logs, self._residual, self._usable = logs, residual, usable
         return residual, self._crossings(limit, now_s)
 
