@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
+
+from rankwatch_service.store.turn import turn
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long SQLite waits for another writer; writers hold the lock for 20 ms at most, so 250 of them fit."""
@@ -55,7 +57,7 @@ def write(engine: Engine) -> Iterator[Connection]:
     Raises:
         StoreBusyError: the lock could not be had; nothing was done.
     """
-    with engine.connect().execution_options(**{_WRITE: True}) as connection:
+    with _turn(engine), engine.connect().execution_options(**{_WRITE: True}) as connection:
         _begin(connection)
         try:
             yield connection
@@ -98,6 +100,12 @@ class ChangeWatch:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _turn(engine: Engine) -> AbstractContextManager[None]:
+    if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
+        return nullcontext()
+    return turn(engine.url.database, BUSY_TIMEOUT_MS / 1000)
 
 
 def _begin(connection: Connection) -> None:

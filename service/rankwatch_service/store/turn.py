@@ -1,0 +1,58 @@
+"""Turns at the write lock of a SQLite database, so that no process waits for ever while another writes all the time.
+
+SQLite's own waiting is a sleep of up to 100 ms and then a try: under a steady writer the others hardly ever come at the
+right moment (seen: a stream that got one turn in five seconds). Here whoever wants to write first takes the place of
+the next one, then waits for the turn itself; who has just had a turn must queue again. Both are `flock`s on files
+beside the database, which the kernel lets go when a process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+LOOK_S: Final = 0.001
+"""Between looks at a lock; a turn lasts 5 to 20 ms."""
+
+
+@contextmanager
+def turn(database: str, timeout_s: float) -> Iterator[None]:
+    """Hold the turn for the block.
+
+    After `timeout_s`, or where no files can be made, the block goes ahead without: then SQLite's own lock decides.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    held = -1
+    with suppress(OSError):
+        place = _taken(f"{database}-next", deadline_s)
+        if place >= 0:
+            try:
+                held = _taken(f"{database}-turn", deadline_s)
+            finally:
+                os.close(place)
+    try:
+        yield
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
+def _taken(path: str, deadline_s: float) -> int:
+    """The open, locked file; -1 if the time is over."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                os.close(file)
+                return -1
+            time.sleep(LOOK_S)
+        except BaseException:
+            os.close(file)
+            raise
