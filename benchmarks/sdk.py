@@ -29,16 +29,18 @@ import rankwatch
 from rankwatch import layout, spawn
 
 PHASES = ("data_wait", "forward", "backward", "collective", "optimizer", "other")
-VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}
+VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}ALONE_RATIO = 0.97
+"""CPU time over wall time of a loop that had its core to itself."""
+
 ROW = "{:<66} {:>10} {:>10}  {}"
 IMPORT = """
 import os, time
 def rss():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-before, begun = rss(), time.perf_counter()
+before, begun = rss(), time.process_time()
 import rankwatch
-print((time.perf_counter() - begun) * 1e3, (rss() - before) / 1e6)
+print((time.process_time() - begun) * 1e3, (rss() - before) / 1e6)
 """
 
 
@@ -227,7 +229,7 @@ def imports(table: Table) -> None:
     for _ in range(7):
         done = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True)
         runs.append([float(number) for number in done.stdout.split()])
-    table.row("import rankwatch: time", statistics.median(run[0] for run in runs), 30, "ms")
+    table.row("import rankwatch: CPU", statistics.median(run[0] for run in runs), 30, "ms")
     table.row("import rankwatch: resident memory", statistics.median(run[1] for run in runs), 5, "MB")
 
 
@@ -247,9 +249,14 @@ def costs(table: Table, watch: rankwatch.Watch, steps: int) -> None:
             table.row("NVRx 0.4.1 section, same loop: CPU", section_us, None, "us")
             table.row("phase / NVRx section", mark_us / section_us, 0.2, "")
     moments: list[int] = []
+    begun, begun_cpu = time.perf_counter_ns(), time.thread_time_ns()
     tight(watch, max(steps, 20_000), lambda: moments.append(time.perf_counter_ns()))
+    ours = (time.thread_time_ns() - begun_cpu) / (time.perf_counter_ns() - begun)
     taken = sorted((after - before) / 1e3 for before, after in itertools.pairwise(moments))
-    table.row("tight loop: wall time of a step, p99.9", taken[int(len(taken) * 0.999)], 1_000, "us")
+    # On a core that others use too this is their time slice, and says nothing about us.
+    goal = 1_000 if ours > ALONE_RATIO else None
+    unit = "us" if ours > ALONE_RATIO else f"us; not judged: only {ours:.0%} of the core was ours"
+    table.row("tight loop: wall time of a step, p99.9", taken[int(len(taken) * 0.999)], goal, unit)
 
 
 def main() -> int:

@@ -184,8 +184,14 @@ class Watch:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A named part of the step: data_wait, forward, backward, collective, optimizer, checkpoint_save, eval, ..."""
         try:
-            phase = self._phases.get(name)
-            return phase if phase is not None and not phase.since else self._meter.phase(name)
+            phase = self._phases[name]
+            return NOTHING if phase.since else phase
+        except Exception:  # noqa: BLE001 - the boundary: a new name, or something that is no name
+            return self._new_phase(name)
+
+    def _new_phase(self, name: str) -> AbstractContextManager[None]:
+        try:
+            return self._meter.phase(name)
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
             return NOTHING
