@@ -29,7 +29,8 @@ import rankwatch
 from rankwatch import layout, spawn
 
 PHASES = ("data_wait", "forward", "backward", "collective", "optimizer", "other")
-VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}ALONE_RATIO = 0.97
+VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}
+ALONE_RATIO = 0.97
 """CPU time over wall time of a loop that had its core to itself."""
 
 ROW = "{:<66} {:>10} {:>10}  {}"
