@@ -3,14 +3,17 @@
     python benchmarks/torch_probe.py [--rounds 40] [--device cuda]
 
 One model trains; in each round every variant of the probe, and no probe at all, gets one block of steps, in random
-order. A variant's cost is the lower quartile of its blocks less that of the bare blocks: what else runs on the machine
-only ever adds. On a CPU it is CPU time of the training thread. On CUDA it is wall time between two synchronisations
-around the block, and within the steps torch raises at any synchronisation.
+order. "added" is the lower quartile of its blocks less that of the bare blocks: what else runs on the machine only ever
+adds. "in our hooks" is the median time that the training thread spends in the probe's own code, and its share of the
+same steps: it sees no effect on what follows (caches), but is steady on a busy machine, where a difference of two large
+numbers is not. On a CPU times are CPU time of the training thread. On CUDA they are wall time between two
+synchronisations around the block, and within the steps torch raises at any synchronisation.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import random
@@ -92,6 +95,38 @@ class Job:
         return loss, norm
 
 
+class TimedProbe(TorchProbe):
+    """Adds up the time the training thread spends in the probe."""
+
+    own_ns = 0
+
+
+def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def timed(self: TimedProbe, *args: Any) -> Any:
+        begin = time.thread_time_ns()
+        try:
+            return method(self, *args)
+        finally:
+            self.own_ns += time.thread_time_ns() - begin
+
+    return timed
+
+
+ENTRIES = (
+    "step_begin",
+    "step_end",
+    "log",
+    "_on_gradient",
+    "_on_computed",
+    "_on_reduced",
+    "_before_update",
+    "_after_update",
+)
+for _entry in ENTRIES:
+    setattr(TimedProbe, _entry, _timed(getattr(TorchProbe, _entry)))
+
+
 class Block:
     """A few steps of the job under one variant of the probe."""
 
@@ -102,25 +137,28 @@ class Block:
         self.steps = steps
         self.step = 0
 
-    def seconds(self, variant: str) -> float:
-        """Seconds for one step, mean over the block."""
+    def seconds(self, variant: str) -> tuple[float, float]:
+        """Seconds for one step and, of them, in the probe; means over the block."""
         arguments = VARIANTS[variant]
-        probe = None if arguments is None else TorchProbe(self.meter, self.job.model, self.job.optimizer, **arguments)
+        probe = None if arguments is None else TimedProbe(self.meter, self.job.model, self.job.optimizer, **arguments)
         logs_norm = variant == LOGGED
         clock: Callable[[], int] = time.thread_time_ns if self.device.type == "cpu" else time.perf_counter_ns
         with no_synchronization(self.device):
             self._step(probe, logs_norm)  # a probe's first step makes its names and buffers
         gc.collect()  # what making the probe left behind is not its cost in a step
         self._synchronize()
+        if probe is not None:
+            probe.own_ns = 0
         begin = clock()
         with no_synchronization(self.device):
             for _ in range(self.steps):
                 self._step(probe, logs_norm)
         self._synchronize()
         taken = (clock() - begin) * 1e-9 / self.steps
-        if probe is not None:
-            probe.close()
-        return taken
+        if probe is None:
+            return taken, 0.0
+        probe.close()
+        return taken, probe.own_ns * 1e-9 / self.steps
 
     def _step(self, probe: TorchProbe | None, logs_norm: bool) -> None:
         self.step += 1
@@ -154,13 +192,13 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def measured(block: Block, rounds: int, rng: random.Random) -> dict[str, list[float]]:
-    """Seconds for one step by variant, one number for each round."""
+def measured(block: Block, rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
+    """What `Block.seconds` says, by variant and round."""
     for _ in range(3):
         block.job.step()  # what torch itself sets up in its first steps may wait for the device
     for name in VARIANTS:
         block.seconds(name)
-    taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     for _ in range(rounds):
         for name in rng.sample(list(VARIANTS), len(VARIANTS)):
             taken[name].append(block.seconds(name))
@@ -193,19 +231,28 @@ def main() -> None:
 
 
 def report(
-    job: Job, taken: dict[str, list[float]], recorder: Recorder, device: torch.device, options: argparse.Namespace
+    job: Job,
+    taken: dict[str, list[tuple[float, float]]],
+    recorder: Recorder,
+    device: torch.device,
+    options: argparse.Namespace,
 ) -> None:
-    typical = {name: statistics.quantiles(seconds, n=4)[0] for name, seconds in taken.items()}
+    typical = {name: statistics.quantiles([whole for whole, _ in pairs], n=4)[0] for name, pairs in taken.items()}
     bare = typical["no probe"]
     clock = "CPU time of the training thread" if device.type == "cpu" else torch.cuda.get_device_name()
     tensors = len(list(job.model.parameters()))
     print(f"{job.parameters / 1e6:.1f}M parameters in {tensors} tensors, {'DDP' if options.ddp else 'plain'}, {clock}")
     print(f"{job.tokens.shape[0]} sequences of {options.context} tokens, torch {torch.__version__}")
     print(f"step without a probe {bare * 1e3:.1f} ms, {options.rounds} rounds\n")
-    print(f"| {'part':<28} | added ms | of a step |\n| {'-' * 28} | -------: | --------: |")
-    for name, seconds in typical.items():
+    print(f"| {'part':<26} | added ms | of a step | in our hooks ms | of a step |")
+    print(f"| {'-' * 26} | -------: | --------: | --------------: | --------: |")
+    for name, pairs in taken.items():
         if name != "no probe":
-            print(f"| {name:<28} | {(seconds - bare) * 1e3:8.2f} | {(seconds - bare) / bare:9.2%} |")
+            added = typical[name] - bare
+            own = statistics.median(own for _, own in pairs)
+            share = statistics.median(own / whole for whole, own in pairs)
+            cells = f"{added * 1e3:8.2f} | {added / bare:9.2%} | {own * 1e3:15.2f} | {share:9.2%}"
+            print(f"| {name:<26} | {cells} |")
     if recorder.dropped:
         print(f"\ndropped: {recorder.dropped}")
 
