@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.outbox import Message, OutboxTable
+from rankwatch_service.notify.outbox import Message, OutboxTable, Try
 from rankwatch_service.notify.schedule import Outcome, after_try
 from rankwatch_service.store.engine import StoreBusyError
 
@@ -29,9 +29,6 @@ RETRY_LOOK_S: Final = 0.5
 """How often the outbox is read without a commit, for messages whose next try has come."""
 
 GIVE_UP_LOOK_S: Final = 60.0
-
-RECORD_RETRY_S: Final = 1.0
-"""Pause before a try's end is recorded again after the database refused it."""
 
 STOP_S: Final = 2.0
 """How long tries under way may go on after the order to stop; what is cut off is tried again at the next start."""
@@ -76,6 +73,7 @@ class Notifier:
         self._jitter = jitter
         self._blocking = blocking
         self._in_flight: defaultdict[str, dict[str, asyncio.Task[None]]] = defaultdict(dict)
+        self._ended: list[Try] = []
         self._wake = asyncio.Event()
         self._stopping = False
 
@@ -84,13 +82,13 @@ class Notifier:
         loop = asyncio.get_running_loop()
         look_s = give_up_s = loop.time()
         while not self._stopping:
-            woken = self._wake.is_set()
             self._wake.clear()
             changed = await self._in_thread(self._changes.changed)
+            recorded = await self._record()
             if loop.time() >= give_up_s:
                 await self._give_up()
                 give_up_s = loop.time() + GIVE_UP_LOOK_S
-            if changed or woken or loop.time() >= look_s:
+            if changed or recorded or loop.time() >= look_s:
                 await self._start_due()
                 look_s = loop.time() + RETRY_LOOK_S
             with contextlib.suppress(TimeoutError):
@@ -115,32 +113,42 @@ class Notifier:
 
     async def _deliver(self, message: Message) -> None:
         try:
-            try:
-                outcome = await self._sender.send(message.url, message.secret, message.id, message.body)
-            except Exception as error:  # noqa: BLE001
-                # A fault of ours; as an outcome it is retried later, not at once and for ever.
-                _log.exception("delivery_broke", message_id=message.id)
-                outcome = Outcome(None, f"internal: {type(error).__name__}", 0.0)
-            following = after_try(outcome, message.tries + 1, self._clock.unix_ns(), self._jitter.random())
-            _log.info(
-                "delivery",
-                receiver=message.receiver,
-                message_id=message.id,
-                status=outcome.status,
-                error=outcome.error,
-                state=following.state,
-            )
-            # Until its end is recorded a message counts as under way, or it would be sent again at once.
-            while True:
-                try:
-                    await self._in_thread(self._outbox.record, message, outcome, following, self._clock.unix_ns())
-                    break
-                except _DATABASE_ERRORS as error:
-                    _log.warning("delivery_not_recorded", message_id=message.id, error=str(error))
-                    await asyncio.sleep(RECORD_RETRY_S)
-        finally:
-            del self._in_flight[message.receiver][message.id]
-            self._wake.set()
+            outcome = await self._sender.send(message.url, message.secret, message.id, message.body)
+        except Exception as error:  # noqa: BLE001
+            # A fault of ours; as an outcome it is retried later, not at once and for ever.
+            _log.exception("delivery_broke", message_id=message.id)
+            outcome = Outcome(None, f"internal: {type(error).__name__}", 0.0)
+        now_unix_ns = self._clock.unix_ns()
+        following = after_try(outcome, message.tries + 1, now_unix_ns, self._jitter.random())
+        _log.info(
+            "delivery",
+            receiver=message.receiver,
+            message_id=message.id,
+            status=outcome.status,
+            error=outcome.error,
+            state=following.state,
+        )
+        self._ended.append(Try(message, outcome, following, now_unix_ns))
+        self._wake.set()
+
+    async def _record(self) -> bool:
+        """Record the tries that have ended, all in one transaction: under load they share its wait for the disk.
+
+        Until that is done a message counts as under way, or it would be sent again at once. If the database refuses,
+        the next turn of the loop tries again.
+        """
+        ended = tuple(self._ended)
+        if not ended:
+            return False
+        try:
+            await self._in_thread(self._outbox.record, ended)
+        except _DATABASE_ERRORS as error:
+            _log.warning("deliveries_not_recorded", count=len(ended), error=str(error))
+            return False
+        del self._ended[: len(ended)]
+        for one in ended:
+            del self._in_flight[one.message.receiver][one.message.id]
+        return True
 
     async def _give_up(self) -> None:
         try:
@@ -153,13 +161,13 @@ class Notifier:
             _log.error("notifications_given_up", count=given_up)
 
     async def _finish(self) -> None:
-        tasks = [task for by_id in self._in_flight.values() for task in by_id.values()]
-        if not tasks:
-            return
-        _, unfinished = await asyncio.wait(tasks, timeout=STOP_S)
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        sending = [task for tasks in self._in_flight.values() for task in tasks.values() if not task.done()]
+        if sending:
+            _, unfinished = await asyncio.wait(sending, timeout=STOP_S)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+        await self._record()
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call, *arguments)

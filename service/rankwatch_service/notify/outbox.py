@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.orm import aliased
 
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, Next, Outcome
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 
-RECEIVER_IN_FLIGHT_MAX: Final = 4
+RECEIVER_IN_FLIGHT_MAX: Final = 8
 """Messages on their way to one receiver at a time. There is no bound over all: a slow one must not delay another."""
 
 
@@ -27,6 +27,16 @@ class Message:
     secret: str
     body: bytes
     tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One try that ended: how, when, and what follows from it."""
+
+    message: Message
+    outcome: Outcome
+    following: Next
+    at_unix_ns: int
 
 
 class OutboxTable:
@@ -59,44 +69,13 @@ class OutboxTable:
                     found += _heads(connection, name, now_unix_ns, busy)
             return found
 
-    def record(self, message: Message, outcome: Outcome, following: Next, now_unix_ns: int) -> None:
-        """Commit what became of one try: the delivery, the message's state, and what it says about the receiver."""
+    def record(self, ended: Sequence[Try]) -> None:
+        """Commit what became of tries, in one transaction: the deliveries, the messages' states, and what they say
+        about the receivers.
+        """
         with write(self._engine) as connection:
-            connection.execute(
-                insert(Delivery).values(
-                    outbox_id=message.id,
-                    at_unix_ns=now_unix_ns,
-                    status=outcome.status,
-                    error=outcome.error,
-                    seconds=outcome.seconds,
-                )
-            )
-            connection.execute(
-                update(Outbox)
-                .where(Outbox.id == message.id)
-                .values(
-                    state=following.state,
-                    tries=message.tries + 1,
-                    next_try_unix_ns=following.next_try_unix_ns,
-                    delivered_unix_ns=now_unix_ns if outcome.delivered else None,
-                )
-            )
-            if following.receiver_gone:
-                connection.execute(
-                    update(Receiver)
-                    .where(Receiver.name == message.receiver)
-                    .values(enabled=False, disabled_reason="the receiver answered 410: it is gone")
-                )
-            if outcome.retry_after_s is not None and not outcome.delivered:
-                # It asked for quiet, so its other messages wait as long as this one.
-                until = func.max if connection.dialect.name == "sqlite" else func.greatest
-                connection.execute(
-                    update(Outbox)
-                    .where(Outbox.receiver == message.receiver, Outbox.state == "waiting")
-                    .values(
-                        next_try_unix_ns=until(Outbox.next_try_unix_ns, now_unix_ns + int(outcome.retry_after_s * 1e9))
-                    )
-                )
+            for one in ended:
+                _record(connection, one)
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
         """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S`, or without a receiver; say how many.
@@ -116,6 +95,47 @@ class OutboxTable:
                 )
                 .values(state="failed")
             ).rowcount
+
+
+def _record(connection: Connection, one: Try) -> None:
+    message, outcome, following, now_unix_ns = one.message, one.outcome, one.following, one.at_unix_ns
+    connection.execute(
+        insert(Delivery).values(
+            outbox_id=message.id,
+            at_unix_ns=now_unix_ns,
+            status=outcome.status,
+            error=outcome.error,
+            seconds=outcome.seconds,
+        )
+    )
+    connection.execute(
+        update(Outbox)
+        .where(Outbox.id == message.id)
+        .values(
+            state=following.state,
+            tries=message.tries + 1,
+            next_try_unix_ns=following.next_try_unix_ns,
+            delivered_unix_ns=now_unix_ns if outcome.delivered else None,
+        )
+    )
+    if following.receiver_gone:
+        connection.execute(
+            update(Receiver)
+            .where(Receiver.name == message.receiver)
+            .values(enabled=False, disabled_reason="the receiver answered 410: it is gone")
+        )
+    if outcome.retry_after_s is not None and not outcome.delivered:
+        # It asked for quiet, so its other messages wait as long as this one.
+        until_unix_ns = now_unix_ns + int(outcome.retry_after_s * 1e9)
+        connection.execute(
+            update(Outbox)
+            .where(
+                Outbox.receiver == message.receiver,
+                Outbox.state == "waiting",
+                Outbox.next_try_unix_ns < until_unix_ns,
+            )
+            .values(next_try_unix_ns=until_unix_ns)
+        )
 
 
 def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[Message]:

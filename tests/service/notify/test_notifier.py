@@ -295,8 +295,7 @@ class FailsOnce(OutboxTable):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", range(1, 7))
-def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(desk, call, after, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.notify.notifier.RECORD_RETRY_S", 0.01)
+def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(desk, call, after):
     ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
     sender = ScriptedSender()
     desk.work(sender, lambda: not desk.waiting(), FailsOnce(desk.engine, call, after, killed=False))

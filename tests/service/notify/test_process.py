@@ -109,7 +109,7 @@ def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_
     ids = receiver.ids
     assert set(ids) == {one for pair in expected for one in pair}
     # At most what was under way at each kill is sent again.
-    assert len(ids) <= 2 * len(expected) + len(refused) + KILLS * 4
+    assert len(ids) <= 2 * len(expected) + len(refused) + KILLS * 8
     for opened, resolved in expected:
         assert ids.index(opened) < ids.index(resolved)
         first_resolved = ids.index(resolved)

@@ -1,0 +1,124 @@
+"""How long from a notification committed to the outbox to its webhook received, with a real notifier process on SQLite.
+
+    python benchmarks/notify.py [--samples 300] [--rate 20]
+
+Measured twice: alone, and beside a receiver that hangs on everything and one that answers 503 to everything, each sent
+the same. fsync is on, as in production.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from sqlalchemy import Engine, insert
+
+from rankwatch_service.notify.sign import new_secret
+from rankwatch_service.store.engine import open_engine, write
+from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.models import Outbox, Receiver
+
+DEADLINE_S = 60.0
+HANG_S = 60.0
+BODY = b'{"type":"incident.opened","timestamp":"2026-01-01T00:00:00.000Z","data":{}}'
+RUN = (
+    "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
+    "run(Settings(database_url=sys.argv[1], log_level='ERROR'))"
+)
+
+
+class Receiving(BaseHTTPRequestHandler):
+    """Keeps when each message came first; the path says how to answer."""
+
+    came: dict[str, float] = {}  # noqa: RUF012 - one benchmark, one set of arrivals
+
+    def do_POST(self) -> None:
+        """Take one webhook."""
+        self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/hang":
+            time.sleep(HANG_S)
+        elif self.path == "/good":
+            self.came.setdefault(self.headers["webhook-id"], time.monotonic())
+        self.send_response(503 if self.path == "/bad" else 204)
+        self.end_headers()
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing."""
+
+
+def tell(engine: Engine, receivers: list[str], name: str) -> float:
+    """Commit one notification to each receiver; returns when the commit returned."""
+    now = time.time_ns()
+    common = {"incident_id": name, "transition": 1, "body": BODY, "state": "waiting", "tries": 0}
+    times = {"next_try_unix_ns": now, "created_unix_ns": now, "delivered_unix_ns": None}
+    rows = [{"id": f"msg_{name}_{receiver}", "receiver": receiver} | common | times for receiver in receivers]
+    with write(engine) as connection:
+        connection.execute(insert(Outbox), rows)
+    return time.monotonic()
+
+
+def measure(engine: Engine, receivers: list[str], samples: int, rate: float, label: str) -> list[float]:
+    """Seconds from commit to arrival at the good receiver."""
+    committed: dict[str, float] = {}
+    for number in range(samples):
+        name = f"{label}{number}"
+        committed[f"msg_{name}_good"] = tell(engine, receivers, name)
+        time.sleep(1 / rate)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not committed.keys() <= Receiving.came.keys():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not all notifications arrived within {DEADLINE_S} s")
+        time.sleep(0.01)
+    return [max(0.0, Receiving.came[one] - at_s) for one, at_s in committed.items()]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=20.0)
+    options = parser.parse_args()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiving)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = open_engine(f"sqlite:///{Path(folder) / 'rankwatch.db'}")
+        upgrade(engine)
+        everyone = ["good", "hang", "bad"]
+        for name in everyone:
+            row = {"name": name, "url": f"http://127.0.0.1:{server.server_port}/{name}", "secret": new_secret()}
+            lists = {"kinds": [], "severities": [], "jobs": [], "created_unix_ns": 0}
+            with write(engine) as connection:
+                connection.execute(insert(Receiver).values(**row, **lists))
+        notifier = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url)])
+        try:
+            measure(engine, ["good"], 5, options.rate, "warm")
+            alone = measure(engine, ["good"], options.samples, options.rate, "alone")
+            beside = measure(engine, everyone, options.samples, options.rate, "beside")
+        finally:
+            notifier.terminate()
+            notifier.wait()
+        engine.dispose()
+    server.shutdown()
+    print(f"{options.samples} notifications at {options.rate:g}/s, fsync on")
+    print(f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores")
+    print(f"load of the machine (1 min): {os.getloadavg()[0]:.1f}")
+    print("| committed -> received, ms | median | p95 | p99 | max |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for label, seconds in (("one receiver", alone), ("beside one that hangs and one that fails", beside)):
+        quantiles = statistics.quantiles(seconds, n=100)
+        row = (quantiles[49], quantiles[94], quantiles[98], max(seconds))
+        print(f"| {label} | " + " | ".join(f"{value * 1000:.0f}" for value in row) + " |")
+
+
+if __name__ == "__main__":
+    main()
