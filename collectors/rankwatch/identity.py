@@ -8,7 +8,6 @@ so where a launcher gives nothing like that, one must be handed over (`launch=` 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -106,7 +105,7 @@ def identify(
         rank,
         world_size,
         local_rank,
-        host or found.host or socket.gethostname(),
+        host or found.host or os.uname().nodename,
         device_uuid or _visible_device(env, local_rank),
         source=source,
         **(axes or {"dp": rank}),
@@ -208,7 +207,7 @@ def _boot() -> str:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return boot.read(8)
     except OSError:
-        return socket.gethostname()
+        return os.uname().nodename
 
 
 def _visible_device(env: Mapping[str, str], local_rank: int) -> str:

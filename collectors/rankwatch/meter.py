@@ -102,10 +102,12 @@ class Probe(Protocol):
 class Phase:
     """One named part of the step, as a context manager that is made once and used again."""
 
-    __slots__ = ("index", "kind", "meter", "ns", "outer", "since", "waiting")
+    __slots__ = ("index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
 
     def __init__(self, meter: StepMeter, name: str, index: int) -> None:
         self.meter = meter
+        self.now = meter.now
+        self.words = meter.words
         self.index = index
         self.kind = KIND_OF_PHASE.get(name, 0)
         self.waiting = IDLE_PHASES.get(name)
@@ -114,19 +116,19 @@ class Phase:
         self.outer: Phase | None = None
 
     def __enter__(self) -> None:
-        meter = self.meter
-        words = meter.words
-        self.since = words[PHASE_ENTERED] = now = meter.now()
+        words = self.words
+        self.since = words[PHASE_ENTERED] = now = self.now()
         words[PHASE] = self.index
+        meter = self.meter
         self.outer = meter.inner
         meter.inner = self
         if self.waiting is not None:
             meter.busy_off(now, self.waiting)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        now = self.now()
         meter = self.meter
-        words = meter.words
-        now = meter.now()
+        words = self.words
         if not self.ns:
             meter.touched.append(self)
         self.ns += now - self.since
@@ -214,6 +216,8 @@ class StepMeter:
 
     def _take_words(self) -> None:
         self.words = self.recorder.words
+        for phase in self.phases.values():
+            phase.words = self.words
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 

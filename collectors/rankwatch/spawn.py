@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from struct import Struct
@@ -48,24 +47,29 @@ def ensure_agent(
         Whether one was started; False if one was there.
 
     Raises:
-        OSError, subprocess.SubprocessError: it could not be started.
+        OSError: it could not be started.
     """
     if lock_is_held(layout.agent_lock_path(directory, job)):
         return False
     command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job]
     command += ["--url", url] if url else []
     command += ["--token-file", token_file] if token_file else []
-    # By way of a shell that ends at once, so that the agent is not a child which the training process has to reap.
-    subprocess.run(
-        ["/bin/sh", "-c", '"$@" &', "sh", *command],
-        env=_agent_environment(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=True,
-        timeout=START_S_MAX,
-    )
+    import subprocess  # noqa: PLC0415 - a sixth of what importing rankwatch would cost, and one rank a host needs it
+
+    try:
+        # By way of a shell that ends at once, so that the agent is not a child which the training process has to reap.
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", *command],
+            env=_agent_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=True,
+            timeout=START_S_MAX,
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from error
     return True
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -94,7 +93,7 @@ def start(
     if agent and directory is not None:
         try:
             ensure_agent(directory, identity.job, env, url=url, token_file=token_file)
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
             _log.warning("no agent could be started, and nobody reads what is recorded: %s", error)
     _make_current(watch)
     return watch
