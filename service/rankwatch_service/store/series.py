@@ -25,8 +25,8 @@ from rankwatch_service.store.chunks import (
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import SeriesChunk
 
-OPEN_CHUNKS: Final = 2
-"""Chunks of an attempt that are filled at a time: late values lag a few steps behind; older ones are written out."""
+OPEN_CHUNKS: Final = 4
+"""Chunks of a job that are filled at a time: late records lag behind the newest; older ones are written out."""
 
 FLUSH_S: Final = 1.0
 FLUSH_BYTES_PER_S: Final = 4 * 1024 * 1024
@@ -68,9 +68,6 @@ class SeriesWriter:
         chunk = chunks.get(key)
         if chunk is None:
             chunk = chunks[key] = _Open(self._stored(job, *key))
-            while len(chunks) > OPEN_CHUNKS:
-                oldest = min(chunks, key=lambda other: (other[0] == frame.attempt, other[1]))
-                self._write(job, {oldest: chunks.pop(oldest)})
         for name, values in frame.values.items():
             cells = chunk.cells.get(name)
             if cells is None or cells.shape[1] < len(values):
@@ -81,6 +78,9 @@ class SeriesWriter:
             present = frame.present[name]
             cells[row, : len(values)][present] = narrow[present]
             chunk.dirty.add(name)
+        while len(chunks) > OPEN_CHUNKS:
+            oldest = min(chunks, key=lambda other: (other[0] == frame.attempt, other[1]))
+            self._write(job, {oldest: chunks.pop(oldest)})
 
     def flush(self, job: str) -> None:
         """Write what is held for a job."""

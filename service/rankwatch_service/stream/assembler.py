@@ -76,6 +76,10 @@ class Assembler:
         """Whether every rank has left its loop in good order."""
         return self._ended and self.board is not None and self.board.left()
 
+    def late_frames(self) -> list[Frame]:
+        """Rows that came too late to count, as frames of their own, for the charts; each is returned once."""
+        return [frame for window in self._windows.values() for frame in window.late_frames()]
+
     def take(self, checked: Checked, now_s: float) -> list[Observation]:
         """The next batch in log order."""
         batch = checked.batch

@@ -77,6 +77,7 @@ class FrameWindow:
         self._index: dict[str, int] = {}
         self._open: dict[int, _Open] = {}
         self._steps: list[int] = []
+        self._late_frames: list[Frame] = []
         self._misses = np.zeros(world_size, dtype=np.int64)
         self._gone = np.zeros(world_size, dtype=bool)
         self._streak: NDArray[np.uint8] = np.zeros((0, world_size), dtype=np.uint8)
@@ -86,16 +87,26 @@ class FrameWindow:
         """Put rows into their frames. Repeated and late rows, unknown ranks and too many names are counted."""
         if len(rows.step) == 0:
             return
-        keep = (rows.rank < self._ranks) & (rows.step > self.last_closed)
-        if not keep.all():
-            self.counts["rank"] += int((rows.rank >= self._ranks).sum())
-            self.counts["late"] += int(((rows.step <= self.last_closed) & (rows.rank < self._ranks)).sum())
-            rows = rows.rows(np.flatnonzero(keep))
+        known = rows.rank < self._ranks
+        if not known.all():
+            self.counts["rank"] += int((~known).sum())
+            rows = rows.rows(np.flatnonzero(known))
             if len(rows.step) == 0:
                 return
         names = self._positions(rows)
         for step, chosen in _by_step(rows.step):
-            self._put(self._frame(step, now_s), rows, chosen, names)
+            if step > self.last_closed:
+                self._put(self._frame(step, now_s), rows, chosen, names)
+            else:
+                self.counts["late"] += len(chosen)
+                frame = self._new(step, now_s)
+                self._put(frame, rows, chosen, names)
+                self._late_frames.append(self._closed(frame, now_s))
+
+    def late_frames(self) -> list[Frame]:
+        """Rows that came too late to count, as frames of their own, for the charts; each is returned once."""
+        late, self._late_frames = self._late_frames, []
+        return late
 
     def ready(self, now_s: float, step_time_s: float | None) -> list[Frame]:
         """Close and return, in step order, the frames that are complete or late."""
@@ -160,17 +171,18 @@ class FrameWindow:
 
     def _frame(self, step: int, now_s: float) -> _Open:
         frame = self._open.get(step)
-        names = len(self._names)
         if frame is None:
-            shape = (names, self._ranks)
-            reported = np.zeros(self._ranks, dtype=bool)
-            frame = _Open(step, now_s, np.zeros(shape), np.zeros(shape, dtype=bool), {}, {}, reported)
-            self._open[step] = frame
+            frame = self._open[step] = self._new(step, now_s)
             insort(self._steps, step)
-        elif len(frame.values) < names:
-            more = ((0, names - len(frame.values)), (0, 0))
+        elif len(frame.values) < len(self._names):
+            more = ((0, len(self._names) - len(frame.values)), (0, 0))
             frame.values, frame.present = np.pad(frame.values, more), np.pad(frame.present, more)
         return frame
+
+    def _new(self, step: int, now_s: float) -> _Open:
+        shape = (len(self._names), self._ranks)
+        reported = np.zeros(self._ranks, dtype=bool)
+        return _Open(step, now_s, np.zeros(shape), np.zeros(shape, dtype=bool), {}, {}, reported)
 
     def _put(self, frame: _Open, rows: Records, chosen: NDArray[np.intp], names: NDArray[np.intp]) -> None:
         ranks = rows.rank[chosen]

@@ -62,6 +62,7 @@ class JobStream:
         """The next batch in log order."""
         self._heard_s, self._resting = now_s, False
         self._observe(self._assembler.take(batch, now_s), now_s, effects)
+        effects.frames += [(self.job, frame) for frame in self._assembler.late_frames()]
         if self._portrait.is_new:
             self._portray(now_s, effects)
 

@@ -9,7 +9,7 @@ from rankwatch_service.store import series as series_module
 from rankwatch_service.store.chunks import CHUNK_STEPS, absent, blank, decoded, encoded
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import SeriesChunk
-from rankwatch_service.store.series import SeriesWriter, trim
+from rankwatch_service.store.series import OPEN_CHUNKS, SeriesWriter, trim
 from rankwatch_service.store.series_query import Mark, Reduce, TooMuchError, heat_map, metrics, series
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
@@ -164,11 +164,21 @@ def test_a_new_writer_keeps_what_an_earlier_one_wrote_of_a_chunk(engine):
 
 def test_a_chunk_is_written_when_later_ones_have_begun(engine):
     writer = SeriesWriter(engine, FakeClock())
-    for step in range(2 * CHUNK_STEPS):
+    for step in range(OPEN_CHUNKS * CHUNK_STEPS):
         writer.add("gpt", frame(step, [1.0]))
     assert rows(engine) == []
-    writer.add("gpt", frame(2 * CHUNK_STEPS, [1.0]))
+    writer.add("gpt", frame(OPEN_CHUNKS * CHUNK_STEPS, [1.0]))
     assert [row[2] for row in rows(engine)] == [0]
+
+
+def test_a_record_that_comes_after_its_chunk_was_written_is_added_to_it(engine):
+    writer = SeriesWriter(engine, FakeClock())
+    for step in range(8 * CHUNK_STEPS):
+        writer.add("gpt", frame(step, [1.0, None]))
+    writer.add("gpt", frame(3, [None, 7.0]))
+    writer.flush("gpt")
+    (segment,) = series(engine, "gpt", "loss", to_step=4, reduce=Reduce.MAX)
+    assert segment.lines[0].high.tolist() == [1.0, 1.0, 1.0, 7.0, 1.0]
 
 
 def test_unfinished_chunks_are_written_every_second(engine):

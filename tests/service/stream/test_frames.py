@@ -75,6 +75,17 @@ def test_what_comes_after_its_frame_closed_changes_nothing():
     assert target.counts["late"] == 1
 
 
+def test_what_comes_too_late_to_count_is_kept_for_the_charts():
+    target = window()
+    add(target, 1, [0], loss=[1.0])
+    target.ready(100.0, 1.0)
+    add(target, 1, [1], loss=[2.0])
+    (frame,) = target.late_frames()
+    assert (frame.step, frame.values["loss"].tolist()) == (1, [0.0, 2.0])
+    assert frame.present["loss"].tolist() == [False, True]
+    assert target.late_frames() == []
+
+
 def test_of_repeated_step_records_the_first_counts():
     target = window()
     add(target, 1, [0, 0], loss=[1.0, 9.0])
