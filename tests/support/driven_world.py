@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import event, insert, select
+from sqlalchemy import Engine, event, insert, select
 
 from rankwatch.wire import OrderView, View
 from rankwatch_service.api.board import orders_of
@@ -40,54 +40,7 @@ class DrivenWorld(World):
         self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.log, self).run_once for _ in range(2)]
         self.also_asked: list[tuple[float, str]] = []
         """(seconds from the start, action) of further commands."""
-        ranks = [
-            {"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in self.ranks
-        ]
-        with write(self.engine) as connection:
-            connection.execute(
-                insert(Job).values(
-                    name="j",
-                    state="running",
-                    attempt="l.0",
-                    world_size=len(ranks),
-                    ranks_reporting=len(ranks),
-                    step=0,
-                    step_time_s=self.step_ns / S,
-                    loss=None,
-                    first_seen_unix_ns=START_NS,
-                    last_seen_unix_ns=START_NS,
-                )
-            )
-            connection.execute(
-                insert(Attempt).values(
-                    job="j",
-                    attempt="l.0",
-                    started_unix_ns=START_NS,
-                    ended_unix_ns=None,
-                    world_size=len(ranks),
-                    first_step=0,
-                    last_step=None,
-                    topology={"ranks": ranks, "can": CAN, "replicated": True},
-                    number=1,
-                )
-            )
-            connection.execute(
-                insert(Checkpoint).values(
-                    job="j",
-                    id="memory:l.0:0",
-                    attempt="l.0",
-                    step=0,
-                    tier="memory",
-                    location="",
-                    shards_expected=1,
-                    shards=[0],
-                    seconds=0.1,
-                    bytes=1,
-                    verdict="good",
-                    verdict_reason="",
-                    saved_unix_ns=START_NS,
-                )
-            )
+        store_job(self.engine, self)
 
     # ---- Clock -------------------------------------------------------------------------------------------------------
 
@@ -169,3 +122,53 @@ class DrivenWorld(World):
         arrives_ns = self.now_ns + self._transit_ns()
         orders = self._told()
         self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+
+
+def store_job(engine: Engine, world: World) -> None:
+    """What stream would have stored of the job by now: its attempt with its ranks, and a checkpoint to go back to."""
+    ranks = [{"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in world.ranks]
+    with write(engine) as connection:
+        connection.execute(
+            insert(Job).values(
+                name="j",
+                state="running",
+                attempt="l.0",
+                world_size=len(ranks),
+                ranks_reporting=len(ranks),
+                step=0,
+                step_time_s=world.step_ns / S,
+                loss=None,
+                first_seen_unix_ns=START_NS,
+                last_seen_unix_ns=START_NS,
+            )
+        )
+        connection.execute(
+            insert(Attempt).values(
+                job="j",
+                attempt="l.0",
+                started_unix_ns=START_NS,
+                ended_unix_ns=None,
+                world_size=len(ranks),
+                first_step=0,
+                last_step=None,
+                topology={"ranks": ranks, "can": CAN, "replicated": True},
+                number=1,
+            )
+        )
+        connection.execute(
+            insert(Checkpoint).values(
+                job="j",
+                id="memory:l.0:0",
+                attempt="l.0",
+                step=0,
+                tier="memory",
+                location="",
+                shards_expected=1,
+                shards=[0],
+                seconds=0.1,
+                bytes=1,
+                verdict="good",
+                verdict_reason="",
+                saved_unix_ns=START_NS,
+            )
+        )

@@ -1,0 +1,116 @@
+"""`rankwatch up` as a user starts it, and what is left of it when any of it is killed."""
+
+import json
+import stat
+
+import pytest
+
+from rankwatch import wire
+from tests.support.service_process import LOGIN, Http, Role, alive, children, until
+
+pytestmark = pytest.mark.integration
+MSGPACK = {"content-type": "application/msgpack"}
+
+
+class Up:
+    def __init__(self, folder):
+        self.folder = folder
+        self.role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
+        self.role.start()
+        self.url, self.login = until("login link", lambda: LOGIN.findall(self.role.said()))[-1]
+        self.http = Http(self.url, self.login)
+
+    def send(self, seq):
+        body = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", seq, 0))
+        return self.http.ask("POST", "/api/v1/telemetry", content=body, headers=MSGPACK)
+
+    def jobs(self):
+        return self.http.ask("GET", "/api/v1/jobs").json()["items"]
+
+    def children(self):
+        return children(self.role.process.pid)
+
+    def end(self):
+        self.http.close()
+        if self.role.process.poll() is None:
+            self.role.stop()
+
+
+@pytest.fixture
+def up(tmp_path):
+    up = Up(tmp_path / "up")
+    yield up
+    up.end()
+
+
+def test_it_works_in_an_empty_folder_without_configuration(up):
+    assert sorted(up.children()) == ["api", "notify", "stream"]
+    ready = until("readiness", lambda: up.http.ask("GET", "/readyz").json())
+    assert ready["ready"], ready
+    config = up.folder / "config" / "rankwatch" / "ingest.json"
+    ingest = json.loads(config.read_text())
+    assert ingest["url"] == up.url
+    assert ingest["token"] == (up.folder / "data" / "ingest-token").read_text().strip()
+    for path in (config, up.folder / "data" / "ingest-token"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    collector = Http(up.url, ingest["token"])
+    body = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0))
+    assert collector.ask("POST", "/api/v1/telemetry", content=body, headers=MSGPACK).status_code == 202
+    assert collector.ask("GET", "/api/v1/jobs").status_code == 403
+    collector.close()
+    stranger = Http(up.url)
+    assert stranger.ask("GET", "/api/v1/jobs").status_code == 401
+    assert stranger.ask("POST", "/api/v1/jobs/j/commands", json={"action": "stop"}).status_code == 401
+    stranger.close()
+
+
+def test_a_role_that_is_killed_comes_back_and_nothing_accepted_is_lost(up):
+    assert up.send(0).status_code == 202
+    for number, role in enumerate(("api", "stream", "notify"), 1):
+        before = up.children()
+        pid = before[role]
+        import os
+        import signal
+
+        os.kill(pid, signal.SIGKILL)
+        now = until(f"{role} back", lambda role=role, pid=pid: up.children().get(role, pid) != pid and up.children())
+        assert {name for name in before if now.get(name) != before[name]} == {role}
+        assert up.send(number).status_code == 202
+    until("job known", up.jobs)
+
+
+def test_the_roles_die_with_their_parent_even_when_it_is_killed(up):
+    pids = up.children().values()
+    up.role.kill()
+    until("end of the roles", lambda: not any(alive(pid) for pid in pids), 10.0)
+
+
+def test_it_ends_when_asked_and_finds_its_data_at_the_next_start(tmp_path):
+    first = Up(tmp_path / "up")
+    first.send(0)
+    until("job known", first.jobs)
+    token = (first.folder / "data" / "ingest-token").read_text()
+    first.http.close()
+    pids = first.children().values()
+    assert first.role.stop() == 0
+    assert not any(alive(pid) for pid in pids)
+    (first.folder / "out.txt").unlink()
+    second = Up(tmp_path / "up")
+    assert [job["name"] for job in second.jobs()] == ["j"]
+    assert (second.folder / "data" / "ingest-token").read_text() == token
+    assert second.login != first.login
+    second.end()
+
+
+def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
+    other = Role(up.folder / "other", "up", "--data", str(up.folder / "data"), "--port", "0")
+    other.start()
+    assert other.process.wait(60) == 2
+    assert "up already" in other.said()
+    assert "Traceback" not in other.said()
+
+
+def test_neither_link_nor_token_stands_in_the_text_log(up):
+    err = (up.folder / "err.txt").read_text()
+    assert up.login not in err
+    assert (up.folder / "data" / "ingest-token").read_text().strip() not in err

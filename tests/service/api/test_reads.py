@@ -1,0 +1,141 @@
+"""Reading by REST: pages that do not shift, cursors that cannot be made up, numbers that JSON does not have."""
+
+import pytest
+from sqlalchemy import insert, update
+
+from rankwatch_service.api.access import Scope
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Incident, IncidentTransition, Job
+
+
+def incident(number, **changes):
+    return {
+        "id": f"inc_{number}", "number": number, "job": "j", "attempt": "l.0", "kind": "straggler", "scope": "rank:1",
+        "episode": 1, "severity": "warning", "state": "open", "ranks": [1], "hosts": ["h"], "devices": [],
+        "onset_step": number, "detected_step": number, "resolved_step": None, "onset_unix_ns": number // 2,
+        "detected_unix_ns": number, "updated_unix_ns": number, "resolved_unix_ns": None, "score": 9.0,
+        "confidence": 0.9, "cause": "", "summary": "slow", "evidence": {"ratio": "NaN"}, "consequences": [],
+        "changes_before": [], "impact_gpu_hours_per_hour": 0.5, "suggestion": {}, "checkpoint": None, "transitions": 1,
+        "acknowledged_by": None,
+    } | changes  # fmt: skip
+
+
+@pytest.fixture
+def many(api):
+    rows = [incident(n, job=f"j{n % 2}", severity="critical" if n % 3 == 0 else "warning") for n in range(1, 24)]
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), rows)
+    return rows
+
+
+def pages(api, path, **how):
+    cursor = None
+    while True:
+        joint = "&" if "?" in path else "?"
+        page = api.get(path + (f"{joint}cursor={cursor}" if cursor else ""), **how).json()
+        yield page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+
+
+def test_all_pages_together_are_the_list_each_item_once(api, many):
+    got = [one["id"] for page in pages(api, "/api/v1/incidents?limit=5") for one in page]
+    assert got == [one["id"] for one in sorted(many, key=lambda one: (one["onset_unix_ns"], one["id"]), reverse=True)]
+
+
+def test_what_comes_in_between_does_not_shift_the_pages(api, many):
+    first, *rest = pages(api, "/api/v1/incidents?limit=10")
+    seen = [one["id"] for one in first]
+    walk = pages(api, "/api/v1/incidents?limit=10")
+    next(walk)
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), [incident(99, onset_unix_ns=10**6)])
+    assert seen + [one["id"] for page in walk for one in page] == seen + [one["id"] for page in rest for one in page]
+
+
+def test_a_cursor_that_was_changed_or_is_another_lists_is_refused(api, many):
+    cursor = api.get("/api/v1/incidents?limit=5").json()["next_cursor"]
+    assert api.get(f"/api/v1/incidents?limit=5&cursor={cursor}").status_code == 200
+    changed = [cursor[:-1], cursor + "A", "A" + cursor[1:], cursor.swapcase(), "", "ä", "x" * 5_000, "eyJhIjoxfQ"]
+    for bad in changed:
+        assert api.get("/api/v1/incidents", params={"cursor": bad}).status_code == 422, bad
+    for path in ("/api/v1/incidents?job=j1&", "/api/v1/commands?", "/api/v1/tokens?"):
+        assert api.get(f"{path}cursor={cursor}").status_code == 422, path
+
+
+def test_filters_join(api, many):
+    found = api.get("/api/v1/incidents?job=j1&severity=critical&state=unresolved").json()["items"]
+    assert [one["number"] for one in found] == [21, 15, 9, 3]
+
+
+def test_a_token_for_one_job_lists_and_reads_that_job_alone(api, many):
+    token = api.token(Scope.READ, job="j1")
+    listed = [one for page in pages(api, "/api/v1/incidents?limit=5", token=token) for one in page]
+    assert {one["job"] for one in listed} == {"j1"}
+    assert api.get("/api/v1/incidents/inc_1", token=token).status_code == 200
+    assert api.get("/api/v1/incidents/inc_2", token=token).status_code == 404
+    assert api.get("/api/v1/incidents?job=j0", token=token).json()["items"] == []
+
+
+def job_row(**changes):
+    return {
+        "name": "j", "state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5,
+        "step_time_s": 0.1, "loss": 1.0, "first_seen_unix_ns": 1, "last_seen_unix_ns": 2,
+    } | changes  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(float("inf"), "Inf"), (float("-inf"), "-Inf"), (1e308, 1e308), (-0.0, 0.0), (None, None)]
+)
+def test_a_number_that_json_does_not_have_is_its_name(api, loss, shown):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row(loss=loss)))
+    assert api.get("/api/v1/jobs/j").json()["loss"] == shown
+    assert api.get("/api/v1/jobs").json()["items"][0]["loss"] == shown
+
+
+def test_a_nan_stored_by_a_database_that_can_is_shown_as_such():
+    from rankwatch_service.api.numbers import as_json
+
+    assert as_json(float("nan")) == "NaN"
+
+
+def test_charts_of_a_job_without_values_are_empty_and_of_no_job_are_404(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row()))
+    assert api.get("/api/v1/jobs/j/series?metric=loss").json()["segments"] == []
+    assert api.get("/api/v1/jobs/j/heatmap?metric=loss").json()["high"] == []
+    assert api.get("/api/v1/jobs/none/series?metric=loss").status_code == 404
+    for query in (
+        "",
+        "metric=loss&points=0",
+        "metric=loss&points=99999",
+        "metric=loss&ranks=a",
+        "metric=loss&from_step=-1",
+    ):
+        assert api.get(f"/api/v1/jobs/j/series?{query}").status_code == 422, query
+    assert api.get("/api/v1/jobs/j/series?metric=loss&ranks=0-99999999&reduce=none").status_code == 422
+
+
+def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
+    monkeypatch.setattr("rankwatch_service.api.incidents.STREAM_WAIT_S", 0.05)
+    answer = api.post("/api/v1/incidents/inc_3/acknowledge")
+    assert (answer.status_code, answer.json()["state"]) == (202, "open")
+
+    # What stream does with the record that is in the log now.
+    with write(api.engine) as connection:
+        row = {"incident_id": "inc_3", "number": 2, "what": "acknowledged", "actor": "admin", "text": "", "fields": {}}
+        connection.execute(insert(IncidentTransition).values(**row, at_unix_ns=9))
+        connection.execute(update(Incident).where(Incident.id == "inc_3").values(state="acknowledged", transitions=2))
+    answer = api.post("/api/v1/incidents/inc_3/acknowledge")
+    assert (answer.status_code, answer.json()["state"]) == (200, "acknowledged")
+    assert [one["what"] for one in answer.json()["history"]] == ["acknowledged"]
+
+
+def test_metrics_are_openmetrics_and_count_what_is_open(api, many):
+    answer = api.get("/metrics")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+    assert 'rankwatch_incidents_open{severity="critical"} 7.0' in answer.text
+    assert "rankwatch_build_info{" in answer.text

@@ -1,0 +1,204 @@
+"""Writes by REST: once for each key, told to stream through the log, noted in the trail."""
+
+import threading
+
+import pytest
+from sqlalchemy import insert
+
+from rankwatch.wire import View
+from rankwatch_service.api.access import Scope
+from rankwatch_service.control.policy import Mode, policy_of
+from rankwatch_service.control.records import PolicySet, ReceiversSet, SilenceSet, decode_control
+from rankwatch_service.control.training import store_views
+from rankwatch_service.log.base import RecordKind
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Checkpoint
+
+RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
+
+
+def records(api, kind):
+    found = [decode_control(one.value) for one in api.log.read(0, 0, 1_000) if one.kind == RecordKind.CONTROL]
+    return [one for one in found if isinstance(one, kind)]
+
+
+@pytest.fixture
+def job(api):
+    """A job that an agent has told of; nothing answers its orders."""
+    store_views(api.engine, [View("j", "l.0", "h", "b", 0, ())], api.clock.unix_ns())
+    return "j"
+
+
+def test_a_write_that_comes_again_gets_the_first_answer_and_is_not_done_again(api, job):
+    path, body = f"/api/v1/jobs/{job}/commands", {"action": "pause", "reason": "look"}
+    first = api.post(path, body, key="k1")
+    again = api.post(path, body, key="k1")
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json()["id"] == first.json()["id"]
+    assert again.headers["idempotent-replay"] == "true"
+    assert len(api.get("/api/v1/commands").json()["items"]) == 1
+    assert api.post(path, body | {"reason": "other"}, key="k1").status_code == 422
+    assert api.post(path, body, key="k1", token=api.token(Scope.COMMAND)).json()["id"] != first.json()["id"]
+
+
+def test_the_same_key_from_many_sides_at_once_is_one_command(api, job):
+    ids = []
+
+    def ask():
+        ids.append(api.post(f"/api/v1/jobs/{job}/commands", {"action": "stop"}, key="k").json()["id"])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 8
+    assert len(set(ids)) == 1
+
+
+def test_a_refused_write_keeps_no_reply_under_its_key(api, job):
+    path = "/api/v1/jobs/none/commands"
+    assert api.post(path, {"action": "pause"}, key="k").status_code == 404
+    assert api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause"}, key="k").status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"action": "explode"},
+        {"action": "pause", "params": {"checkpoint": "x"}},
+        {"action": "rollback", "params": {"checkpoint": "../../etc/passwd"}},
+        {"action": "rollback", "params": {"checkpoint": ["x"]}},
+        {"action": "relaunch", "params": {"culprits": ["0; rm"]}},
+        {"action": "relaunch", "params": {"culprits": [True]}},
+        {"action": "pause", "surprise": 1},
+        {"action": "pause", "expires_s": 1e9},
+        {"action": "pause", "expires_s": "NaN"},
+    ],
+)
+def test_a_command_that_cannot_be_is_refused_before_it_is_one(api, job, body):
+    assert api.post(f"/api/v1/jobs/{job}/commands", body).status_code == 422
+    assert api.get("/api/v1/commands").json()["items"] == []
+
+
+def test_only_a_registered_checkpoint_that_still_exists_can_be_gone_back_to(api, job):
+    for step, verdict in ((1, "good"), (2, "gone")):
+        row = {
+            "job": job, "id": f"local:l.0:{step}", "attempt": "l.0", "step": step, "tier": "local", "location": "/x",
+            "shards_expected": 1, "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": verdict, "verdict_reason": "",
+            "saved_unix_ns": step,
+        }  # fmt: skip
+        with write(api.engine) as connection:
+            connection.execute(insert(Checkpoint).values(**row))
+    path = f"/api/v1/jobs/{job}/commands"
+    assert api.post(path, {"action": "rollback", "params": {"checkpoint": "local:l.0:2"}}).status_code == 422
+    made = api.post(path, {"action": "rollback", "params": {"checkpoint": "local:l.0:1"}})
+    assert (made.status_code, made.json()["params"]) == (201, {"checkpoint": "local:l.0:1"})
+
+
+def test_a_command_that_waits_can_be_cancelled_and_not_twice(api, job):
+    made = api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause"}).json()
+    path = f"/api/v1/commands/{made['id']}/cancel"
+    assert api.post(path).json()["state"] == "cancelled"
+    assert api.post(path).status_code == 409
+    assert api.get(f"/api/v1/commands/{made['id']}").json()["state"] == "cancelled"
+
+
+def test_nobody_approves_what_does_not_wait_for_it(api, job):
+    made = api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause"}).json()
+    assert api.post(f"/api/v1/commands/{made['id']}/approve").status_code == 403
+    other = api.token(Scope.COMMAND)
+    assert api.post(f"/api/v1/commands/{made['id']}/approve", token=other).status_code == 409
+
+
+def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
+    made = api.post("/api/v1/receivers", RECEIVER | {"kinds": ["hang"]})
+    assert made.status_code == 201
+    assert made.json()["secret"].startswith("whsec_")
+    [record] = records(api, ReceiversSet)
+    assert [(one.name, one.kinds) for one in record.receivers] == [("pager", ("hang",))]
+    raw = b"".join(one.value for one in api.log.read(0, 0, 10))
+    assert b"hooks.example" not in raw
+    assert b"whsec_" not in raw
+    assert "secret" not in api.get("/api/v1/receivers").json()["items"][0]
+    assert api.post("/api/v1/receivers", RECEIVER).status_code == 409
+    assert api.ask("DELETE", "/api/v1/receivers/pager").status_code == 204
+    assert records(api, ReceiversSet)[-1].receivers == ()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x/", "file:///etc/passwd", "http://", "javascript:alert(1)", "http://user:pass@host/", "hook"]
+)
+def test_a_receivers_address_is_a_web_address(api, url):
+    assert api.post("/api/v1/receivers", RECEIVER | {"url": url}).status_code == 422
+
+
+def test_a_silence_begins_is_listed_and_ends(api):
+    ends = api.clock.unix_ns() + 3_600 * 10**9
+    made = api.post("/api/v1/silences", {"job": "j", "kind": "straggler", "ends_unix_ns": ends, "comment": "known"})
+    assert made.status_code == 201
+    path = f"/api/v1/silences/{made.json()['id']}"
+    assert [one["comment"] for one in api.get("/api/v1/silences?active=true").json()["items"]] == ["known"]
+    assert api.ask("DELETE", path).status_code == 204
+    assert api.get("/api/v1/silences?active=true").json()["items"] == []
+    begun, ended = records(api, SilenceSet)
+    assert (begun.ends_unix_ns, ended.id) == (ends, begun.id)
+    assert ended.ends_unix_ns < ends
+
+
+@pytest.mark.parametrize("ends", [0, 2**62, -1])
+def test_a_silence_ends_in_the_future_and_within_30_days(api, ends):
+    assert api.post("/api/v1/silences", {"ends_unix_ns": ends}).status_code == 422
+
+
+def test_the_policy_is_replaced_as_a_whole_and_told_to_stream(api):
+    rules = [{"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback"}]
+    answer = api.ask("PUT", "/api/v1/policy", json={"rules": rules, "limits": {"cool_down_s": 5}})
+    assert answer.status_code == 200
+    stored = api.get("/api/v1/policy").json()
+    assert [rule["id"] for rule in stored["rules"]] == ["bits"]
+    [record] = records(api, PolicySet)
+    assert policy_of(record).rules[0].mode is Mode.ACT
+    assert policy_of(record).limits.cool_down_s == 5
+    on_call = api.token(Scope.OPERATE)
+    assert api.ask("PUT", "/api/v1/policy/hands-off", json={"hands_off": True}, token=on_call).status_code == 200
+    assert policy_of(records(api, PolicySet)[-1]).hands_off
+    assert api.get("/api/v1/policy").json() == stored | {"hands_off": True}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"id": "a", "mode": "act", "action": "resume"},
+        {"id": "a", "mode": "act"},
+        {"id": "a", "mode": "notify", "action": "stop"},
+        {"id": "a", "mode": "act", "action": "stop", "kind": "bad luck"},
+        {"id": "a b", "mode": "notify"},
+        {"id": "a", "mode": "act", "action": "stop", "confidence_min": 2},
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(api, rule):
+    assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 422
+
+
+def test_every_write_stands_in_the_trail_and_the_trail_is_whole(api, job):
+    api.post("/api/v1/receivers", RECEIVER)
+    api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause", "reason": "why not"})
+    api.ask("PUT", "/api/v1/policy/hands-off", json={"hands_off": True})
+    lines = api.get("/api/v1/audit").json()["items"]
+    assert [line["action"] for line in lines if not line["action"].endswith("refused")][:3] == [
+        "policy.hands_off",
+        "command.pause",
+        "receiver.add",
+    ]
+    assert all("admin" in line["actor"] for line in lines if line["actor"] != "driver")
+    assert api.get("/api/v1/audit/chain").json() == {"whole": True, "first_broken_id": None}
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_does_not_say_that_it_is_json_is_not_read_as_json(api, content_type):
+    answer = api.ask(
+        "PUT", "/api/v1/policy/hands-off", content=b'{"hands_off": true}', headers={"content-type": content_type}
+    )
+    assert answer.status_code == 422
+    assert api.get("/api/v1/policy").json()["hands_off"] is False

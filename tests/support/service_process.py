@@ -1,0 +1,119 @@
+"""Roles of the service as real processes, to be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+START_S = 60.0
+LOGIN = re.compile(r"(http://\S+)/login#(\S+)")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Role:
+    """`python -m rankwatch_service ROLE …`, with a configuration of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self._arguments = arguments
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("RANKWATCH_")}
+        self._environment = clean | {"XDG_CONFIG_HOME": str(folder / "config")} | dict(environment or {})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "out.txt").open("ab") as out, (self.folder / "err.txt").open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rankwatch_service", *self._arguments],
+                env=self._environment,
+                stdout=out,
+                stderr=err,
+                cwd=self.folder,
+            )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def said(self) -> str:
+        return (self.folder / "out.txt").read_text() + (self.folder / "err.txt").read_text()
+
+
+class Http:
+    """Asks a service that may be away for a moment."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url = url
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx2.Client(base_url=url, headers=self.headers, timeout=5.0, trust_env=False)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def ask(self, method: str, path: str, within_s: float = START_S, **how: Any) -> httpx2.Response:
+        """The first answer that is not a 5xx."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                answer = self.client.request(method, path, **how)
+                if answer.status_code < 500:
+                    return answer
+            except httpx2.TransportError:
+                pass
+            assert time.monotonic() < deadline_s, f"{method} {path} has no answer"
+            time.sleep(0.05)
+
+
+def until(what: str, true: Any, within_s: float = START_S) -> Any:
+    """Wait for a condition; return what made it true."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := true()):
+        assert time.monotonic() < deadline_s, f"{what} not within {within_s} s"
+        time.sleep(0.05)
+    return found
+
+
+def children(pid: int) -> dict[str, int]:
+    """Pids of a process's children by their last argument (the role)."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")[:-1]
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == pid and arguments:
+            found[arguments[-1].decode()] = int(entry.name)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
