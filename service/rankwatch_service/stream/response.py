@@ -90,7 +90,8 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and STACKS not in incident.actions:
-            ranks = list(hung.ranks[:STACK_RANKS_MAX])
+            # Where nobody can be named, some ranks' stacks still tell what all are waiting for.
+            ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
             commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
         return commands
 

@@ -139,6 +139,12 @@ def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
     assert world.told() == ["opened", "evidence", "updated"]
 
 
+def test_where_nobody_is_named_some_stacks_are_asked_for():
+    world = World()
+    world.find("hang")
+    assert world.effects.commands[0]["params"] == {"ranks": [0, 1, 2, 3]}
+
+
 def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     world = World(Rule("r1", Mode.ACT, kind="nonfinite", action="rollback"))
     world.train(*range(60, 80))
@@ -209,7 +215,7 @@ def test_a_judgement_about_an_unknown_incident_changes_nothing():
     assert world.effects.transitions == []
 
 
-def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_suspect():
+def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_gone():
     world = World()
     world.train(*range(70, 100))
     world.save(80)
@@ -221,7 +227,7 @@ def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_suspect():
     assert world.told() == ["opened", "resolved"]
     assert world.effects.transitions[1].text == "training goes on in attempt l.1"
     assert world.effects.transitions[1].incident["resolved_step"] == 83
-    assert world.verdicts()["memory:l.0:100"] == "suspect"
+    assert world.verdicts()["memory:l.0:100"] == "gone"
 
 
 def test_the_memory_of_ended_processes_is_gone():

@@ -14,6 +14,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import loop, partition, snapshots
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.packing import pack
 from tests.support.batches import batch, progress, ranks, table
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
@@ -146,6 +147,25 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
     assert (started.replayed_records, started.cold_jobs, started.cold_detectors) == (2, [], {})
     assert again.partition.jobs["gpt"].state().keys() == stream.partition.jobs["gpt"].state().keys()
     assert again.partition.place == stream.partition.place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_thousand_records_are_replayed_to_the_very_same_state(service):
+    stream = service.started()
+    with write(service.engine) as connection:
+        for step in range(10_000):
+            fields = {"ranks": ranks(2)} if step == 0 else {}
+            values = {"loss": [2.0 + step % 7, 2.0], "step_time_s": [0.5, 0.5], "busy_s": [0.3, 0.3 + step % 3 / 100]}
+            body = wire.encode(batch(step, steps=table([step] * 2, [0, 1], **values), **fields))
+            service.log.append_in(connection, [Entry("gpt", RecordKind.TELEMETRY, body)])
+            service.clock.advance(0.5)
+    while stream.step():
+        pass
+    again = service.stream()
+    started = again.start()
+    assert (started.replayed_records, started.replayed_ticks) == (10_000, stream.partition.place.tick_number)
+    assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
 
 def test_an_unreadable_snapshot_is_passed_over_for_the_one_before(service):
