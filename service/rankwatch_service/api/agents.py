@@ -31,17 +31,21 @@ Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
 Agent = Annotated[Identity, Depends(Require(Scope.INGEST))]
 
 
-@router.get("/orders", response_class=EventSourceResponse)
+def _may_hear(identity: Agent, job: Name) -> None:
+    """Refuses before the stream begins; afterwards there is no way to say so."""
+    if not identity.may_see(job):
+        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+
+
+@router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_hear)])
 async def orders(
-    context: Ctx, identity: Agent, stream: StreamDep, job: Name, host: Name, boot: Name
+    context: Ctx, _identity: Agent, stream: StreamDep, job: Name, host: Name, boot: Name
 ) -> AsyncIterator[ServerSentEvent]:
     """All open orders of the job at once, and again at every change and every 10 s.
 
     `host` and `boot` say who listens, for the service's own logs.
     """
     del host, boot
-    if not identity.may_see(job):
-        raise ProblemError(403, f"this token is for job {identity.job!r} only")
     told, told_at_s = b"", float("-inf")
     async with stream:
         while not context.pulse.stopping and await stream.still_allowed():

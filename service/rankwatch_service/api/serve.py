@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import FrameType
 from typing import Final
 
@@ -35,6 +36,7 @@ class _Server(uvicorn.Server):
         self._context = context
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop serving, at the first signal gently."""
         # In the main thread, between two steps of the event loop.
         self._context.pulse.stop()
         super().handle_exit(sig, frame)
@@ -60,5 +62,9 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=DRAIN_S,
     )
     _log.info("api_starts", host=settings.host, port=settings.port)
-    _Server(config, app.state.context).run()
+    server = _Server(config, app.state.context)
+    # uvicorn takes these signals over and repeats them when it has ended: then they must not kill us.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    server.run()
     engine.dispose()
