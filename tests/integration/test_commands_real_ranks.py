@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from rankwatch.spawn import ensure_agent
-from rankwatch_service.demo.processes import await_none, working_for
+from rankwatch_service.demo.processes import working_for
 from rankwatch_service.demo.run import START_LIMIT_S, opened_stage
 from rankwatch_service.demo.service import ServiceError
 from rankwatch_service.demo.stage import Stage
@@ -112,9 +112,9 @@ def kill(stage: Stage, victim: str, draw: random.Random) -> None:
         kill_all(working_for(stage.name, "\0--worker"))
     elif victim == "agent":
         kill_all(working_for(stage.name, "rankwatch.agent"))
-        assert await_none(stage.name, 5.0, "rankwatch.agent")
         environment = stage.launcher.environment
-        ensure_agent(environment["RANKWATCH_DIR"], stage.job, environment)
+        # The lock of a killed process is free only when the kernel has cleared all of it away.
+        stage.wait_for("agent", 10.0, lambda: ensure_agent(environment["RANKWATCH_DIR"], stage.job, environment))
 
 
 def kill_all(pids: list[int]) -> None:

@@ -127,15 +127,16 @@ class Ledger:
     def began(self, attempt: str, first_step: int) -> list[Entry]:
         """An attempt trains its first step: what lay in the memory of other processes is gone, and so are half saves.
 
-        Unproven saves of later steps can no longer be proven, since training goes another way from here.
+        Ranks forget what they kept of steps that a rollback has undone. Unproven saves of later steps can no longer be
+        proven, since training goes another way from here.
         """
         launch = attempt.rpartition(".")[0]
         changed = []
         for entry in self._entries.values():
             if entry.attempt == attempt or entry.verdict is Verdict.GONE:
                 continue
-            ended = entry.launch != launch
-            if entry.verdict is Verdict.INCOMPLETE or (ended and entry.tier is Tier.MEMORY):
+            forgotten = entry.tier is Tier.MEMORY and (entry.launch != launch or entry.step > first_step)
+            if entry.verdict is Verdict.INCOMPLETE or forgotten:
                 changed.append(replace(entry, verdict=Verdict.GONE, reason=f"attempt {entry.attempt} ended"))
             elif entry.verdict is Verdict.UNPROVEN and entry.step > first_step:
                 changed.append(

@@ -76,7 +76,9 @@ def _view(order: Order, now: Situation) -> Advance:
         patience_s = 2 * steps * now.step_time_s + HOLD_LEASE_S
         return enter(order, Phase.HOLD, now.now_unix_ns, int(patience_s * S)), None
     if now.now_unix_ns > order.lease_unix_ns:
-        waited = f"ranks {held} stand by another order" if held else f"no fresh view from {', '.join(late) or 'all'}"
+        # What an old view says of its ranks may long have changed.
+        others = f"ranks {held} stand by another order" if held else "it is not known how fast the job trains"
+        waited = f"no fresh view from {', '.join(late)}" if late else others
         return _close(order, now, waited), _if_last_try(order, waited)
     return order, None
 

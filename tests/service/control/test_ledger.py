@@ -79,6 +79,14 @@ def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
     assert verdicts(ledger) == {memory: Verdict.GONE, local: Verdict.GOOD}
 
 
+def test_ranks_forget_what_they_kept_of_steps_that_a_rollback_has_undone():
+    ledger = Ledger()
+    before, target, undone = (saved(ledger, step, tier=Tier.MEMORY) for step in (10, 20, 30))
+    ledger.progressed("l.0", 0, 100)
+    ledger.began("l.1", 20)
+    assert verdicts(ledger) == {before: Verdict.GOOD, target: Verdict.GOOD, undone: Verdict.GONE}
+
+
 def test_what_an_attempt_left_unproven_behind_it_is_not_proven_by_another_way():
     ledger = Ledger()
     left = saved(ledger, 50)
