@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-RANKS_SECONDS_MAX = 90.0
+RANKS_SECONDS_MAX = 200.0
 """A set of ranks that has not answered by then is ended and the test fails."""
 
 
@@ -19,21 +20,24 @@ def on_ranks(world_size: int, target: Callable[..., Any], *args: Any) -> list[An
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
-    store_port = _free_port()
     ranks, pipes = [], []
-    for rank in range(world_size):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(rank, world_size, store_port, theirs, target, args), daemon=True)
-        process.start()
-        theirs.close()
-        ranks.append(process)
-        pipes.append(ours)
-    try:
-        return [_answer(rank, pipe) for rank, pipe in enumerate(pipes)]
-    finally:
-        for process in ranks:
-            process.join(timeout=5)
-            process.kill()
+    # A file to meet at instead of a port: nothing else on the machine can be there first.
+    with tempfile.NamedTemporaryFile() as store:
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank, args=(rank, world_size, store.name, theirs, target, args), daemon=True
+            )
+            process.start()
+            theirs.close()
+            ranks.append(process)
+            pipes.append(ours)
+        try:
+            return [_answer(rank, pipe) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in ranks:
+                process.join(timeout=5)
+                process.kill()
 
 
 def _answer(rank: int, pipe: Connection) -> Any:
@@ -49,14 +53,14 @@ def _answer(rank: int, pipe: Connection) -> Any:
 
 
 def _rank(
-    rank: int, world_size: int, port: int, pipe: Connection, target: Callable[..., Any], args: tuple[Any, ...]
+    rank: int, world_size: int, meet: str, pipe: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
+        store = dist.FileStore(meet, world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         result = target(rank, *args)
         dist.barrier()
@@ -65,11 +69,3 @@ def _rank(
         pipe.send((traceback.format_exc(), None))
     else:
         pipe.send((None, result))
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

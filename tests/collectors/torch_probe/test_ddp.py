@@ -12,7 +12,7 @@ from rankwatch.torch_probe import TorchProbe, fingerprint
 from tests.support.gloo import on_ranks
 from tests.support.sink import FakeSink
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(240)]
 
 RANKS = 2
 STEPS = 3
