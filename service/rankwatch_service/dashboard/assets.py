@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Final
 
 from starlette.responses import Response
@@ -32,22 +31,19 @@ _MAP_STYLE: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 
 
 class Assets:
-    """All files of the dashboard. Reads them once; compresses each at its first use."""
+    """All files of the dashboard, read once, so that they stay those of this version; compressed at their first use."""
 
     def __init__(self) -> None:
         folder = files(__package__) / "static"
-        self._files: dict[str, Traversable] = {
-            entry.name: entry for entry in folder.iterdir() if _suffix(entry.name) in TYPES
-        }
-        digest = sha256()
-        for name in sorted(self._files):
-            digest.update(name.encode() + self._files[name].read_bytes())
-        self._files[PLOTLY] = files("plotly") / "package_data" / PLOTLY
-        found = _MAP_STYLE.search(self._files[PLOTLY].read_bytes())
-        self._map_style = found[1].decode() if found else "plotly-map-style"
+        self._files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if suffix(entry.name) in TYPES}
+        self._files[PLOTLY] = (files("plotly") / "package_data" / PLOTLY).read_bytes()
         self._shell = (folder / "page.html").read_text(encoding="utf-8")
-        digest.update(self._shell.encode())
-        self._compressed: dict[str, bytes] = {}
+        self._gzipped: dict[str, bytes] = {}
+        found = _MAP_STYLE.search(self._files[PLOTLY])
+        self._map_style = found[1].decode() if found else "plotly-map-style"
+        digest = sha256(self._shell.encode())
+        for name, content in sorted(self._files.items()):
+            digest.update(name.encode() + content)
         self.version = digest.hexdigest()[:12]
 
     def page(self, module: str, title: str) -> bytes:
@@ -68,19 +64,15 @@ class Assets:
             "Cache-Control": KEEP_FOR_EVER if version == self.version else "no-cache",
             "Vary": "Accept-Encoding",
         }
-        if "gzip" in headers.get("accept-encoding", ""):
-            answer_headers["Content-Encoding"] = "gzip"
-            body = self._gzipped(name)
-        else:
-            body = self._files[name].read_bytes()
-        return Response(body, media_type=TYPES[_suffix(name)], headers=answer_headers)
-
-    def _gzipped(self, name: str) -> bytes:
-        if name not in self._compressed:
+        if "gzip" not in headers.get("accept-encoding", ""):
+            return Response(self._files[name], media_type=TYPES[suffix(name)], headers=answer_headers)
+        if name not in self._gzipped:
             # Two requests at once do it twice and store the same bytes.
-            self._compressed[name] = gzip.compress(self._files[name].read_bytes(), 6, mtime=0)
-        return self._compressed[name]
+            self._gzipped[name] = gzip.compress(self._files[name], 6, mtime=0)
+        answer_headers["Content-Encoding"] = "gzip"
+        return Response(self._gzipped[name], media_type=TYPES[suffix(name)], headers=answer_headers)
 
 
-def _suffix(name: str) -> str:
+def suffix(name: str) -> str:
+    """The end of a file's name, from its last dot on."""
     return name[name.rfind(".") :]

@@ -36,7 +36,7 @@ export function sorted({ stacks = {}, ...evidence }) {
     compared.push({ name, value, baseline, against: evidence[baseline] });
     taken.add(name).add(baseline);
   }
-  const rest = Object.entries(evidence).filter(([name]) => !taken.has(name));
+  const rest = Object.entries(evidence).filter(([name, value]) => !taken.has(name) && value !== null && value !== "");
   const texts = [...Object.entries(stacks).map(([rank, dump]) => stackText(rank, dump)), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
   return { compared, values: rest.filter((one) => !isLong(one)), texts };
 }
@@ -66,8 +66,10 @@ function bar(kind, named, value, share) {
 }
 
 export function facts(values) {
-  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", {}, shown(name, value))]));
+  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", { class: isWide(value) ? "wide" : "" }, shown(name, value))]));
 }
+
+const isWide = (value) => typeof value === "object" && JSON.stringify(value).length > 60;
 
 function shown(name, value) {
   if (Array.isArray(value)) {

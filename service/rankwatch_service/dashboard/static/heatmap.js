@@ -16,6 +16,8 @@ const MARK_MIN_PX = 5;
 const ROW_MIN_PX = 2;
 const ROW_MAX_PX = 26;
 const LABEL_MIN_PX = 12;
+const SIGMAS = 8;
+const SIGMA_MIN = 0.005;
 const NAN_COLOUR = packed(214, 40, 140);
 const INF_COLOUR = packed(230, 92, 20);
 const MISSING_COLOUR = { light: packed(226, 229, 235), dark: packed(38, 45, 58) };
@@ -45,7 +47,7 @@ export class HeatMap {
     this.outlines = outlines;
     this.rows = order ?? grid.ranks.map((_, row) => row);
     this.shaded = relative ? againstMedian(grid) : grid.values;
-    this.range = robustRange(this.shaded, grid.kinds);
+    this.range = (relative ? peerRange : robustRange)(this.shaded, grid.kinds);
     this.draw();
     this.#legend();
   }
@@ -235,7 +237,7 @@ export class HeatMap {
     }
     const label = (value) => (this.relative ? `${number(value, 3)} ×` : measured(this.metric, value));
     this.scale.replaceChildren(
-      h("span", {}, label(low)), bar, h("span", {}, label(high)),
+      h("span", {}, `${this.relative ? "≤ " : ""}${label(low)}`), bar, h("span", {}, label(high)),
       h("span", { class: "key nan" }, "NaN"), h("span", { class: "key inf" }, "Inf"), h("span", { class: "key missing" }, "not measured"), h("span", { class: "key outlined" }, "incident"),
     );
   }
@@ -256,9 +258,23 @@ function againstMedian(grid) {
 
 // From the 1st to the 99th percentile, so that one wild cell does not take the contrast from all others.
 function robustRange(values, kinds) {
-  const finite = Float32Array.from(values).filter((_, cell) => kinds[cell] === KIND.FINITE).sort();
+  const finite = sortedFinite(values, kinds);
   if (!finite.length) return [0, 1];
-  const low = finite[Math.floor((finite.length - 1) * 0.01)];
-  const high = finite[Math.ceil((finite.length - 1) * 0.99)];
+  const [low, high] = [at(finite, 0.01), at(finite, 0.99)];
   return high > low ? [low, high] : [low, low + (Math.abs(low) * 0.01 || 1)];
 }
+
+// From the median up to what usual noise hardly ever reaches: calm ranks are dark whatever their noise is, and a rank
+// that is steadily a few percent slower is not.
+function peerRange(ratios, kinds) {
+  const finite = sortedFinite(ratios, kinds);
+  if (!finite.length) return [1, 2];
+  const sigma = (at(finite, 0.75) - at(finite, 0.25)) / 1.349; // of a normal distribution with these quartiles
+  return [1, Math.max(1 + SIGMAS * Math.max(sigma, SIGMA_MIN), at(finite, 0.99))];
+}
+
+function sortedFinite(values, kinds) {
+  return Float32Array.from(values).filter((_, cell) => kinds[cell] === KIND.FINITE).sort();
+}
+
+const at = (sorted, share) => sorted[Math.round((sorted.length - 1) * share)];

@@ -9,6 +9,8 @@ import { aroundIncident } from "./incident_map.js";
 import { everySecond, gathered, listen } from "./live.js";
 import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "./shell.js";
 
+const CHANGES_SHOWN = 5;
+
 const id = decodeURIComponent(location.pathname.split("/").pop());
 const main = shell("Incidents");
 const head = h("div", { class: "incident-head" });
@@ -71,6 +73,11 @@ const showHead = whenChanged((_, operate) => {
   );
 });
 
+function foundAfter() {
+  const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
+  return seconds < 1e-3 ? "at once" : duration(seconds);
+}
+
 function showStrip() {
   const where = incident.ranks.length ? rankList(incident.ranks, 4) : "whole job";
   const cost = incident.impact_gpu_hours_per_hour;
@@ -78,9 +85,9 @@ function showStrip() {
     strip,
     tile("Where", where, [incident.hosts.slice(0, 2).join(", ") || incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
     tile(incident.state === "resolved" ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`),
-    tile("Found after", duration((incident.detected_unix_ns - incident.onset_unix_ns) / 1e9), `at step ${number(incident.detected_step)}`),
+    tile("Found after", foundAfter(), `at step ${number(incident.detected_step)}`),
     tile("Costs", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
-    tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "impossible value"),
+    tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
     tile("On it", incident.acknowledged_by ?? "nobody yet", incident.cause ? `cause class: ${incident.cause}` : "cause not known"),
   );
 }
@@ -105,14 +112,37 @@ function consequence(one) {
 }
 
 function timeline(operate) {
-  const entries = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
-  const changes = incident.changes_before.map((one) => ({ at: one.unix_ns, what: one.what, who: one.step === null ? "before the onset" : `before the onset, step ${number(one.step)}`, text: "", kind: "change" }));
-  const all = [...changes, ...entries].sort((a, b) => a.at - b.at);
+  const before = changesBefore();
+  const recent = before.slice(-CHANGES_SHOWN);
+  const earlier = before.slice(0, -CHANGES_SHOWN);
+  const told = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
   const say = h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "What should the others know?" }), h("button", {}, "Comment"));
-  const rows = all.map((one) =>
-    h("li", { class: one.kind }, h("time", { title: moment(one.at) }, clock(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text))),
+  return card(
+    "Timeline",
+    h(
+      "div",
+      { class: "body" },
+      earlier.length > 0 && h("details", {}, h("summary", {}, `${earlier.length} earlier changes`), h("ol", { class: "timeline" }, earlier.map(entry))),
+      h("ol", { class: "timeline" }, [...recent, ...told].sort((a, b) => a.at - b.at).map(entry)),
+      operate && say,
+    ),
   );
-  return card("Timeline", h("div", { class: "body" }, h("ol", { class: "timeline" }, rows), operate && say));
+}
+
+function entry(one) {
+  return h("li", { class: one.kind }, h("time", { title: moment(one.at) }, clock(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text)));
+}
+
+// What changed before the onset; what several ranks told of the same step is one change.
+function changesBefore() {
+  const changes = [];
+  for (const { what, step, unix_ns: at } of incident.changes_before) {
+    const last = changes.at(-1);
+    if (last?.what === what && last.step === step) last.ranks += 1;
+    else changes.push({ what, step, at, ranks: 1, kind: "change", text: "" });
+  }
+  for (const one of changes) one.who = ["before the onset", one.step !== null && `step ${number(one.step)}`, one.ranks > 1 && `${one.ranks} ranks`].filter(Boolean).join(", ");
+  return changes;
 }
 
 const showRight = whenChanged((_, checkpoints, commands, command) => {

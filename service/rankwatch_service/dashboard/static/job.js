@@ -198,7 +198,7 @@ const showLists = whenChanged((incidents, checkpoints, commands, attempts, saveE
       h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, statePill(one.state))),
     ),
     listed("Checkpoints", checkpoints, "None saved yet.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, `${one.tier} · ${bytes(one.bytes)} · ${duration(one.seconds)}`), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
       saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
     listed("Commands", commands, "None so far.", (one) =>
