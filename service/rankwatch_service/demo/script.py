@@ -174,4 +174,5 @@ def mixed_weights(mixed: Sequence[tuple[str, int]], outcomes: Sequence[Outcome])
     ]
     others = [place for place in mixed if place not in excused]
     told = ", ".join(f"step {step} of {attempt}" for attempt, step in others[:5])
-    return [Check("replicas were equal at every other step", not others, told)]
+    what = "replicas were equal at every step" + (", but for the flipped bit" if flips else "")
+    return [Check(what, not others, told)]
