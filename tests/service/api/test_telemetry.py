@@ -129,3 +129,41 @@ def test_more_than_may_wait_is_refused_and_counted(api, monkeypatch):
     monkeypatch.setattr("rankwatch_service.api.batcher.PENDING_BYTES_MAX", 10)
     assert send(api, batch()).status_code == 503
     assert 'rankwatch_ingest_batches_total{result="busy"} 1.0' in api.get("/metrics").text
+
+
+def test_no_body_whatever_makes_the_service_fail(api):
+    """Valid batches with bytes changed, cut, doubled, and plain rubbish: each is accepted or refused, never a 5xx."""
+    import random
+
+    draw = random.Random(8)
+    columns = {
+        "step": wire.Column("i8", bytes(16)),
+        "rank": wire.Column("i8", bytes(16)),
+        "loss": wire.Column("f4", b"\x00\x00\xc0\x7f" * 2),
+    }
+    good = batch(
+        steps=wire.Table(2, columns),
+        ranks=(wire.RankInfo(0, 2),),
+        progress=(wire.Progress(0, 1, "forward", float("nan"), float("inf")),),
+        events=(wire.Event("note", 1, fields={"x": [{"y": float("-inf")}]}),),
+    )
+    seen = set()
+    for _ in range(400):
+        body = bytearray(good)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            place = draw.randrange(len(body))
+            match draw.randrange(4):
+                case 0:
+                    body[place] = draw.randrange(256)
+                case 1:
+                    del body[place:]
+                    body += b"\x00"
+                case 2:
+                    body[place:place] = draw.randbytes(draw.randrange(1, 9))
+                case 3:
+                    del body[place]
+        status = send(api, bytes(body)).status_code
+        seen.add(status)
+        assert status in (202, 400, 413, 422), bytes(body)
+    assert {202, 400, 422} <= seen
+    assert api.get("/readyz").status_code == 200
