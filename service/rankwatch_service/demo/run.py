@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -78,7 +78,8 @@ def run(options: Options, console: Console | None = None) -> int:
             results = _perform(options, stage, outcomes)
             if options.keep:
                 console.print(f"The service stays up until Ctrl-C: {stage.service.login_url}")
-                signal.pause()
+                with suppress(KeyboardInterrupt):
+                    signal.pause()
     except _TerminatedError:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
