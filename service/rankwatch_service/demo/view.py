@@ -38,7 +38,6 @@ class View:
         self.console = console
         self._outcomes = outcomes
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
-        self._headline = ""
         self._progress = ""
         self._told_step = 0
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._panel, transient=True)
@@ -54,8 +53,7 @@ class View:
         self._live.stop()
 
     def headline(self, text: str) -> None:
-        """Text that stays on top."""
-        self._headline = text
+        """Text that stays above everything else."""
         self.console.print(text)
 
     def event(self, text: str) -> None:
@@ -81,7 +79,7 @@ class View:
             mark, style = MARKS.get(outcome.state, ("✘", "bold red"))
             scenes.add_row(Text(mark, style), outcome.scene.title, Text(outcome.state, style))
         events = Text("\n".join(self._lines), style="dim")
-        return Group(Text(self._headline, style="bold"), Text(self._progress, style="bold"), "", scenes, "", events)
+        return Group("", Text(self._progress, style="bold"), "", scenes, "", events)
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
