@@ -61,6 +61,11 @@ export function moment(unixNs) {
   return `${date.toISOString().replace("T", " ").slice(0, 19)} UTC, here ${date.toLocaleString()}`;
 }
 
+// A step; -1 is before an attempt's first.
+export function stepNumber(step) {
+  return number(step < 0 ? null : step);
+}
+
 // A value of evidence by the unit that its name ends with.
 export function measured(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
@@ -103,4 +108,11 @@ export function rankList(ranks, most = 6) {
   const shown = ranks.slice(0, most).join(", ");
   const more = ranks.length > most ? ` +${ranks.length - most}` : "";
   return `${ranks.length === 1 ? "rank" : "ranks"} ${shown}${more}`;
+}
+
+// The last step that an incident touched; null while it lasts. Training that went back resolves it at an earlier step
+// than it began; then it is over with the step in which it was found.
+export function lastStep(incident) {
+  if (incident.state !== "resolved") return null;
+  return incident.resolved_step >= incident.onset_step ? incident.resolved_step : (incident.detected_step ?? incident.onset_step);
 }

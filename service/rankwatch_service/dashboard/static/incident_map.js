@@ -1,7 +1,7 @@
 // The heat map of an incident: the metric that shows its kind best, around the onset, culprits outlined.
 
 import { HeatMap } from "./heatmap.js";
-import { words } from "./format.js";
+import { lastStep, words } from "./format.js";
 import { grid } from "./series.js";
 
 const METRICS = {
@@ -26,12 +26,11 @@ export function aroundIncident(holder, card) {
       card.hidden = found === null;
       if (card.hidden) return;
       map ??= new HeatMap(holder, { height: HEIGHT_PX });
-      const to = incident.state === "resolved" ? (incident.resolved_step ?? incident.detected_step) : null;
       card.querySelector("h2").textContent = `${words(found.metric)} around the onset`;
       map.show(found.grid, {
         metric: found.metric,
         relative: OF_TIME.includes(found.metric),
-        outlines: [{ from: incident.onset_step, to, ranks: incident.ranks, severity: incident.severity }],
+        outlines: [{ from: incident.onset_step, to: lastStep(incident), ranks: incident.ranks, severity: incident.severity }],
       });
     },
   };

@@ -4,7 +4,7 @@ import { get, now, path } from "./api.js";
 import { Chart } from "./charts.js";
 import { direct, DIRECTIVES } from "./directives.js";
 import { fill, h, icon } from "./dom.js";
-import { age, bytes, clock, duration, kindName, moment, number, rankList, words } from "./format.js";
+import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "./format.js";
 import { HeatMap, KIND } from "./heatmap.js";
 import { everySecond, gathered, listen } from "./live.js";
 import { fan, grid, mean, metricsOf } from "./series.js";
@@ -109,7 +109,7 @@ function showStrip() {
   const saved = checkpoints.find((one) => one.id === job.checkpoints.rollback_to);
   fill(
     strip,
-    tile("Step", number(job.step), `attempt ${job.attempt}`),
+    tile("Step", stepNumber(job.step), `attempt ${job.attempt}`),
     tile("Step time", duration(job.step_time_s), job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
     tile("Loss", number(job.loss, 4), "mean over ranks"),
     tile("Ranks reporting", [number(job.ranks_reporting), h("small", {}, ` of ${number(job.world_size)}`)], h("span", { "data-seen": job.last_seen_unix_ns })),
@@ -154,7 +154,7 @@ async function draw() {
 }
 
 function outlines() {
-  const end = (one) => (one.state === "resolved" ? (one.resolved_step ?? one.detected_step) : job.step);
+  const end = (one) => lastStep(one) ?? job.step;
   return incidents
     .filter((one) => one.onset_step !== null && end(one) >= firstStep())
     .map((one) => ({ from: Math.max(one.onset_step, firstStep()), to: end(one), ranks: one.ranks, severity: one.severity }));

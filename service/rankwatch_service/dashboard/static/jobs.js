@@ -2,7 +2,7 @@
 
 import { get, now } from "./api.js";
 import { fill, h } from "./dom.js";
-import { age, duration, number } from "./format.js";
+import { age, duration, number, stepNumber } from "./format.js";
 import { everySecond, gathered, listen } from "./live.js";
 import { empty, guarded, keys, shell, statePill } from "./shell.js";
 
@@ -52,7 +52,7 @@ function row(job, incidents) {
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
     h("td", { class: "c-name" }, h("a", { class: "title", href: where }, job.name), h("div", { class: "under break" }, `attempt ${job.attempt}`)),
     h("td", {}, statePill(job.state)),
-    h("td", { class: "right", "data-label": "Step" }, number(job.step)),
+    h("td", { class: "right", "data-label": "Step" }, stepNumber(job.step)),
     h("td", { class: "right", "data-label": "Step time" }, duration(job.step_time_s)),
     h("td", { class: "right", "data-label": "Loss" }, number(job.loss, 4)),
     h("td", { class: "right nowrap", "data-label": "Ranks" }, `${number(job.ranks_reporting)} / ${number(job.world_size)}`),
