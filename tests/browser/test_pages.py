@@ -9,6 +9,7 @@ from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
 
 pytestmark = pytest.mark.browser
 
+STEPS_A_POINT = 20
 SIZES = [(1280, 800), (390, 844)]
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -78,6 +79,11 @@ def test_a_job_shows_its_charts_and_goes_on_by_itself(visit, width, height):
         assert no_sideways_scrolling(page)
 
 
+def marked(steps, step):
+    """One mark, on the point that holds the step: the longer the job runs, the more steps a point holds."""
+    return len(steps) == 1 and step - STEPS_A_POINT < steps[0] <= step
+
+
 def test_nan_inf_and_the_incident_are_marked_in_the_charts(visit):
     with visit() as one:
         page = one.goto("/jobs/gpt-small")
@@ -87,8 +93,8 @@ def test_nan_inf_and_the_incident_are_marked_in_the_charts(visit):
             "[...document.querySelectorAll('.js-plotly-plot')].map((chart) => Object.fromEntries(chart.data"
             ".filter((trace) => trace.mode === 'markers').map((trace) => [trace.marker.symbol, trace.x])))"
         )
-        assert marks[0]["x-thin-open"] == [BAD_STEP]
-        assert marks[1]["triangle-up"] == [BAD_STEP + 1]
+        assert marked(marks[0]["x-thin-open"], BAD_STEP)
+        assert marked(marks[1]["triangle-up"], BAD_STEP + 1)
         onsets = page.evaluate("document.querySelector('.js-plotly-plot').layout.shapes.map((shape) => shape.x0)")
         assert BAD_STEP in onsets
 
