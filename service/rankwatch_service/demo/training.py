@@ -114,9 +114,9 @@ def train(options: Options, rank: int, launch: str) -> None:
         loss = loss_of(replica(inputs), targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        grad_norm = clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
-        watch.log(loss=loss, tokens=inputs.numel())
+        watch.log(loss=loss, grad_norm=grad_norm, tokens=inputs.numel())
         journal.write(watch.attempt, step, weights_sum(model))
         if rank == 0 and (step + 1) % DISK_STEPS == 0:
             watch.checkpoint_saved(step + 1, save(step + 1), shards=1)
