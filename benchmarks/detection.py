@@ -195,7 +195,7 @@ def main() -> None:
         print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
     head = ["fault", "found", "named", "delay, median (steps)", "worst", "x bound", "false incidents"]
     parts = ["### Injected faults", table(head, lines), "### Clean jobs"]
-    cleans = [false_incidents(size, max(options.clean_steps * 8 // max(size, 8), 500), 2) for size in sizes]
+    cleans = [false_incidents(size, max(options.clean_steps * 8 // max(size, 8), 3000), 2) for size in sizes]
     parts.append(table(["ranks", "job-weeks", "false incidents", "kinds", "95 % upper bound per job-week"], cleans))
     parts.append("### Speed, one core")
     parts.append(table(["ranks", "ms a step", "ms a tick", "ns a rank and step"], [speed(size, 120) for size in sizes]))
