@@ -46,6 +46,8 @@ STEPS_MAX = 100_000
 """Training ends because it is told to stop; this is far beyond."""
 START_LIMIT_S = 120.0
 """Patience for the first step: four processes import torch on shared cores."""
+TABLE_COLUMNS = 150
+"""Width of the closing table where the output is a file or a pipe."""
 AGENT_END_S = 10.0
 """An agent ends by itself some seconds after its ranks."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the recorder's usual place
@@ -64,6 +66,12 @@ class Options:
     seed: int = 1
 
 
+def _console() -> Console:
+    """The terminal as it is; where there is none, lines wide enough for the table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, TABLE_COLUMNS))
+
+
 def run(options: Options, console: Console | None = None) -> int:
     """Run the demo.
 
@@ -71,7 +79,7 @@ def run(options: Options, console: Console | None = None) -> int:
         The exit status: 0 only if everything was found, told, mended and cleared away as it should be; 1 if not; 130
         after Ctrl-C, 143 after SIGTERM.
     """
-    console = console or Console()
+    console = console or _console()
     outcomes = [Outcome(scene) for scene in SCENES] if options.faults else []
     try:
         with _terminable(), opened_stage(options.port, options.seed, View(console, outcomes)) as stage:
