@@ -132,10 +132,14 @@ def test_what_may_change_is_waited_for(tmp_path: Path, status: int) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small disk")
-def test_on_a_full_disk_memory_holds_what_fits_and_everything_else_is_counted(tmp_path: Path) -> None:
+def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:  # root without the right to mount, as in most containers
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
     try:
         with AgentService() as service:
             service.stop()
