@@ -11,6 +11,9 @@ from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observatio
 FAILURES_MAX: Final = 5
 """Failures after which a detector stays off for this job: its error will not go away by repeating it."""
 
+_OF_THE_PROCESS: Final = (KeyboardInterrupt, SystemExit)
+"""What concerns the process as a whole: no detector's failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -42,7 +45,7 @@ class Bank:
                 continue
             try:
                 findings += detector.observe(observation)
-            except (KeyboardInterrupt, SystemExit):
+            except _OF_THE_PROCESS:
                 raise
             except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is no Exception
                 failures.append(self._fail(name, error))
@@ -75,7 +78,9 @@ class Bank:
                     detector.restore(saved["state"])
                     self._failures[name] = saved["failures"]
                     continue
-            except Exception as error:  # noqa: BLE001 - a snapshot that cannot be read must not stop the service
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a snapshot that cannot be read must not stop the service
                 self._fail(name, error)
             cold.append(name)
             self._begin_anew(name)
@@ -92,5 +97,7 @@ class Bank:
         if self._start is not None:
             try:
                 fresh.observe(self._start)
-            except Exception:  # noqa: BLE001 - counted when it fails at the next observation
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException:  # noqa: BLE001 - counted when it fails at the next observation
                 self._failures[name] = FAILURES_MAX

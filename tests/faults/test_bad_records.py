@@ -1,0 +1,163 @@
+"""Records that nobody should have written: each becomes a dead letter with its reason, and the jobs beside it go on.
+
+They lie in the log itself, behind the api's own check, since agents may write there without it.
+"""
+
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.log.base import Entry, RecordKind
+from rankwatch_service.simulate.scenario import Job
+from tests.support.batches import batch, column, progress, ranks, table
+from tests.support.outcome import live_through
+from tests.support.recording import Timed, end_of, stream_over, telemetry
+
+GOOD = wire.encode(batch(ranks=ranks(2), steps=table([1, 1], [0, 1], loss=[1.0, 2.0])))
+HUGE = wire.encode(
+    batch(steps=table([1], [0], loss=[1.0]), events=(wire.Event("note", 1, fields={"text": "x" * 10**7}),))
+)
+
+
+def nested(depth: int) -> bytes:
+    fields: object = 1
+    for _ in range(depth):
+        fields = [fields]
+    return msgspec.msgpack.encode(fields)
+
+
+def with_field(name: str, value: object) -> bytes:
+    """A sound batch in which one field holds something else, as another program might encode it."""
+    fields = msgspec.msgpack.decode(GOOD)
+    return msgspec.msgpack.encode(fields | {name: value})
+
+
+def with_invalid_text() -> bytes:
+    body = wire.encode(batch(host="HOSTHOST"))
+    return body.replace(b"HOSTHOST", b"HOST\xff\xfe\x80\x81")
+
+
+BAD = {
+    "random bytes": (random.Random(1).randbytes(512), {"malformed"}),
+    "nothing": (b"", {"malformed"}),
+    "cut off": (GOOD[:-7], {"malformed"}),
+    "a list instead of a batch": (msgspec.msgpack.encode([1, 2, 3]), {"malformed"}),
+    "a newer schema": (wire.encode(batch(schema=2)), {"version"}),
+    "ten megabytes": (HUGE, {"too_large"}),
+    "nine hundred lists in each other": (nested(900), {"malformed"}),
+    "a bomb of open lists": (b"\x91" * 200_000, {"malformed"}),
+    "text that is not UTF-8": (with_invalid_text(), {"malformed"}),
+    "a number beyond 64 bits": (with_field("seq", 2**64 - 1), {"malformed", "range"}),
+    "a negative number": (with_field("seq", -(2**63)), {"range"}),
+    "a number where a name should be": (with_field("job", 7), {"malformed"}),
+    "a table that lies about its rows": (
+        wire.encode(batch(steps=wire.Table(10**12, {"step": column([1], "i8"), "rank": column([0], "u4")}))),
+        {"columns", "too_large"},
+    ),
+    "a rank that cannot be": (wire.encode(batch(steps=table([1], [2**31], loss=[1.0]))), {"range"}),
+    "an age that is no number": (wire.encode(batch(progress=(progress(0, 1, step_age_s=math.nan),))), {"range"}),
+    "another job's name": (wire.encode(batch(job="other")), {"name"}),
+}
+
+
+def training() -> Job:
+    return Job(world_size=4, steps=70, step_s=0.5, seed=4).nonfinite(2, 60)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    lived = live_through(tmp_path_factory.mktemp("clean"), list(telemetry("gpt", training())))
+    yield lived
+    lived.engine.dispose()
+
+
+def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(tmp_path, clean):
+    entries = list(telemetry("gpt", training()))
+    step = len(entries) // (len(BAD) + 1)
+    for number, (body, _) in enumerate(BAD.values(), 1):
+        # From the middle on, so that each meets a job that is being watched.
+        place = number * step
+        entries.insert(place, Timed(entries[place].time_s, Entry("gpt", RecordKind.TELEMETRY, body)))
+    lived = live_through(tmp_path, entries)
+    reasons = [reason for reason, _ in lived.refused]
+    assert len(reasons) == len(BAD)
+    for (what, (_, possible)), reason in zip(BAD.items(), reasons, strict=True):
+        assert reason in possible, what
+    assert all(detail for _, detail in lived.refused)
+    assert lived.outcome == clean.outcome
+    assert lived.outcome.kinds("gpt") == {"nonfinite"}
+    lived.engine.dispose()
+
+
+EDGES = (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, -1e308)
+FIRST_EDGE_S = 10.0
+
+
+def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(tmp_path):
+    """Legal values that break careless arithmetic, in all metrics of one rank; a straggler afterwards is found."""
+    job = Job(world_size=8, steps=200, step_s=0.5, seed=6).slow(5, 140, 1.6)
+    edges = iter(EDGES)
+    entries = []
+    for timed in telemetry("gpt", job):
+        message = wire.decode_batch(timed.entry.value)
+        if message.steps is not None and timed.time_s > FIRST_EDGE_S:
+            edge = next(edges, None)
+            if edge is not None:
+                message = msgspec.structs.replace(message, steps=with_first(message.steps, edge))
+        entries.append(Timed(timed.time_s, Entry("gpt", RecordKind.TELEMETRY, wire.encode(message))))
+    assert next(edges, None) is None
+    lived = live_through(tmp_path, entries)
+    assert lived.refused == []
+    assert ("straggler", "rank:5") in {(kind, scope) for kind, scope, *_ in lived.outcome.of("gpt")}
+    lived.engine.dispose()
+
+
+def with_first(steps: wire.Table, value: float) -> wire.Table:
+    """The first row's values replaced in every column of real numbers."""
+    columns = dict(steps.columns)
+    for name, one in columns.items():
+        if one.dtype == "f8":
+            columns[name] = column([value, *np.frombuffer(one.data, "<f8")[1:]])
+    return wire.Table(steps.rows, columns)
+
+
+class PanicError(BaseException):
+    """What an extension in another language raises when it gives up: no `Exception`."""
+
+
+class Panics:
+    """A detector that panics at every frame of one step, and when it is restored."""
+
+    name, version = "panics", 1
+
+    def observe(self, observation):
+        if getattr(observation, "step", None) == 30:
+            raise PanicError("gives up")
+        return ()
+
+    def snapshot(self):
+        return {}
+
+    def restore(self, state):
+        raise PanicError("cannot be restored")
+
+
+def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_detectors(tmp_path, clean):
+    def make():
+        return [*detectors(), Panics()]
+
+    entries = list(telemetry("gpt", training()))
+    lived = live_through(tmp_path, entries, make)
+    assert lived.outcome == clean.outcome
+    assert lived.refused == []
+    stream = stream_over(lived.engine, end_of(entries), make)
+    stream.start()
+    stream.close()
+    again = stream_over(lived.engine, end_of(entries), make)
+    assert again.start().cold_detectors == {"gpt": ["panics"]}
+    lived.engine.dispose()
