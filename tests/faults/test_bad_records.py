@@ -12,11 +12,10 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.log.base import Entry, RecordKind
 from rankwatch_service.simulate.scenario import Job
 from tests.support.batches import batch, column, progress, ranks, table
-from tests.support.outcome import live_through
-from tests.support.recording import Timed, end_of, stream_over, telemetry
+from tests.support.outcome import live_through, with_body
+from tests.support.recording import end_of, stream_over, telemetry
 
 GOOD = wire.encode(batch(ranks=ranks(2), steps=table([1, 1], [0, 1], loss=[1.0, 2.0])))
 HUGE = wire.encode(
@@ -82,7 +81,7 @@ def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(tm
     for number, (body, _) in enumerate(BAD.values(), 1):
         # From the middle on, so that each meets a job that is being watched.
         place = number * step
-        entries.insert(place, Timed(entries[place].time_s, Entry("gpt", RecordKind.TELEMETRY, body)))
+        entries.insert(place, with_body(entries[place], body))
     lived = live_through(tmp_path, entries)
     reasons = [reason for reason, _ in lived.refused]
     assert len(reasons) == len(BAD)
@@ -109,7 +108,7 @@ def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(tmp_path):
             edge = next(edges, None)
             if edge is not None:
                 message = msgspec.structs.replace(message, steps=with_first(message.steps, edge))
-        entries.append(Timed(timed.time_s, Entry("gpt", RecordKind.TELEMETRY, wire.encode(message))))
+        entries.append(with_body(timed, wire.encode(message)))
     assert next(edges, None) is None
     lived = live_through(tmp_path, entries)
     assert lived.refused == []

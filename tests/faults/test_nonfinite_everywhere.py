@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.log.base import Entry, RecordKind
 from rankwatch_service.simulate.scenario import Job
 from tests.support.batches import column
-from tests.support.outcome import live_through
+from tests.support.outcome import live_through, with_body
 from tests.support.recording import Timed, telemetry
 
 RANK = 3
@@ -31,7 +30,7 @@ def spoilt(metric: str, at_step: int, steps: int = 1) -> list[Timed]:
         message = wire.decode_batch(timed.entry.value)
         if message.steps is not None:
             message = msgspec.structs.replace(message, steps=with_nan(message.steps, metric, at_step, steps))
-        entries.append(Timed(timed.time_s, Entry("gpt", RecordKind.TELEMETRY, wire.encode(message))))
+        entries.append(with_body(timed, wire.encode(message)))
     return entries
 
 

@@ -6,7 +6,7 @@ act upon: the incidents (who, where, since when), the commands, and the distinct
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import Engine, select
@@ -35,6 +35,11 @@ class Outcome:
     def of(self, job: str) -> set[tuple]:
         """A job's incidents as (kind, scope, ranks, onset step)."""
         return {(row[2], row[3], *row[5:]) for row in self.incidents if row[0] == job}
+
+
+def with_body(timed: Timed, body: bytes, time_s: float | None = None) -> Timed:
+    """The same record with another value, and perhaps at another time."""
+    return replace(timed, time_s=timed.time_s if time_s is None else time_s, entry=replace(timed.entry, value=body))
 
 
 def outcome_of(engine: Engine) -> Outcome:

@@ -1,0 +1,79 @@
+"""Jobs that come back with other ranks, and two that share a name: what was of one attempt is never told of another."""
+
+import itertools
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from rankwatch import wire
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import DeadLetter, Incident, IncidentTransition
+from tests.support.outcome import live_through, with_body
+from tests.support.recording import Timed, telemetry
+
+
+def launched(job: Job, launch: str, from_s: float = 0.0, host: str = "host") -> list[Timed]:
+    """A job's telemetry under a launch of its own, beginning later, and on hosts of other names."""
+    entries = []
+    for timed in telemetry("gpt", job):
+        message = wire.decode_batch(timed.entry.value)
+        k = message.attempt.rpartition(".")[2]
+        message = msgspec.structs.replace(
+            message,
+            attempt=f"{launch}.{k}",
+            boot=f"boot-{launch}",
+            host=message.host.replace("host", host),
+            ranks=tuple(
+                msgspec.structs.replace(
+                    info, host=info.host.replace("host", host), device_uuid=f"{host}-{info.device_uuid}"
+                )
+                for info in message.ranks
+            ),
+        )
+        entries.append(with_body(timed, wire.encode(message), timed.time_s + from_s))
+    return entries
+
+
+def size(world_size: int, steps: int, seed: int = 1) -> Job:
+    return Job(world_size=world_size, ranks_per_host=4, steps=steps, step_s=0.5, seed=seed, ends=False)
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (8, 12)])
+def test_a_job_that_restarts_with_another_size_has_no_incident_of_the_old_ranks(tmp_path, before, after):
+    first = launched(size(before, 160).slow(before - 1, 60, 1.8), "a")
+    second = launched(size(after, 200, seed=2), "b", from_s=first[-1].time_s + 5.0, host="other")
+    lived = live_through(tmp_path, first + second)
+    with read(lived.engine) as connection:
+        incidents = connection.execute(select(Incident.__table__)).all()
+        resolutions = connection.execute(
+            select(IncidentTransition.__table__).where(IncidentTransition.what == "resolved")
+        ).all()
+    (straggler,) = incidents
+    assert (straggler.kind, straggler.attempt, straggler.ranks) == ("straggler", "a.0", [before - 1])
+    assert straggler.state == "resolved"
+    (resolution,) = resolutions
+    assert resolution.text, "it says why it is over"
+    lived.engine.dispose()
+
+
+def test_the_straggler_of_a_new_launch_is_an_incident_of_its_own(tmp_path):
+    first = launched(size(8, 160).slow(5, 60, 1.8), "a")
+    second = launched(size(8, 200, seed=2).slow(5, 100, 1.8), "b", from_s=first[-1].time_s + 5.0, host="other")
+    lived = live_through(tmp_path, first + second)
+    found = sorted(row[1:4] for row in lived.outcome.incidents)
+    assert found == [("a.0", "straggler", "rank:5"), ("b.0", "straggler", "rank:5")]
+    lived.engine.dispose()
+
+
+def test_of_two_jobs_with_one_name_the_newer_launch_is_watched_and_the_older_raises_nothing(tmp_path):
+    older = launched(size(8, 300).slow(3, 150, 2.0), "a")
+    newer = launched(size(8, 300, seed=2).slow(6, 100, 2.0), "b", from_s=30.0, host="other")
+    both = sorted(itertools.chain(older, newer), key=lambda timed: timed.time_s)
+    lived = live_through(tmp_path, both)
+    # The older one's straggler begins when the newer one has taken the name.
+    assert {row[1:4] for row in lived.outcome.incidents} == {("b.0", "straggler", "rank:6")}
+    with read(lived.engine) as connection:
+        assert connection.scalars(select(DeadLetter.id)).all() == []
+    lived.engine.dispose()
