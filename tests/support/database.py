@@ -1,13 +1,34 @@
-"""A migrated database of a test's own."""
+"""A migrated database of a test's own, on SQLite or on both databases in turn."""
 
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine
 
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated database; a test that takes it runs once on each kind."""
+    if request.param == "sqlite":
+        new_database(tmp_path).dispose()
+        yield f"sqlite:///{tmp_path}/rankwatch.db"
+    else:
+        with request.getfixturevalue("postgres").migrated() as url:
+            yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An open engine on such a database."""
+    engine = open_engine(database_url)
+    yield engine
+    engine.dispose()
 
 
 def new_database(folder: Path) -> Engine:

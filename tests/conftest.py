@@ -1,0 +1,6 @@
+"""Fixtures that all tests may take."""
+
+from tests.support.database import database_url, engine
+from tests.support.postgres import postgres
+
+__all__ = ["database_url", "engine", "postgres"]

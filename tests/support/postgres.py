@@ -1,0 +1,107 @@
+"""PostgreSQL for tests: one server for all tests of a process, and one of a test's own where it must be killed.
+
+`RANKWATCH_TEST_POSTGRES=postgresql://USER:PASSWORD@HOST:PORT/DATABASE` names another server for the first; its user
+must be allowed to make databases.
+"""
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from rankwatch_service.demo.postgres import Postgres, PostgresError
+from rankwatch_service.store.engine import open_engine
+from rankwatch_service.store.migrate import upgrade
+
+NO_DISK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
+"""Commits survive the server's death, not the machine's: all that a test can tell apart."""
+
+
+class PostgresDatabases:
+    """Makes databases on a server, migrated ones by copying one that was migrated once."""
+
+    def __init__(self, url: str) -> None:
+        self._server = make_url(url)
+        if self._server.drivername == "postgresql":
+            self._server = self._server.set(drivername="postgresql+psycopg")
+        self._engine = create_engine(self._server, isolation_level="AUTOCOMMIT")
+        self._prefix = f"rankwatch_test_{uuid.uuid4().hex[:8]}"
+        self._made = 0
+        self._template = ""
+
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        """The URL of a new database without tables, dropped at the end."""
+        name = self._make("template0")
+        yield self._url(name)
+        self._drop(name)
+
+    @contextmanager
+    def migrated(self) -> Iterator[str]:
+        """The URL of a new database with this version's tables, dropped at the end."""
+        if not self._template:
+            template = self._make("template0")
+            engine = open_engine(self._url(template))
+            upgrade(engine)
+            engine.dispose()
+            self._template = template
+        name = self._make(self._template)
+        yield self._url(name)
+        self._drop(name)
+
+    def close(self) -> None:
+        if self._template:
+            self._drop(self._template)
+        self._engine.dispose()
+
+    def _make(self, template: str) -> str:
+        self._made += 1
+        name = f"{self._prefix}_{self._made}"
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+        return name
+
+    def _drop(self, name: str) -> None:
+        self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _run(self, statement: str) -> None:
+        with self._engine.connect() as connection:
+            connection.execute(text(statement))
+
+    def _url(self, name: str) -> str:
+        return self._server.set(database=name).render_as_string(hide_password=False)
+
+
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """A running server of one's own, to be stopped, killed and started; skips where there can be none."""
+    with tempfile.TemporaryDirectory(prefix="rankwatch-postgres-") as folder:
+        try:
+            server = Postgres(Path(folder), NO_DISK)
+            server.start()
+        except PostgresError as error:
+            pytest.skip(f"no PostgreSQL: {error}")
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresDatabases]:
+    """Databases on the server that all tests of this process share."""
+    given = os.environ.get("RANKWATCH_TEST_POSTGRES", "")
+    if given:
+        databases = PostgresDatabases(given)
+        yield databases
+        databases.close()
+        return
+    with postgres_server() as server:
+        databases = PostgresDatabases(server.url())
+        yield databases
+        databases.close()
