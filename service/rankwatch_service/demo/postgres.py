@@ -102,7 +102,7 @@ class Postgres:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster, as a crash; returns when its children have gone, too. `start` recovers the data."""
+        """SIGKILL to the postmaster, as a crash; returns when its children are gone, too. `start` recovers the data."""
         assert self._process is not None
         children = _children(self._process.pid)
         self._process.kill()
@@ -150,18 +150,12 @@ class Postgres:
             raise PostgresError(f"{name} failed: {done.stdout.decode(errors='replace').strip()}")
 
     def _wait_until_ready(self) -> None:
-        import psycopg
-
         assert self._process is not None
+        question = [self._programs / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
         deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                psycopg.connect(self.url(), connect_timeout=5).close()
-                return
-            except psycopg.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline_s:
-                    words = (self._folder / "log").read_text(errors="replace")[-2_000:]
-                    raise PostgresError(f"PostgreSQL does not start: {error}\n{words}") from error
+        while subprocess.run(question, check=False).returncode:
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise PostgresError((self._folder / "log").read_text(errors="replace")[-2_000:].strip())
             time.sleep(LOOK_S)
 
 
