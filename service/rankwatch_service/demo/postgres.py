@@ -151,7 +151,7 @@ class Postgres:
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
-        question = [self._programs / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
+        question = [str(self._programs / "pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
         deadline_s = time.monotonic() + START_S
         while subprocess.run(question, check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
