@@ -1,5 +1,6 @@
 """A real process with a real recorder that does what its test says, line by line, and answers each line with "ok"."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,10 @@ class RecordingRank:
     def do(self, *words: object) -> None:
         """Say one line and wait until it is done."""
         self.say(*words)
+        self.done()
+
+    def done(self) -> None:
+        """Wait until what was said is done."""
         self._answer()
 
     def say(self, *words: object) -> None:
@@ -88,6 +93,17 @@ class _Rank:
             with self.watch.step() as step:
                 self.watch.log(**{f"metric_{index}": step + index / 7 for index in range(METRICS)})
                 time.sleep(float(seconds))
+
+    def do_timed(self, count: str, seconds: str, path: str) -> None:
+        """The same steps; leaves in a file how long the SDK took in each of them, in seconds."""
+        took_s = []
+        for _ in range(int(count)):
+            began_s = time.perf_counter()
+            with self.watch.step() as step:
+                self.watch.log(**{f"metric_{index}": step + index / 7 for index in range(METRICS)})
+            took_s.append(time.perf_counter() - began_s)
+            time.sleep(float(seconds))
+        Path(path).write_text(json.dumps(took_s))
 
     def do_log(self, name: str, value: str) -> None:
         """One step with this one value."""

@@ -1,0 +1,106 @@
+"""More telemetry than the agent may keep, while what takes it is away, silent, or away and the disk full.
+
+Memory and disk stay within their bounds, the ranks' SDK does not notice, and afterwards every row has either arrived
+or is counted as given up: nothing is unaccounted for.
+"""
+
+import json
+import statistics
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch.agent.sender import MEMORY_BYTES_MAX
+from tests.support.agent_process import AgentProcess
+from tests.support.agent_service import AgentService, until
+from tests.support.recording_rank import RecordingRank
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+RANKS = 4
+WARM_STEPS = 200
+TROUBLES = {"away": 8_000, "silent": 8_000, "silent with a full disk": 40_000}
+"""Steps of each rank meanwhile: 4 x 40,000 rows of 12 metrics are more than memory and a small disk hold."""
+STEP_S = 0.0002
+SMALL_DISK_KB = 1_024
+MEMORY_GROWTH_MAX_KB = 8 * MEMORY_BYTES_MAX // 1_024
+"""What waits, and the messages under way as bytes, as columns and as objects. 37 MB were measured."""
+SDK_STEP_MEDIAN_S = 0.001
+SDK_STEP_P99_S = 0.005
+"""Safety limits, a hundred times what a step costs; a rank that waits for anybody is far beyond them."""
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    disk = folder / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={SMALL_DISK_KB}k", "tmpfs"]
+    mounted = subprocess.run(["mount", *options, disk], capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def memory_kb(pid: int, what: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def rows_told(service: AgentService) -> tuple[int, int]:
+    """Rows that have arrived, each message counted once, and rows told as given up."""
+    messages = {(batch.boot, batch.seq): batch for batch in list(service.batches)}.values()
+    arrived = sum(batch.steps.rows for batch in messages if batch.steps is not None)
+    lost = sum(event.fields["count"] for batch in messages for event in batch.events if event.kind == "records_lost")
+    return arrived, lost
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_what_fits_arrives_after_an_outage_and_the_rest_is_counted_to_the_row(tmp_path, trouble):
+    steps = TROUBLES[trouble]
+    with ExitStack() as stack:
+        service = stack.enter_context(AgentService())
+        environment = dict(service.environment)
+        full = trouble.endswith("full disk")
+        spool = stack.enter_context(small_disk(tmp_path)) if full else tmp_path / "spool"
+        environment["RANKWATCH_SPOOL"] = str(spool)
+        ranks = [stack.enter_context(RecordingRank(tmp_path, rank, world_size=RANKS)) for rank in range(RANKS)]
+        agent = stack.enter_context(AgentProcess(tmp_path, environment))
+        for rank in ranks:
+            rank.do("steps", WARM_STEPS)
+        until(lambda: rows_told(service)[0] == RANKS * WARM_STEPS)
+        worker = agent.worker
+        before_kb = memory_kb(worker, "VmRSS")
+
+        if trouble.startswith("away"):
+            service.stop()
+        else:
+            service.silent.set()
+        for rank in ranks:
+            rank.say("timed", steps, STEP_S, tmp_path / f"took-{rank.rank}.json")
+        for rank in ranks:
+            rank.done()
+        assert agent.worker == worker, "the agent's worker died"
+        grown_kb = memory_kb(worker, "VmHWM") - before_kb
+        if trouble.startswith("away"):
+            service.start()
+        else:
+            service.silent.clear()
+
+        total = RANKS * (WARM_STEPS + steps)
+        until(lambda: sum(rows_told(service)) == total, 60.0)
+        arrived, lost = rows_told(service)
+        until(lambda: not list(spool.glob("**/*.seg")))
+        assert rows_told(service) == (arrived, lost)
+
+    assert grown_kb < MEMORY_GROWTH_MAX_KB
+    took_s = sorted(took for rank in range(RANKS) for took in json.loads((tmp_path / f"took-{rank}.json").read_text()))
+    assert statistics.median(took_s) < SDK_STEP_MEDIAN_S
+    assert took_s[int(0.99 * len(took_s))] < SDK_STEP_P99_S
+    assert (lost > 0) == full
+    print(f"{trouble}: {arrived} arrived, {lost} lost, {grown_kb} KB, p50 {statistics.median(took_s) * 1e6:.0f} us")
