@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from rankwatch.kafka_settings import PREFIX, KafkaSettings
 
 PORT: Final = 8770
 """Where the api listens unless told otherwise."""
@@ -48,6 +50,55 @@ class Settings(BaseSettings):
     notify_allow_private: bool = True
     """Webhooks may go to loopback and private addresses. Switch it off where people you do not trust add receivers."""
     log_level: str = "INFO"
+
+    kafka: str = ""
+    """HOST:PORT of one or more brokers, with commas: telemetry flows through Kafka; empty: through the database."""
+    kafka_prefix: str = Field(default=PREFIX, pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    """Topics are PREFIX.telemetry, PREFIX.dead-letters and PREFIX.incidents; the consumer group is PREFIX.stream."""
+    kafka_security_protocol: str = "PLAINTEXT"
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    kafka_sasl_mechanism: str = "PLAIN"
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    kafka_sasl_username: str = ""
+    kafka_sasl_password: str = Field(default="", repr=False)
+    kafka_ssl_cafile: str = ""
+    """File of the certificates that are trusted; empty: the system's."""
+    kafka_ssl_certfile: str = ""
+    kafka_ssl_keyfile: str = ""
+    kafka_compression: str = "zstd"
+    """Of what the service itself sends: zstd, lz4, gzip or none."""
+    kafka_partitions: int = Field(default=24, ge=1, le=10_000)
+    """Of the telemetry topic when it is made: the largest useful number of stream processes."""
+    kafka_replication: int = Field(default=1, ge=1, le=10)
+    """Copies of every record, for topics that are made."""
+    kafka_retention_hours: int = Field(default=48, ge=1)
+    """How long telemetry stays in Kafka, for topics that are made: the longest outage of stream that loses nothing."""
+
+    @model_validator(mode="after")
+    def _kafka_can_connect(self) -> Settings:
+        self.kafka_settings()
+        return self
+
+    def kafka_settings(self) -> KafkaSettings | None:
+        """How to reach Kafka; None where telemetry flows through the database.
+
+        Raises:
+            ValueError: a setting is malformed.
+        """
+        if not self.kafka:
+            return None
+        return KafkaSettings(
+            bootstrap=self.kafka,
+            prefix=self.kafka_prefix,
+            security_protocol=self.kafka_security_protocol,
+            sasl_mechanism=self.kafka_sasl_mechanism,
+            sasl_username=self.kafka_sasl_username,
+            sasl_password=self.kafka_sasl_password,
+            ssl_cafile=self.kafka_ssl_cafile,
+            ssl_certfile=self.kafka_ssl_certfile,
+            ssl_keyfile=self.kafka_ssl_keyfile,
+            compression=self.kafka_compression,
+        )
 
     @classmethod
     def settings_customise_sources(
