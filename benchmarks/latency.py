@@ -25,7 +25,7 @@ from sqlalchemy import Engine, select
 
 from rankwatch import wire
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log.base import Entry, RecordKind
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.simulate.batches import batches
@@ -56,7 +56,7 @@ def step_table(step: int, nonfinite: int) -> wire.Table:
 def append(log: SqlLog, job: str, seq: int, table: wire.Table) -> None:
     infos = tuple(wire.RankInfo(rank, 2, rank, "h", f"GPU-{rank}") for rank in range(2)) if seq == 0 else ()
     batch = wire.Batch(wire.SCHEMA_VERSION, job, "l.0", "h", "b", seq, time.time_ns(), ranks=infos, steps=table)
-    log.append([Entry(job, RecordKind.TELEMETRY, wire.encode(batch))])
+    log.append([Entry(job, wire.encode(batch))])
 
 
 def background(log: SqlLog, ranks: int, rate: float, stop: threading.Event) -> None:
@@ -65,7 +65,7 @@ def background(log: SqlLog, ranks: int, rate: float, stop: threading.Event) -> N
     for message in batches("background", job.observations()):
         if stop.wait(max(0.0, began_s + message.time_s - time.monotonic())):
             return
-        log.append([Entry("background", RecordKind.TELEMETRY, wire.encode(message.batch))])
+        log.append([Entry("background", wire.encode(message.batch))])
 
 
 def one_sample(engine: Engine, log: SqlLog, watch: ChangeWatch, job: str) -> float:

@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import text
 
 from rankwatch_service.store.engine import open_engine, read
-from tests.support.recording import end_of, record_log, recording, results, stream_over
+from tests.support.recording import end_of, record_log, recording, results, stream_over, telemetry_records
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = recording()
+RECORDS = telemetry_records(ENTRIES)
 KILLS = 8
 DEADLINE_S = 90.0
 
@@ -57,7 +58,7 @@ def test_a_stream_killed_again_and_again_leaves_what_an_undisturbed_one_leaves(t
     engine.dispose()
 
     engine = open_engine(f"sqlite:///{killed}")
-    for target in sorted(random.sample(range(len(ENTRIES) - 50), KILLS)):
+    for target in sorted(random.sample(range(RECORDS - 50), KILLS)):
         process = begin(killed)
         try:
             wait_for(process, engine, target)
@@ -68,7 +69,7 @@ def test_a_stream_killed_again_and_again_leaves_what_an_undisturbed_one_leaves(t
             assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
     process = begin(killed)
     try:
-        wait_for(process, engine, len(ENTRIES))
+        wait_for(process, engine, RECORDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from rankwatch_service.api.access import Scope, TokenKind, create_token
 from rankwatch_service.api.app import create_app
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
@@ -23,6 +24,7 @@ class Api:
         self.clock = clock or SystemClock()
         self.engine = new_database(folder)
         self.log = SqlLog(self.engine, self.clock)
+        self.controls = ControlLog(self.engine, self.clock)
         self.settings = Settings(data_dir=folder, database_url=str(self.engine.url))
         self.app: FastAPI = create_app(self.settings, self.engine, self.log, self.clock)
         self.client = TestClient(self.app, raise_server_exceptions=False)

@@ -14,7 +14,7 @@ from rankwatch_service.control import commands
 from rankwatch_service.control.driver import Driver, order_of
 from rankwatch_service.control.order import HostView, Phase
 from rankwatch_service.control.training import store_views
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow
@@ -36,8 +36,8 @@ class DrivenWorld(World):
         event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
         self.engine.dispose()
         self._looked_ns = 0
-        self.log = SqlLog(self.engine, self)
-        self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.log, self).run_once for _ in range(2)]
+        self.controls = ControlLog(self.engine, self)
+        self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.controls, self).run_once for _ in range(2)]
         self.also_asked: list[tuple[float, str]] = []
         """(seconds from the start, action) of further commands."""
         store_job(self.engine, self)

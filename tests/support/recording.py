@@ -1,7 +1,7 @@
 """A recorded log with several jobs, their faults, and what people set: the same input for every crash test."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.control.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.control.records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
@@ -34,11 +35,13 @@ FIRST = incident_id("nan", "launch0.0", "nonfinite", "rank:3", 1)
 class Timed:
     time_s: float
     entry: Entry
+    control: bool = False
+    """Whether it goes to the control log."""
 
 
 def telemetry(name: str, job: Job) -> Iterator[Timed]:
     for message in batches(name, saves(job.observations()), start_unix_ns=START_NS):
-        yield Timed(message.time_s, Entry(name, RecordKind.TELEMETRY, wire.encode(message.batch)))
+        yield Timed(message.time_s, Entry(name, wire.encode(message.batch)))
 
 
 def saves(observations: Iterable[Observation]) -> Iterator[Observation]:
@@ -52,7 +55,7 @@ def saves(observations: Iterable[Observation]) -> Iterator[Observation]:
 
 
 def control(time_s: float, key: str, record) -> Timed:
-    return Timed(time_s, Entry(key, RecordKind.CONTROL, encode_control(record)))
+    return Timed(time_s, Entry(key, encode_control(record)), control=True)
 
 
 def recording() -> list[Timed]:
@@ -73,7 +76,7 @@ def recording() -> list[Timed]:
         control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
         control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
         control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
-        Timed(20.0, Entry("slow", RecordKind.TELEMETRY, b"rubbish")),
+        Timed(20.0, Entry("slow", b"rubbish")),
     ]
     sources = [telemetry("nan", nan), telemetry("slow", slow), telemetry("hang", hang)]
     entries = list(merge(*sources, sorted(people, key=lambda t: t.time_s), key=lambda t: t.time_s))
@@ -81,7 +84,7 @@ def recording() -> list[Timed]:
     again = [(index + 3, timed) for index, timed in enumerate(entries) if index % 10 == 0]
     for shift, (index, timed) in enumerate(again):
         later = entries[min(index + shift, len(entries) - 1)].time_s
-        entries.insert(index + shift, Timed(later, timed.entry))
+        entries.insert(index + shift, replace(timed, time_s=later))
     return entries
 
 
@@ -89,13 +92,20 @@ def record_log(folder: Path, entries: list[Timed]) -> Path:
     """A database that holds the log and nothing that stream makes of it."""
     engine = new_database(folder)
     clock = FakeClock(START_NS)
-    log = SqlLog(engine, clock)
-    with write(engine) as connection:
-        for timed in entries:
-            clock.now_ns = START_NS + round(timed.time_s * 1e9)
-            log.append_in(connection, [timed.entry])
+    log, controls = SqlLog(engine, clock), ControlLog(engine, clock)
+    for timed in entries:
+        clock.now_ns = START_NS + round(timed.time_s * 1e9)
+        if timed.control:
+            with write(engine) as connection:
+                controls.append_in(connection, [timed.entry])
+        else:
+            log.append([timed.entry])
     engine.dispose()
     return folder / "rankwatch.db"
+
+
+def telemetry_records(entries: list[Timed]) -> int:
+    return sum(not timed.control for timed in entries)
 
 
 def end_of(entries: list[Timed]) -> FakeClock:
@@ -105,7 +115,15 @@ def end_of(entries: list[Timed]) -> FakeClock:
 
 def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors) -> Stream:
     log, series = SqlLog(engine, clock), SeriesWriter(engine, clock)
-    return Stream(engine, log, clock, make_detectors, lambda job, incident: {"incident": incident}, series)
+    return Stream(
+        engine,
+        log,
+        ControlLog(engine, clock),
+        clock,
+        make_detectors,
+        lambda job, incident: {"incident": incident},
+        series,
+    )
 
 
 def results(engine: Engine) -> dict[str, list[dict[str, Any]]]:

@@ -49,6 +49,7 @@ from rankwatch_service.control.driver import Driver
 from rankwatch_service.control.training import store_views
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Log
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import ChangeWatch
 
@@ -112,12 +113,14 @@ def _context(settings: Settings, engine: Engine, log: Log, clock: Clock) -> Cont
     def keep_views(views: Sequence[View]) -> None:
         store_views(engine, views, clock.unix_ns())
 
-    driver = Driver(engine, log, clock)
+    controls = ControlLog(engine, clock)
+    driver = Driver(engine, controls, clock)
     driving = DriverThread(driver.run_once, tidy_up, counters.driver_failures.inc, clock)
     return Context(
         settings=settings,
         engine=engine,
         log=log,
+        controls=controls,
         clock=clock,
         authority=authority,
         seal=open_seal(engine, clock),

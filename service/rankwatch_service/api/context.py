@@ -18,6 +18,7 @@ from rankwatch_service.api.pulse import Pulse
 from rankwatch_service.api.sealed import Seal
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import Entry, Log
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 
 
@@ -28,6 +29,7 @@ class Context:
     settings: Settings
     engine: Engine
     log: Log
+    controls: ControlLog
     clock: Clock
     authority: Authority
     seal: Seal

@@ -21,7 +21,7 @@ from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control import audit
 from rankwatch_service.control.records import Judgement, encode_control
-from rankwatch_service.log.base import Entry, RecordKind
+from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
@@ -191,7 +191,7 @@ def _judge(
     def work(connection: Connection) -> _Noted:
         row = _find(connection, incident_id, identity)
         record = Judgement(incident=incident_id, what=what, actor=identity.name, text=body.text)
-        context.log.append_in(connection, [Entry(row["job"], RecordKind.CONTROL, encode_control(record))])
+        context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
         now = context.clock.unix_ns()
         audit.append(connection, now, identity.actor, f"incident.{what}", incident_id, "ok", fields={"text": body.text})
         return _Noted(transitions=row["transitions"])

@@ -16,7 +16,7 @@ from rankwatch_service.api.problem import ProblemError
 from rankwatch_service.control import audit, policy
 from rankwatch_service.control.policy_table import read_policy, write_policy
 from rankwatch_service.control.records import encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.store.engine import read, write
 
 router = APIRouter(prefix="/policy", tags=["policy"])
@@ -113,7 +113,7 @@ def _store(context: Context, connection: Connection, identity: Identity, wanted:
     now = context.clock.unix_ns()
     write_policy(connection, wanted, now)
     record = policy.policy_record(wanted)
-    context.log.append_in(connection, [Entry(ALL_JOBS, RecordKind.CONTROL, encode_control(record))])
+    context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
     audit.append(connection, now, identity.actor, what, "policy", "ok", fields=asdict(wanted))
 
 

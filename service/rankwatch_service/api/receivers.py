@@ -19,7 +19,7 @@ from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import audit
 from rankwatch_service.control.records import ReceiverRoute, ReceiversSet, encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Outbox
@@ -192,6 +192,6 @@ def _changed(context: Context, connection: Connection, identity: Identity, what:
         for row in rows
     )
     record = encode_control(ReceiversSet(routes))
-    context.log.append_in(connection, [Entry(ALL_JOBS, RecordKind.CONTROL, record)])
+    context.controls.append_in(connection, [Entry(ALL_JOBS, record)])
     host = urlsplit(url).hostname or ""  # a webhook's path is often its password
     audit.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

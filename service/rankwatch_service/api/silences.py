@@ -17,7 +17,7 @@ from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import audit, commands
 from rankwatch_service.control.records import SilenceSet, encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Silence as SilenceRow
 
@@ -126,7 +126,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
 def _changed(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
     record = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
     key = silence.job or ALL_JOBS
-    context.log.append_in(connection, [Entry(key, RecordKind.CONTROL, encode_control(record))])
+    context.controls.append_in(connection, [Entry(key, encode_control(record))])
     now = context.clock.unix_ns()
     fields = silence.model_dump()
     audit.append(connection, now, identity.actor, what, silence.id, "ok", fields=fields)

@@ -15,7 +15,7 @@ from rankwatch_service.api.batcher import FullError
 from rankwatch_service.api.context import Context, Ctx
 from rankwatch_service.api.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.log import dead_letters
-from rankwatch_service.log.base import Entry, RecordKind
+from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream.decode import BadBatchError, Reason, validate
 
@@ -60,7 +60,7 @@ async def telemetry(
         raise ProblemError(STATUS.get(error.reason, 422), f"{error.reason}: {error.detail}") from error
     if not identity.may_see(batch.job):
         raise ProblemError(403, f"this token is for job {identity.job!r} only")
-    entry = Entry(batch.job, RecordKind.TELEMETRY, as_msgpack(body, content_type, batch))
+    entry = Entry(batch.job, as_msgpack(body, content_type, batch))
     try:
         with context.counters.append_s.time():
             await context.appends.put(entry, len(entry.value))

@@ -1,7 +1,7 @@
 """Drives commands: begins an order for each in turn, and moves every order on as its ranks answer.
 
 Each api process runs a driver. They need not know of each other: an order is moved by compare-and-set on its version,
-in one transaction with its command, its audit row and its control record in the log. A driver that dies leaves nothing
+in one transaction with its command, its audit row and its control record. A driver that dies leaves nothing
 behind but rows that the next one goes on from.
 """
 
@@ -39,7 +39,7 @@ from rankwatch_service.control.training import (
     superseded,
 )
 from rankwatch_service.log.base import Entry as LogEntry
-from rankwatch_service.log.base import Log, RecordKind
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Command
 from rankwatch_service.store.models import Order as OrderRow
@@ -50,9 +50,9 @@ ACTOR: Final = "driver"
 class Driver:
     """Moves everything that is open one step on. Call from one thread; any number of processes may have one."""
 
-    def __init__(self, engine: Engine, log: Log, clock: Clock) -> None:
+    def __init__(self, engine: Engine, controls: ControlLog, clock: Clock) -> None:
         self._engine = engine
-        self._log = log
+        self._controls = controls
         self._clock = clock
         self._paces = Paces()
 
@@ -94,7 +94,7 @@ class Driver:
                 commands.settle(connection, command_id, Outcome("applied", "", order.step), ACTOR, now_unix_ns)
 
     def _record(self, connection: Connection, order: Order, now_unix_ns: int) -> None:
-        """Tell stream, through the log, and whoever looks at the job."""
+        """Tell stream, through the control log, and whoever looks at the job."""
         record = OrderPhase(
             order=order.id,
             command=order.command_id,
@@ -107,7 +107,7 @@ class Driver:
             checkpoint=order.checkpoint,
             checkpoint_step=order.checkpoint_step,
         )
-        self._log.append_in(connection, [LogEntry(order.job, RecordKind.CONTROL, encode_control(record))])
+        self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
         told = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
         commands.tell(connection, "command", order.job, told | {"detail": order.detail}, now_unix_ns)
 

@@ -1,4 +1,4 @@
-"""Control records: whatever decides and is not telemetry, as it stands in the log.
+"""Control records: whatever decides and is not telemetry, as it stands in the control log.
 
 The api appends one in the same transaction as the row it explains, keyed by the job it concerns ("*" for all jobs), so
 that stream learns of it at one place in the order of things and learns the same when it replays. Rows of incidents have
@@ -93,7 +93,7 @@ _DECODER: Final[msgspec.json.Decoder[ControlRecord]] = msgspec.json.Decoder(Cont
 
 
 def encode_control(record: ControlRecord) -> bytes:
-    """The record as JSON: the value of a log record of kind `control`."""
+    """The record as JSON: the value of an entry of the control log."""
     return _ENCODER.encode(record)
 
 

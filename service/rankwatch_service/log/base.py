@@ -1,41 +1,29 @@
-"""What a log is: partitions of records with positions that only grow. Two forms, one contract (tests/service/log).
+"""What the log of telemetry is: partitions of records with positions that only grow. Two forms, one contract.
 
-Records of one key lie in one partition, in the order in which they were appended. A record that has a position was
-durable before anybody could read it, and no record with a smaller position appears later.
+Records of one job lie in one partition, in the order in which they were appended. A record that has a position was
+durable before anybody could read it, and no record with a smaller position appears later. What people and the api
+decide is a sequence of its own, always in the store: see `log.control`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Protocol
 from zlib import crc32
 
-from sqlalchemy import Connection
-
 ALL_JOBS: Final = "*"
-"""Key of records that concern every job: they are appended to every partition."""
+"""Key of control records that concern every job."""
 
 READ_BYTES_MAX: Final = 32 * 1024 * 1024
 """Values returned by one read, unless the first alone is larger: four batches of the largest accepted size."""
 
 
-class RecordKind(StrEnum):
-    """What a record's value is."""
-
-    TELEMETRY = "telemetry"
-    """A `rankwatch.wire.Batch` as msgpack."""
-    CONTROL = "control"
-    """A `control.records.ControlRecord` as JSON."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something to append. The key is the job's name, or `ALL_JOBS`."""
+    """Something to append. The key is the job's name; the value of telemetry is a `rankwatch.wire.Batch` as msgpack."""
 
     key: str
-    kind: RecordKind
     value: bytes
 
 
@@ -46,7 +34,6 @@ class Record:
     partition: int
     position: int
     key: str
-    kind: str
     value: bytes
     appended_unix_ns: int
 
@@ -69,10 +56,6 @@ class Log(Protocol):
         Raises:
             StoreBusyError: not now; the same entries may be appended again later.
         """
-        ...
-
-    def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Append as part of a writing transaction of the store: they exist if and only if it commits."""
         ...
 
     def read(self, partition: int, position: int, limit: int) -> list[Record]:

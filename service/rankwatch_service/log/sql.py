@@ -1,4 +1,4 @@
-"""The log as a table of the store: no further service, and control records commit with the rows they explain."""
+"""The log as a table of the store: no further service is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import ALL_JOBS, READ_BYTES_MAX, Entry, Record, partition_of
+from rankwatch_service.log.base import READ_BYTES_MAX, Entry, Record, partition_of
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import LogPartition, LogRecord
 
@@ -36,33 +36,26 @@ class SqlLog:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Append in order, in one transaction."""
-        with write(self._engine) as connection:
-            self.append_in(connection, entries)
-
-    def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Append as part of a writing transaction of the store."""
         by_partition: dict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
-            every = range(self._partitions) if entry.key == ALL_JOBS else (self.partition_of(entry.key),)
-            for partition in every:
-                by_partition[partition].append(entry)
-        now = self._clock.unix_ns()
-        rows = []
-        for partition, these in sorted(by_partition.items()):
-            first = _reserve(connection, partition, len(these))
-            rows += [
-                {
-                    "partition": partition,
-                    "position": first + index,
-                    "key": entry.key,
-                    "kind": entry.kind,
-                    "value": entry.value,
-                    "appended_unix_ns": now,
-                }
-                for index, entry in enumerate(these)
-            ]
-        if rows:
-            connection.execute(insert(LogRecord), rows)
+            by_partition[self.partition_of(entry.key)].append(entry)
+        with write(self._engine) as connection:
+            now = self._clock.unix_ns()
+            rows = []
+            for partition, these in sorted(by_partition.items()):
+                first = _reserve(connection, partition, len(these))
+                rows += [
+                    {
+                        "partition": partition,
+                        "position": first + index,
+                        "key": entry.key,
+                        "value": entry.value,
+                        "appended_unix_ns": now,
+                    }
+                    for index, entry in enumerate(these)
+                ]
+            if rows:
+                connection.execute(insert(LogRecord), rows)
 
     def read(self, partition: int, position: int, limit: int) -> list[Record]:
         """Up to `limit` records from `position` on, in order."""

@@ -53,9 +53,29 @@ class LogRecord(Base):
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     key: Mapped[str]
-    kind: Mapped[str]
-    """telemetry (a wire.Batch as msgpack) or control (JSON: orders' phases, acknowledgements, silences, settings)."""
+    """The job's name."""
     value: Mapped[bytes]
+    """A wire.Batch as msgpack."""
+    appended_unix_ns: Mapped[int]
+
+
+class ControlEnd(Base):
+    """One row: where the next control record goes. Its lock puts appends in order of their positions."""
+
+    __tablename__ = "control_end"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    next_position: Mapped[int]
+
+
+class ControlRecord(Base):
+    """One record of the control log: orders' phases, acknowledgements, silences, settings."""
+
+    __tablename__ = "control_record"
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    key: Mapped[str]
+    """The job's name, or "*"."""
+    value: Mapped[bytes]
+    """A control.records.ControlRecord as JSON."""
     appended_unix_ns: Mapped[int]
 
 
@@ -78,16 +98,26 @@ class StreamPosition(Base):
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int]
     tick_number: Mapped[int]
+    control_position: Mapped[int] = mapped_column(default=0)
+    """Control records below it are applied."""
+    control_needed: Mapped[int] = mapped_column(default=0)
+    """No start of this partition needs control records below it."""
     epoch: Mapped[int] = mapped_column(default=0)
+    """Raised by each process that takes the partition over; only who raised it last can commit."""
 
 
 class StreamTick(Base):
-    """One stored clock tick: before the record at `position` the time was `time_unix_ns`."""
+    """One stored clock tick.
+
+    Before the record at `position` the time was `time_unix_ns`, and the control records below `control_position` had
+    been applied.
+    """
 
     __tablename__ = "stream_tick"
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int]
+    control_position: Mapped[int] = mapped_column(default=0)
     time_unix_ns: Mapped[int]
 
 
@@ -100,6 +130,7 @@ class Snapshot(Base):
     job: Mapped[str]
     position: Mapped[int]
     tick_number: Mapped[int]
+    control_position: Mapped[int] = mapped_column(default=0)
     version: Mapped[str]
     checksum: Mapped[str] = mapped_column(default="")
     chunks: Mapped[int] = mapped_column(default=0)

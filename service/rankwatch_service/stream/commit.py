@@ -6,7 +6,7 @@ Ids are derived, so that an effect which is there already is left as it is: the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select, update
@@ -49,18 +49,26 @@ class FencedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a partition is processed: every record below `position` and every tick up to `tick_number`."""
+    """How far a partition is processed.
+
+    Every record below `position`, every tick up to `tick_number` and every control record below `control_position`.
+    """
 
     position: int
     tick_number: int
+    control_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTick:
-    """Before the record at `position` the time was `time_unix_ns`."""
+    """Before the record at `position` the time was `time_unix_ns`.
+
+    By then the control records below `control_position` had been applied.
+    """
 
     number: int
     position: int
+    control_position: int
     time_unix_ns: int
 
 
@@ -69,10 +77,10 @@ def claim(connection: Connection, partition: int) -> tuple[Place, int]:
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:
         connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
-        return Place(0, 0), 1
+        return Place(0, 0, 0), 1
     taken = update(StreamPosition).where(StreamPosition.partition == partition).values(epoch=row.epoch + 1)
     connection.execute(taken)
-    return Place(row.position, row.tick_number), row.epoch + 1
+    return Place(row.position, row.tick_number, row.control_position), row.epoch + 1
 
 
 def commit(
@@ -89,15 +97,11 @@ def commit(
         FencedError: the partition has another owner now; the caller must let the transaction go.
     """
     mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
-    moved = update(StreamPosition).where(*mine).values(position=place.position, tick_number=place.tick_number)
+    moved = update(StreamPosition).where(*mine).values(asdict(place))
     if connection.execute(moved).rowcount != 1:
         raise FencedError(f"partition {partition} was taken over by another process")
     if ticks:
-        rows = [
-            {"partition": partition, "number": t.number, "position": t.position, "time_unix_ns": t.time_unix_ns}
-            for t in ticks
-        ]
-        connection.execute(insert(StreamTick), rows)
+        connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
     _jobs(connection, effects)
     _incidents(connection, effects)
     _commands(connection, effects)

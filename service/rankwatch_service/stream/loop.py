@@ -4,18 +4,20 @@ a new one starts from what is committed.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, Protocol
 
 import structlog
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, func, select, update
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import ALL_JOBS, Log, Record
+from rankwatch_service.log import control as control_log
+from rankwatch_service.log.base import ALL_JOBS, Log
+from rankwatch_service.log.control import Control, ControlLog
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Job, StreamTick
+from rankwatch_service.store.models import Job, StreamPosition, StreamTick
 from rankwatch_service.stream import snapshots
 from rankwatch_service.stream.adopt import adopt
 from rankwatch_service.stream.commit import Place, StoredTick, claim, commit
@@ -38,6 +40,9 @@ RESTING_SNAPSHOT_S: Final = 600.0
 
 TRIM_RECORDS: Final = 1_000
 """Records forgotten in one transaction."""
+
+CONTROLS_MAX: Final = 1_000
+"""Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""
 
 _log = structlog.get_logger(__name__)
 
@@ -77,6 +82,7 @@ class Stream:
         self,
         engine: Engine,
         log: Log,
+        controls: ControlLog,
         clock: Clock,
         make_detectors: MakeDetectors,
         links: Links,
@@ -85,6 +91,10 @@ class Stream:
     ) -> None:
         self._engine = engine
         self._log = log
+        self._controls = controls
+        self._waiting: list[Control] = []
+        """Control records that were read and not applied yet."""
+        self._read_to = 0
         self._clock = clock
         self._series = series
         self._number = partition
@@ -114,12 +124,11 @@ class Stream:
                 self._begin_cold(name, committed, started)
         if self._known_jobs() - {saved.job for saved in found} - set(started.cold_jobs):
             # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
-            places.append(Place(begin, 0))
-        places = places or [committed]
-        begin_place = Place(min(p.position for p in places), min(p.tick_number for p in places))
-        self._replay(begin_place, committed, started)
+            places.append(Place(begin, 0, 0))
+        self._replay(snapshots.earliest(places or [committed]), committed, started)
         self._partition.settled()
         self._partition.place = committed
+        self._waiting, self._read_to = [], committed.control_position
         started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
         self._saved_ns = {saved.job: self._partition.now_ns for saved in found}
         return started
@@ -132,17 +141,18 @@ class Stream:
             Exception: the database failed; start anew, since it may or may not have taken the batch.
         """
         records = self._log.read(self._number, self._partition.place.position, records_max)
+        self._read_controls()
         effects, ticks = Effects(), list[StoredTick]()
         began_s = self._clock.monotonic_s()
         done = 0
         for record in records:
-            self._tick_if_due(record.appended_unix_ns, record.position, ticks, effects)
+            self._live_up_to(record.appended_unix_ns, record.position, ticks, effects)
             self._partition.record(record, effects)
             done += 1
             if self._clock.monotonic_s() - began_s > BATCH_S:
                 break
-        if done == len(records) < records_max and (self._partition.awake or not self._partition.now_ns):
-            self._tick_if_due(self._clock.unix_ns(), self._partition.place.position, ticks, effects)
+        if done == len(records) < records_max:
+            self._live_up_to_now(ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
         return done
@@ -175,12 +185,37 @@ class Stream:
 
     # ---- processing ------------------------------------------------------------------------------------------------
 
-    def _tick_if_due(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
-        if time_unix_ns - self._partition.now_ns < TICK_S * 1e9:
-            return
-        tick = StoredTick(self._partition.place.tick_number + 1, position, time_unix_ns)
+    def _live_up_to(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
+        """Apply the control records that were appended before the record at `position`, at their times, and tick."""
+        while self._waiting and self._waiting[0].appended_unix_ns <= time_unix_ns:
+            self._tick(self._waiting[0].appended_unix_ns, position, ticks, effects)
+        if time_unix_ns - self._partition.now_ns >= TICK_S * 1e9:
+            self._tick(time_unix_ns, position, ticks, effects)
+
+    def _live_up_to_now(self, ticks: list[StoredTick], effects: Effects) -> None:
+        """No telemetry lies there: control records count at once, whatever the time of the clock they came from."""
+        now, position = self._clock.unix_ns(), self._partition.place.position
+        due = now - self._partition.now_ns >= TICK_S * 1e9 and (self._partition.awake or not self._partition.now_ns)
+        if self._waiting or due:
+            latest = max((control.appended_unix_ns for control in self._waiting), default=now)
+            self._tick(max(now, latest), position, ticks, effects)
+
+    def _tick(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
+        taken = [control for control in self._waiting if control.appended_unix_ns <= time_unix_ns]
+        self._waiting = self._waiting[len(taken) :]
+        control_position = self._waiting[0].position if self._waiting else self._read_to
+        tick = StoredTick(self._partition.place.tick_number + 1, position, control_position, time_unix_ns)
         ticks.append(tick)
-        self._partition.tick(tick, effects)
+        self._partition.tick(tick, taken, effects)
+
+    def _read_controls(self) -> None:
+        found = self._controls.read(self._read_to, CONTROLS_MAX)
+        if found:
+            self._read_to = found[-1].position + 1
+            self._waiting += [control for control in found if self._concerns_us(control)]
+
+    def _concerns_us(self, control: Control) -> bool:
+        return control.key == ALL_JOBS or self._log.partition_of(control.key) == self._number
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
         with write(self._engine) as connection:
@@ -211,6 +246,10 @@ class Stream:
         with write(self._engine) as connection:
             old = (StreamTick.partition == self._number, StreamTick.number < kept.tick_number)
             connection.execute(delete(StreamTick).where(*old))
+            needed = update(StreamPosition).where(StreamPosition.partition == self._number)
+            connection.execute(needed.values(control_needed=kept.control_position))
+            by_all = connection.scalar(select(func.min(StreamPosition.control_needed))) or 0
+            control_log.trim(connection, by_all, TRIM_RECORDS)
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
@@ -227,32 +266,52 @@ class Stream:
         return {ALL_JOBS, *(name for name in names if self._log.partition_of(name) == self._number)}
 
     def _replay(self, begin: Place, committed: Place, started: Started) -> None:
-        ticks = iter(self._ticks(begin, committed))
-        position, done = begin.position, False
-        upcoming = next(ticks, None)
-        while not done:
-            effects = Effects()
-            records: list[Record] = []
-            if position < committed.position:
-                records = self._log.read(self._number, position, RECORDS_MAX)
-            records = [record for record in records if record.position < committed.position]
-            done = not records
-            for record in chain(records, [None] if done else []):
-                while upcoming is not None and (record is None or upcoming.position <= record.position):
-                    self._partition.tick(upcoming, effects)
-                    started.replayed_ticks += 1
-                    upcoming = next(ticks, None)
-                if record is not None:
-                    self._partition.record(record, effects)
-                    started.replayed_records += 1
-                    position = record.position + 1
+        ticks = self._ticks(begin, committed)
+        controls = self._past_controls(begin, committed)
+        position, effects = begin.position, Effects()
+        while position < committed.position:
+            records = self._log.read(self._number, position, RECORDS_MAX)
+            if not records:
+                break
+            for record in records:
+                if record.position >= committed.position:
+                    break
+                while ticks and ticks[0].position <= record.position:
+                    self._replay_tick(ticks.popleft(), controls, effects, started)
+                self._partition.record(record, effects)
+                started.replayed_records += 1
+            position = records[-1].position + 1
             self._chart(effects)
+            effects = Effects()
+        while ticks:
+            self._replay_tick(ticks.popleft(), controls, effects, started)
+        for control in controls:  # where there was one log for everything, they needed no tick to come
+            self._partition.control(control, effects)
+        self._chart(effects)
 
-    def _ticks(self, begin: Place, committed: Place) -> list[StoredTick]:
+    def _replay_tick(self, tick: StoredTick, controls: deque[Control], effects: Effects, started: Started) -> None:
+        taken = []
+        while controls and controls[0].position < tick.control_position:
+            taken.append(controls.popleft())
+        self._partition.tick(tick, taken, effects)
+        started.replayed_ticks += 1
+
+    def _past_controls(self, begin: Place, committed: Place) -> deque[Control]:
+        """Applied since `begin`. Kept in memory: between two snapshots there is little of it."""
+        past: deque[Control] = deque()
+        position = begin.control_position
+        while found := self._controls.read(position, CONTROLS_MAX):
+            position = found[-1].position + 1
+            past.extend(c for c in found if c.position < committed.control_position and self._concerns_us(c))
+            if position >= committed.control_position:
+                break
+        return past
+
+    def _ticks(self, begin: Place, committed: Place) -> deque[StoredTick]:
         """Stored ticks behind `begin`; the one just before gives the time to begin with."""
         with read(self._engine) as connection:
             rows = connection.execute(
-                select(StreamTick.number, StreamTick.position, StreamTick.time_unix_ns)
+                select(StreamTick.number, StreamTick.position, StreamTick.control_position, StreamTick.time_unix_ns)
                 .where(
                     StreamTick.partition == self._number,
                     StreamTick.number >= begin.tick_number,
@@ -260,7 +319,7 @@ class Stream:
                 )
                 .order_by(StreamTick.number)
             )
-            ticks = [StoredTick(*row) for row in rows]
+            ticks = deque(StoredTick(*row) for row in rows)
         if ticks and ticks[0].number == begin.tick_number:
-            self._partition.now_ns = ticks.pop(0).time_unix_ns
+            self._partition.now_ns = ticks.popleft().time_unix_ns
         return ticks

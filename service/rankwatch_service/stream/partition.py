@@ -1,4 +1,5 @@
-"""The jobs of one partition: each record and each tick goes to whom it concerns, in order. Pure.
+"""The jobs of one partition: each record and each tick, with the control records that it brings, goes to whom it
+concerns, in order. Pure.
 
 Records and ticks alone decide; how they are batched does not. After a restart every job goes on from its own snapshot:
 what lies before that is skipped for it.
@@ -6,13 +7,15 @@ what lies before that is skipped for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from rankwatch_service.control.records import decode_control
-from rankwatch_service.log.base import ALL_JOBS, Record, RecordKind
+from rankwatch_service.log.base import ALL_JOBS, Record
+from rankwatch_service.log.control import Control
 from rankwatch_service.stream.commit import Place, StoredTick
 from rankwatch_service.stream.decode import BadBatchError, Reason, checked
 from rankwatch_service.stream.desk import Desk
@@ -30,7 +33,7 @@ nobody's silence in that time counts."""
 JOBS_MAX: Final = 1_000
 """Jobs of one partition; telemetry of further ones is refused with a dead letter."""
 
-_START: Final = Place(0, 0)
+_START: Final = Place(0, 0, 0)
 
 
 class Partition:
@@ -51,7 +54,7 @@ class Partition:
         return any(not job.resting for job in self.jobs.values())
 
     def record(self, record: Record, effects: Effects) -> None:
-        """The next record of the log. One that cannot be used becomes a dead letter, and the stream goes on."""
+        """The next record of telemetry. One that cannot be used becomes a dead letter, and the stream goes on."""
         try:
             self._take(record, effects)
         except BadBatchError as error:
@@ -60,17 +63,30 @@ class Partition:
             self._refuse(record, Reason.MALFORMED, str(error), effects)
         except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
             self._refuse(record, Reason.FAILED, f"{type(error).__name__}: {error}"[:500], effects)
-        self.place = Place(record.position + 1, self.place.tick_number)
+        self.place = replace(self.place, position=record.position + 1)
 
-    def tick(self, tick: StoredTick, effects: Effects) -> None:
-        """The next tick. Time never goes back."""
+    def tick(self, tick: StoredTick, controls: Sequence[Control], effects: Effects) -> None:
+        """The next tick, and the control records below its control position that are not applied yet.
+
+        Time never goes back.
+        """
         before, self.now_ns = self.now_ns, max(self.now_ns, tick.time_unix_ns)
         pause_s = (self.now_ns - before) / 1e9
         blind_s = pause_s - TICK_S if before and pause_s > BLIND_S else 0.0
-        self.place = Place(max(self.place.position, tick.position), tick.number)
+        for control in controls:
+            self.control(control, effects)
+        self.place = Place(max(self.place.position, tick.position), tick.number, tick.control_position)
         for name, job in self.jobs.items():
             if tick.number > self._from.get(name, _START).tick_number:
                 job.tick(self._now_s, blind_s, effects)
+
+    def control(self, control: Control, effects: Effects) -> None:
+        """A control record, at the time of the last tick. A job that begins later finds it on the desk."""
+        try:
+            self._obey(control, effects)
+        except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may say what we do not know
+            detail = f"control record: {type(error).__name__}: {error}"[:500]
+            effects.refused.append(Refused(control.position, Reason.FAILED, detail, control.value, self.now_ns))
 
     def snapshot(self, name: str) -> dict[str, Any]:
         """State of one job, or of the partition itself (`ALL_JOBS`)."""
@@ -105,21 +121,16 @@ class Partition:
     def _now_s(self) -> float:
         return self.now_ns / 1e9
 
+    def _obey(self, control: Control, effects: Effects) -> None:
+        record = decode_control(control.value)
+        if self._is_new_to(ALL_JOBS, control):
+            self.desk.take(record)
+        for name, job in self.jobs.items():
+            if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
+                job.control(record, self._now_s, effects)
+
     def _take(self, record: Record, effects: Effects) -> None:
-        if record.kind == RecordKind.CONTROL:
-            control = decode_control(record.value)
-            if record.key != ALL_JOBS:
-                job = self.jobs.get(record.key)
-                if job is not None and self._concerns(record.key, record):
-                    job.control(control, self._now_s, effects)
-                return
-            if self._concerns(ALL_JOBS, record):
-                self.desk.take(control)
-            for name, job in self.jobs.items():
-                if self._concerns(name, record):
-                    job.control(control, self._now_s, effects)
-            return
-        if not self._concerns(record.key, record):
+        if record.position < self._from.get(record.key, _START).position:
             return
         found = checked(record.value, "application/msgpack")
         batch = found.batch
@@ -131,8 +142,8 @@ class Partition:
     def _refuse(self, record: Record, reason: Reason, detail: str, effects: Effects) -> None:
         effects.refused.append(Refused(record.position, reason, detail, record.value, self.now_ns))
 
-    def _concerns(self, name: str, record: Record) -> bool:
-        return record.position >= self._from.get(name, _START).position
+    def _is_new_to(self, name: str, control: Control) -> bool:
+        return control.position >= self._from.get(name, _START).control_position
 
     def _new(self, name: str) -> JobStream:
         if len(self.jobs) >= JOBS_MAX:

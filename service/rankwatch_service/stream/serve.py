@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.base import Log
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import ChangeWatch, open_engine
@@ -70,7 +71,7 @@ def follow(engine: Engine, log: Log, clock: Clock, links: Links, stop: Stop) -> 
         FencedError: another process owns the partition; this one must end.
     """
     while not stop.asked:
-        stream = Stream(engine, log, clock, detectors, links, SeriesWriter(engine, clock))
+        stream = Stream(engine, log, ControlLog(engine, clock), clock, detectors, links, SeriesWriter(engine, clock))
         try:
             _say(stream.start())
             _follow(engine, stream, clock, stop)

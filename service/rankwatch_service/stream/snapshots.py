@@ -5,8 +5,8 @@ checksum are there; the log may be forgotten up to where two such snapshots of e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sqlalchemy import Engine, delete, insert, select, update
@@ -46,8 +46,7 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         begun = insert(Snapshot).values(
             partition=partition,
             job=job,
-            position=place.position,
-            tick_number=place.tick_number,
+            **asdict(place),
             version=VERSION,
             checksum="",
             chunks=len(parts),
@@ -98,14 +97,14 @@ def load(engine: Engine, partition: int, up_to: Place) -> tuple[list[Saved], lis
 
 
 def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:
-    """Where the log and the ticks must be kept from; None while some job has fewer than `KEPT` snapshots."""
+    """Where both logs and the ticks must be kept from; None while some job has fewer than `KEPT` snapshots."""
     positions: dict[str, list[Place]] = defaultdict(list)
     with read(engine) as connection:
-        query = select(Snapshot.job, Snapshot.position, Snapshot.tick_number)
-        for job, position, number in connection.execute(
+        query = select(Snapshot.job, Snapshot.position, Snapshot.tick_number, Snapshot.control_position)
+        for job, *place in connection.execute(
             query.where(Snapshot.partition == partition, Snapshot.complete).order_by(Snapshot.id)
         ):
-            positions[job].append(Place(position, number))
+            positions[job].append(Place(*place))
     places = []
     for job in jobs:
         if len(positions[job]) < KEPT:
@@ -113,7 +112,16 @@ def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | 
         places.append(positions[job][-KEPT])
     if not places:
         return None
-    return Place(min(place.position for place in places), min(place.tick_number for place in places))
+    return earliest(places)
+
+
+def earliest(places: Sequence[Place]) -> Place:
+    """Where nothing that lies behind any of the places is missed."""
+    return Place(
+        min(place.position for place in places),
+        min(place.tick_number for place in places),
+        min(place.control_position for place in places),
+    )
 
 
 def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
@@ -127,6 +135,6 @@ def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
     if len(parts) != row.chunks or checksum(data) != row.checksum:
         return None
     try:
-        return Saved(row.job, Place(row.position, row.tick_number), unpack(data))
+        return Saved(row.job, Place(row.position, row.tick_number, row.control_position), unpack(data))
     except ValueError:
         return None

@@ -10,7 +10,6 @@ from rankwatch_service.api.access import Scope
 from rankwatch_service.control.policy import Mode, policy_of
 from rankwatch_service.control.records import PolicySet, ReceiversSet, SilenceSet, decode_control
 from rankwatch_service.control.training import store_views
-from rankwatch_service.log.base import RecordKind
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Checkpoint
 
@@ -18,7 +17,7 @@ RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
 
 def records(api, kind):
-    found = [decode_control(one.value) for one in api.log.read(0, 0, 1_000) if one.kind == RecordKind.CONTROL]
+    found = [decode_control(one.value) for one in api.controls.read(0, 1_000)]
     return [one for one in found if isinstance(one, kind)]
 
 
@@ -117,7 +116,7 @@ def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
     assert made.json()["secret"].startswith("whsec_")
     [record] = records(api, ReceiversSet)
     assert [(one.name, one.kinds) for one in record.receivers] == [("pager", ("hang",))]
-    raw = b"".join(one.value for one in api.log.read(0, 0, 10))
+    raw = b"".join(one.value for one in api.controls.read(0, 10))
     assert b"hooks.example" not in raw
     assert b"whsec_" not in raw
     assert "secret" not in api.get("/api/v1/receivers").json()["items"][0]

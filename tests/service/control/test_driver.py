@@ -16,7 +16,7 @@ ACTIONS = ("pause", "checkpoint", "rollback", "stop")
 
 def phases(world: DrivenWorld) -> list[str]:
     """Phases of the order as the log tells them to stream."""
-    records = [decode_control(record.value) for record in world.log.read(0, 0, 1_000)]
+    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
     return [record.phase for record in records if isinstance(record, OrderPhase)]
 
 

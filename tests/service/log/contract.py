@@ -2,11 +2,11 @@
 
 import threading
 
-from rankwatch_service.log.base import ALL_JOBS, READ_BYTES_MAX, Entry, Log, RecordKind
+from rankwatch_service.log.base import READ_BYTES_MAX, Entry, Log
 
 
 def entry(value: bytes, key: str = "job") -> Entry:
-    return Entry(key, RecordKind.TELEMETRY, value)
+    return Entry(key, value)
 
 
 def values(log: Log, key: str = "job", position: int = 0, limit: int = 1_000) -> list[bytes]:
@@ -21,9 +21,9 @@ class LogContract:
 
     def test_a_record_comes_back_as_it_was(self, log: Log):
         value = bytes(range(256)) * 10
-        log.append([Entry("jöb", RecordKind.CONTROL, value)])
+        log.append([Entry("jöb", value)])
         (record,) = log.read(log.partition_of("jöb"), 0, 10)
-        assert (record.key, record.kind, record.value) == ("jöb", "control", value)
+        assert (record.key, record.value) == ("jöb", value)
         assert record.partition == log.partition_of("jöb")
 
     def test_reading_goes_on_behind_the_last_position(self, log: Log):
@@ -54,11 +54,6 @@ class LogContract:
         for key in ("a", "b", "c", "d"):
             assert 0 <= log.partition_of(key) < log.partitions
             assert values(log, key) == [key.encode()]
-
-    def test_what_concerns_all_jobs_is_in_every_partition(self, log: Log):
-        log.append([Entry(ALL_JOBS, RecordKind.CONTROL, b"policy")])
-        for partition in range(log.partitions):
-            assert [record.value for record in log.read(partition, 0, 10)] == [b"policy"]
 
     def test_appends_from_several_threads_lose_and_double_nothing(self, log: Log):
         def work(name: int) -> None:

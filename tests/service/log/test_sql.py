@@ -2,11 +2,10 @@ import pytest
 from sqlalchemy import func, select
 
 from rankwatch_service.log import dead_letters
-from rankwatch_service.log.base import Entry, RecordKind
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import DeadLetter
-from tests.service.log.contract import LogContract, entry, values
+from tests.service.log.contract import LogContract, entry
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
 
@@ -28,22 +27,6 @@ class TestFourPartitions(LogContract):
     @pytest.fixture
     def log(self, engine):
         return SqlLog(engine, FakeClock(), partitions=4)
-
-
-def add_and_fail(engine, log) -> None:
-    with write(engine) as connection:
-        log.append_in(connection, [entry(b"undone")])
-        raise RuntimeError
-
-
-def test_a_control_record_exists_only_if_the_row_it_explains_does(engine):
-    log = SqlLog(engine, FakeClock())
-    with pytest.raises(RuntimeError):
-        add_and_fail(engine, log)
-    assert log.end(0) == 0
-    with write(engine) as connection:
-        log.append_in(connection, [Entry("job", RecordKind.CONTROL, b"done")])
-    assert values(log) == [b"done"]
 
 
 def test_a_record_tells_when_the_service_took_it(engine):

@@ -93,3 +93,49 @@ def test_data_survives_a_second_upgrade(engine):
     upgrade(engine)
     with read(engine) as connection:
         assert connection.execute(text("SELECT count(*) FROM setting")).scalar_one() == 1
+
+
+def test_control_records_of_the_first_version_move_to_a_log_of_their_own(engine):
+    config = configuration()
+    with write(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for position, kind in enumerate(["control", "telemetry", "control", "telemetry", "control"]):
+            row = {"position": position, "kind": kind, "value": b"%d" % position}
+            connection.execute(text("INSERT INTO log_record VALUES (0, :position, 'job', :kind, :value, 7)"), row)
+        connection.execute(text("INSERT INTO log_partition VALUES (0, 5)"))
+        connection.execute(text("INSERT INTO stream_position VALUES (0, 4, 2, 1)"))
+        connection.execute(text("INSERT INTO stream_tick VALUES (0, 1, 0, 1), (0, 2, 3, 2)"))
+        connection.execute(text("INSERT INTO snapshot VALUES (1, 0, 'job', 1, 1, '1', '', 1, true, 9)"))
+        connection.execute(text("INSERT INTO snapshot_chunk VALUES (1, 0, 'state')"))
+    upgrade(engine)
+    with read(engine) as connection:
+        moved = connection.execute(text("SELECT position, key, value, appended_unix_ns FROM control_record")).all()
+        assert moved == [(0, "job", b"0", 7), (1, "job", b"2", 7), (2, "job", b"4", 7)]
+        assert connection.scalar(text("SELECT next_position FROM control_end")) == 3
+        assert connection.execute(text("SELECT position FROM log_record")).scalars().all() == [1, 3]
+        assert connection.scalar(text("SELECT control_position FROM stream_position")) == 2
+        assert connection.execute(text("SELECT control_position FROM stream_tick")).scalars().all() == [0, 2]
+        assert connection.scalar(text("SELECT control_position FROM snapshot")) == 1
+        assert connection.scalar(text("SELECT count(*) FROM snapshot_chunk")) == 1
+
+
+def test_going_back_takes_along_what_stream_has_not_heard_yet(engine):
+    upgrade(engine)
+    with write(engine) as connection:
+        connection.execute(text("INSERT INTO log_partition VALUES (0, 10)"))
+        connection.execute(
+            text(
+                "INSERT INTO stream_position (partition, position, tick_number, epoch, control_position, "
+                "control_needed) VALUES (0, 10, 1, 1, 1, 0)"
+            )
+        )
+        connection.execute(text("INSERT INTO control_record VALUES (0, 'j', 'old', 7), (1, 'j', 'new', 8)"))
+    config = configuration()
+    with write(engine) as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    with read(engine) as connection:
+        rows = connection.execute(text("SELECT position, kind, value FROM log_record")).all()
+        assert rows == [(10, "control", "new")]
+        assert connection.scalar(text("SELECT next_position FROM log_partition")) == 11

@@ -5,9 +5,10 @@ from sqlalchemy import delete, func, select, update
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.control.policy import Mode, Policy, Rule, policy_record
-from rankwatch_service.control.records import encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, RecordKind
+from rankwatch_service.control.policy import Limits, Mode, Policy, Rule, policy_record
+from rankwatch_service.control.records import Judgement, encode_control
+from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
@@ -31,6 +32,10 @@ class NoSeries:
         pass
 
 
+def no_links(job, incident) -> dict[str, str]:
+    return {}
+
+
 class Service:
     """A database, a clock, and streams over them."""
 
@@ -38,10 +43,11 @@ class Service:
         self.engine = new_database(folder)
         self.clock = FakeClock()
         self.log = SqlLog(self.engine, self.clock)
+        self.controls = ControlLog(self.engine, self.clock)
         self.seq: dict[str, int] = {}
 
     def stream(self) -> Stream:
-        return Stream(self.engine, self.log, self.clock, detectors, lambda job, incident: {}, NoSeries())
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, NoSeries())
 
     def started(self) -> Stream:
         stream = self.stream()
@@ -51,7 +57,11 @@ class Service:
     def send(self, job="gpt", **fields) -> None:
         seq = self.seq[job] = self.seq.get(job, -1) + 1
         body = wire.encode(batch(seq, job=job, **({"ranks": ranks(2)} if seq == 0 else {}), **fields))
-        self.log.append([Entry(job, RecordKind.TELEMETRY, body)])
+        self.log.append([Entry(job, body)])
+
+    def tell(self, key, record) -> None:
+        with write(self.engine) as connection:
+            self.controls.append_in(connection, [Entry(key, encode_control(record))])
 
     def train(self, *steps: int, job="gpt") -> None:
         for step in steps:
@@ -153,13 +163,12 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
 @pytest.mark.timeout(300)
 def test_ten_thousand_records_are_replayed_to_the_very_same_state(service):
     stream = service.started()
-    with write(service.engine) as connection:
-        for step in range(10_000):
-            fields = {"ranks": ranks(2)} if step == 0 else {}
-            values = {"loss": [2.0 + step % 7, 2.0], "step_time_s": [0.5, 0.5], "busy_s": [0.3, 0.3 + step % 3 / 100]}
-            body = wire.encode(batch(step, steps=table([step] * 2, [0, 1], **values), **fields))
-            service.log.append_in(connection, [Entry("gpt", RecordKind.TELEMETRY, body)])
-            service.clock.advance(0.5)
+    for step in range(10_000):
+        fields = {"ranks": ranks(2)} if step == 0 else {}
+        values = {"loss": [2.0 + step % 7, 2.0], "step_time_s": [0.5, 0.5], "busy_s": [0.3, 0.3 + step % 3 / 100]}
+        body = wire.encode(batch(step, steps=table([step] * 2, [0, 1], **values), **fields))
+        service.log.append([Entry("gpt", body)])
+        service.clock.advance(0.5)
     while stream.step():
         pass
     again = service.stream()
@@ -251,7 +260,7 @@ def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service
 def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
     stream = service.started()
     rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
-    service.log.append([Entry(ALL_JOBS, RecordKind.CONTROL, encode_control(policy_record(rules)))])
+    service.tell(ALL_JOBS, policy_record(rules))
     service.train(*range(10))
     service.send(steps=table([10] * 2, [0, 1], loss=[float("nan")] * 2))
     stream.step()
@@ -278,7 +287,7 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
 def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service):
     stream = service.started()
     rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
-    service.log.append([Entry(ALL_JOBS, RecordKind.CONTROL, encode_control(policy_record(rules)))])
+    service.tell(ALL_JOBS, policy_record(rules))
     stream.step()
     for _ in range(3):
         saved(service, stream, ALL_JOBS)
@@ -309,7 +318,7 @@ def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, m
 def test_a_batch_under_another_jobs_key_is_refused(service):
     stream = service.started()
     body = wire.encode(batch(0, job="gpt"))
-    service.log.append([Entry("other", RecordKind.TELEMETRY, body)])
+    service.log.append([Entry("other", body)])
     stream.step()
     assert service.column(select(models.DeadLetter.reason)) == ["name"]
 
@@ -331,3 +340,86 @@ def test_closing_makes_the_next_start_immediate(service):
     stream.close()
     started = service.stream().start()
     assert (started.replayed_records, started.replayed_ticks) == (0, 0)
+
+
+def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service):
+    stream = service.started()
+    service.train(1)
+    stream.step()
+    rules = Policy(hands_off=True)
+    service.tell(ALL_JOBS, policy_record(rules))
+    service.clock.advance(0.01)
+    stream.step()
+    assert stream.partition.jobs["gpt"].desk.policy == rules
+    assert service.column(select(models.StreamPosition.control_position)) == [1]
+    assert service.column(select(models.StreamTick.control_position).order_by(models.StreamTick.number)) == [0, 1]
+    again = service.started()
+    assert again.partition.jobs["gpt"].desk.policy == rules
+    assert again.partition.place == stream.partition.place
+    ticks = service.column(select(func.count(models.StreamTick.number)))
+    again.step()
+    assert service.column(select(func.count(models.StreamTick.number))) == ticks
+
+
+def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service):
+    stream = service.started()
+    first, second = Policy(hands_off=True), Policy(hands_off=False, limits=Limits(cool_down_s=7.0))
+    service.train(1)
+    service.clock.advance(0.2)
+    service.tell(ALL_JOBS, policy_record(first))
+    service.clock.advance(0.2)
+    service.train(2)
+    service.clock.advance(0.2)
+    service.tell(ALL_JOBS, policy_record(second))
+    service.clock.advance(0.2)
+    service.train(3)
+    stream.step(records_max=2)
+    assert stream.partition.jobs["gpt"].desk.policy == first
+    stream.step(records_max=2)
+    assert stream.partition.jobs["gpt"].desk.policy == second
+    places = select(models.StreamTick.position, models.StreamTick.control_position).order_by(models.StreamTick.number)
+    with read(service.engine) as connection:
+        assert connection.execute(places).all() == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_decision_about_a_job_of_another_partition_moves_nothing_here(service):
+    service.log = SqlLog(service.engine, service.clock, partitions=2)
+    elsewhere = next(name for name in "abcdef" if service.log.partition_of(name) == 1)
+    stream = service.started()
+    stream.step()
+    service.tell(elsewhere, Judgement("inc", "resolved", "ann"))
+    service.clock.advance(0.01)
+    stream.step()
+    assert service.column(select(func.count(models.StreamTick.number))) == [1]
+    service.tell(ALL_JOBS, policy_record(Policy()))
+    service.clock.advance(0.01)
+    stream.step()
+    assert service.column(select(models.StreamPosition.control_position)) == [2]
+
+
+def test_a_decision_that_cannot_be_read_becomes_a_dead_letter(service):
+    stream = service.started()
+    service.train(1)
+    stream.step()
+    with write(service.engine) as connection:
+        service.controls.append_in(connection, [Entry("gpt", b'{"record":"of a newer version"}')])
+    stream.step()
+    assert service.column(select(models.DeadLetter.reason)) == ["failed"]
+    assert service.column(select(models.StreamPosition.control_position)) == [1]
+
+
+def test_decisions_are_kept_until_no_start_needs_them(service):
+    stream = service.started()
+    service.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
+    service.train(1)
+    stream.step()
+    saved(service, stream)
+    stream.save_due()
+    assert service.controls.begin() == 0
+    for _ in range(2):
+        service.clock.advance(loop.SNAPSHOT_S)
+        stream.step()
+        stream.save_due()
+    assert service.controls.begin() == 1
+    again = service.started()
+    assert again.partition.jobs["gpt"].desk.policy.hands_off
