@@ -15,7 +15,9 @@ from rankwatch_service.cli import (
     incidents,
     jobs,
     notifications,
+    replay,
     roles,
+    simulate,
 )
 
 app: Final = typer.Typer(
@@ -34,6 +36,7 @@ KEEP: Final = "Look after"
 
 app.command("up", rich_help_panel=RUN)(roles.up)
 app.command("demo", rich_help_panel=RUN)(roles.demo)
+app.command("simulate", rich_help_panel=RUN)(simulate.simulate)
 app.command("api", rich_help_panel=RUN)(roles.api)
 app.command("stream", rich_help_panel=RUN)(roles.stream)
 app.command("notify", rich_help_panel=RUN)(roles.notify)
@@ -42,6 +45,7 @@ app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_he
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
 app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
+app.command("replay", rich_help_panel=WATCH)(replay.replay)
 
 for action in directives.ACTIONS:
     app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)

@@ -44,7 +44,13 @@ class _Agent:
 
 
 def batches(
-    job: str, observations: Iterable[Observation], steps_per_batch: int = 1, start_unix_ns: int = 0
+    job: str,
+    observations: Iterable[Observation],
+    steps_per_batch: int = 1,
+    start_unix_ns: int = 0,
+    *,
+    boot: str = "boot-1",
+    can: tuple[str, ...] = CAN,
 ) -> Iterator[Message]:
     """Turn observations into the batches that agents would send, in the order of sending.
 
@@ -53,16 +59,20 @@ def batches(
         observations: of one job; orders are left out, since they are not telemetry.
         steps_per_batch: rows of so many steps travel together; progress and events take along what waits.
         start_unix_ns: what the job's time 0 is on the agents' clocks.
+        boot: names this run of every agent; it must be another one where the same job is sent again.
+        can: what the ranks say they can be told to do.
     """
-    player = _Player(job, steps_per_batch, start_unix_ns)
+    player = _Player(job, steps_per_batch, start_unix_ns, boot, can)
     for observation in observations:
         yield from player.take(observation)
     yield from player.send()
 
 
 class _Player:
-    def __init__(self, job: str, steps_per_batch: int, start_unix_ns: int) -> None:
+    def __init__(self, job: str, steps_per_batch: int, start_unix_ns: int, boot: str, can: tuple[str, ...]) -> None:
         self._job = job
+        self._boot = boot
+        self._can = can
         self._steps_per_batch = steps_per_batch
         self._start_unix_ns = start_unix_ns
         self._now_s = 0.0
@@ -105,7 +115,7 @@ class _Player:
                 job=self._job,
                 attempt=self._start.attempt,
                 host=agent.host,
-                boot="boot-1",
+                boot=self._boot,
                 seq=agent.seq,
                 sent_unix_ns=self._start_unix_ns + round(self._now_s * 1e9),
                 ranks=() if agent.introduced else self._infos(agent),
@@ -145,7 +155,7 @@ class _Player:
                 ep=int(topology.ep[rank]),
                 parameters=topology.parameters,
                 replicated=topology.replicated,
-                can=CAN,
+                can=self._can,
             )
             for local, rank in enumerate(agent.ranks)
         )

@@ -47,6 +47,8 @@ class _Player:
         self.launch, self.rollbacks = 0, 0
         self.now_s, self.next_tick_s = 0.0, TICK_S
         self.step, self.collective = job.start_step, 0
+        self.first_step = job.start_step
+        """Of this attempt."""
         self.step_since_s = 0.0
         self.heard_s: Floats = np.zeros(ranks)
         self.cpu_s: Floats = np.zeros(ranks)
@@ -54,18 +56,19 @@ class _Player:
         self.poisoned = False
         # Faults are tied to an attempt: what has been played does not come again when its step is repeated.
         self.nonfinites, self.flips = dict(job.nonfinites), dict(job.flips)
+        self.stalls, self.silences = list(job.stalls), list(job.silences)
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property
     def attempt(self) -> str:
-        return f"launch{self.launch}.{self.rollbacks}"
+        return f"{self.job.launch}{self.launch}.{self.rollbacks}"
 
     def play(self) -> Iterator[Observation]:
         yield AttemptStart(self.attempt, self.topology, self.now_s)
         restarts = {restart.at_step: restart for restart in self.job.restarts}
         exits = {end.at_step: end for end in self.job.exits}
         while self.step < self.job.steps:
-            for stall in [stall for stall in self.job.stalls if stall.at_step == self.step]:
+            for stall in [stall for stall in self.stalls if stall.at_step == self.step]:
                 yield from self._stand_still(stall)
             if self.step in exits:
                 yield from self._end_process(exits.pop(self.step))
@@ -103,8 +106,12 @@ class _Player:
         scatter = math.sqrt((TAIL_FREEDOM - 2) / TAIL_FREEDOM)
         noise = np.exp(job.noise * scatter * random.standard_t(TAIL_FREEDOM, ranks))
         load = self._load()
+        load = load * math.prod(factor for at_step, factor in job.ramps if self.step >= at_step)
         wave = 1.0 + job.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
         work = 0.7 * job.step_s * wave * self.silicon * noise * load
+        trained = self.step - self.first_step
+        if trained < job.warm_up_steps:
+            work = work * (1 + (job.warm_up_factor - 1) * (1 - trained / job.warm_up_steps))
         if job.stage_weights:
             work = work * np.asarray(job.stage_weights)[self.topology.pp]
         work = work + self._interruptions()
@@ -204,12 +211,14 @@ class _Player:
         here = np.ones(self.job.world_size, dtype=np.bool_)
         for rank, start, end in self.job.missing:
             here[rank] &= not start <= self.step < end
-        for host, start, end in self.job.silences:
+        for host, start, end in self.silences:
             if start <= self.step < end:
                 here &= np.asarray([name != host for name in self.topology.host])
         return dict.fromkeys([*values, *exact], here)
 
     def _stand_still(self, stall: Stall) -> Iterator[Observation]:
+        if stall.phase not in ("eval", "checkpoint_save"):
+            self.stalls.remove(stall)
         self.step_since_s = self.now_s
         if stall.held:
             self.state = ["held"] * self.job.world_size
@@ -241,7 +250,8 @@ class _Player:
         self.poisoned = False
         self.flips.clear()
         self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > restart.at_step}
-        self.step = restart.to_step
+        self.silences = [silence for silence in self.silences if silence[1] > restart.at_step]
+        self.step = self.first_step = restart.to_step
         self.step_since_s = self.now_s
         self.heard_s[:] = self.now_s
         yield AttemptStart(self.attempt, self.topology, self.now_s)
@@ -261,7 +271,7 @@ class _Player:
     def _presence(self, phase: str, late: tuple[int, ...], stall: Stall | None) -> Presence:
         ranks = self.job.world_size
         silent = np.zeros(ranks, dtype=np.bool_)
-        for host, start, end in self.job.silences:
+        for host, start, end in self.silences:
             if start <= self.step < end:
                 silent |= np.asarray([name == host for name in self.topology.host])
         alive = np.asarray([state != "exited" for state in self.state])

@@ -97,6 +97,21 @@ class LossShape:
 
 
 @dataclass(slots=True)
+class Transit:
+    """What befalls batches between their host and the service (`transit.disturbed`)."""
+
+    doubled: float = 0.0
+    """Probability that a batch is sent twice."""
+    late: float = 0.0
+    """Probability that a batch is late, and comes after its successors."""
+    late_s: float = 0.0
+    skews: dict[str, float] = field(default_factory=dict)
+    """Seconds by which a host's clock is ahead."""
+    boots: dict[str, float] = field(default_factory=dict)
+    """Time of the job at which a host's collector starts anew, in seconds."""
+
+
+@dataclass(slots=True)
 class Job:
     """A scripted synthetic job. All methods return the job, so that calls can be chained."""
 
@@ -138,6 +153,16 @@ class Job:
     wave: float = 0.0
     contention: float = 0.0
     """Standard deviation of wall time that ranks lose to other processes on the same cores."""
+    warm_up_steps: int = 0
+    warm_up_factor: float = 1.0
+    """The first steps of every attempt take longer, less and less so."""
+    ramps: list[tuple[int, float]] = field(default_factory=list)
+    """From a step on, every rank's batch is so many times larger."""
+    lean_host: int | None = None
+    """A host that has one device less than the others."""
+    launch: str = "launch"
+    """Begins the names of all attempts: LAUNCHn.k."""
+    transit: Transit = field(default_factory=Transit)
     ends: bool = True
     """The ranks leave their loops in the end; False = the record just stops."""
 
@@ -168,10 +193,11 @@ class Job:
             self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
         return self
 
-    def hang(self, rank: int, at_step: int, seconds: float = 60.0, *, stopped: bool = False) -> Job:
-        """Let a rank not arrive for so many seconds; the others wait in `backward`."""
-        self.stalls.append(Stall(at_step, seconds, "forward", (rank,), stopped=stopped))
-        self.labels.append(Label(Kind.HANG, (rank,), at_step))
+    def hang(self, rank: int | tuple[int, ...], at_step: int, seconds: float = 60.0, *, stopped: bool = False) -> Job:
+        """Let ranks not arrive for so many seconds; the others wait in `backward`."""
+        ranks = (rank,) if isinstance(rank, int) else rank
+        self.stalls.append(Stall(at_step, seconds, "forward", ranks, stopped=stopped))
+        self.labels.append(Label(Kind.HANG, ranks, at_step))
         return self
 
     def kill(self, rank: int, at_step: int, signal: int | None = 9, code: int | None = None, error: str = "") -> Job:
@@ -261,6 +287,58 @@ class Job:
         self.stalls.append(Stall(at_step, seconds, "", held=True))
         return self
 
+    def flap(self, at_step: int, seconds: float) -> Job:
+        """A link is down for some seconds: all ranks wait for each other, and training goes on by itself."""
+        self.stalls.append(Stall(at_step, seconds, "backward"))
+        return self
+
+    def warm_up(self, steps: int, factor: float) -> Job:
+        """The first steps of every attempt are slow: caches fill, kernels are tuned."""
+        self.warm_up_steps, self.warm_up_factor = steps, factor
+        return self
+
+    def ramp(self, at_step: int, factor: float) -> Job:
+        """A schedule makes every rank's batch larger; the tokens of a step tell so."""
+        self.ramps.append((at_step, factor))
+        self.report_tokens = True
+        return self
+
+    def loss_step(self, at_step: int, factor: float) -> Job:
+        """The loss goes to another level for good: a new mix of data, another learning rate."""
+        self.losses.append(LossShape(at_step, None, factor, 0.0, "loss"))
+        return self
+
+    def lean(self, host: int) -> Job:
+        """One host has a device less than the others, and the job was started like that."""
+        self.lean_host = host
+        return self
+
+    def doubled(self, probability: float) -> Job:
+        """Batches that come twice."""
+        self.transit.doubled = probability
+        return self
+
+    def late(self, probability: float, seconds: float) -> Job:
+        """Batches that come late, after the ones sent behind them."""
+        self.transit.late, self.transit.late_s = probability, seconds
+        return self
+
+    def skew(self, host: str, seconds: float) -> Job:
+        """A host whose clock is ahead of the others'."""
+        self.transit.skews[host] = seconds
+        return self
+
+    def new_collector(self, host: str, at_s: float) -> Job:
+        """A host's collector starts anew and numbers its batches from 0."""
+        self.transit.boots[host] = at_s
+        return self
+
+    def lose_host(self, host: str, at_step: int, seconds: float = 60.0) -> Job:
+        """A host goes: nothing comes from it, and its ranks arrive at no collective."""
+        ranks = tuple(rank for rank, name in enumerate(self.topology().host) if name == host)
+        self.stalls.append(Stall(at_step, seconds, "forward", ranks, stopped=True))
+        return self.silence(host, at_step, at_step + 1)
+
     def restart(self, at_step: int, to_step: int, *, relaunch: bool = True, away_s: float = 20.0) -> Job:
         """Begin a new attempt after a step."""
         self.restarts.append(Restart(at_step, to_step, relaunch, away_s))
@@ -285,7 +363,7 @@ class Job:
         if replicas * self.tp * self.pp != self.world_size:
             raise ValueError(f"world size {self.world_size} is not a multiple of tp {self.tp} x pp {self.pp}")
         zero = np.zeros_like(ranks)
-        hosts = tuple(f"host-{rank // self.ranks_per_host}" for rank in range(self.world_size))
+        hosts = tuple(f"host-{number}" for number in self._host_of_ranks())
         devices = tuple(f"GPU-{zlib.crc32(b'%d' % rank):08x}" for rank in range(self.world_size))
         return Topology(
             world_size=self.world_size,
@@ -299,6 +377,12 @@ class Job:
             replicated=True,
             parameters=("embedding.weight", "block.0.weight", "head.weight"),
         )
+
+    def _host_of_ranks(self) -> list[int]:
+        ranks = np.arange(self.world_size)
+        if self.lean_host is not None:
+            ranks = ranks + (ranks >= (self.lean_host + 1) * self.ranks_per_host - 1)
+        return [int(number) for number in ranks // self.ranks_per_host]
 
     def observations(self) -> Iterator[Observation]:
         """All observations in stream order; each call begins anew."""

@@ -1,0 +1,39 @@
+"""The ways by which a synthetic job's batches get into a service."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httpx2
+
+from rankwatch_service.simulate.live import NotYetError, RefusedError
+
+TIMEOUT_S: Final = 30.0
+NEVER_TAKEN: Final = frozenset((400, 401, 403, 404, 413, 415, 422))
+"""Answers that another try does not change, as long as nobody changes address or token."""
+
+
+class HttpLine:
+    """`POST /api/v1/telemetry`, over one connection that is kept."""
+
+    def __init__(self, url: str, token: str) -> None:
+        headers = {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
+
+    def send(self, job: str, body: bytes) -> None:  # noqa: ARG002 - the batch names its job
+        """Send one batch; see `live.Line`."""
+        try:
+            answer = self._client.post("/api/v1/telemetry", content=body)
+        except httpx2.TransportError as error:
+            raise NotYetError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
+        if answer.is_success:
+            return
+        told = f"{answer.url}: {answer.status_code} {answer.text[:300]}"
+        if answer.status_code in NEVER_TAKEN:
+            raise RefusedError(told)
+        after = answer.headers.get("Retry-After", "")
+        raise NotYetError(told, float(after) if after.isdecimal() else 0.0)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()

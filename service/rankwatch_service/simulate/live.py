@@ -1,0 +1,205 @@
+"""Sends a synthetic job into a running service, as its hosts' agents would: in order for each host, until accepted.
+
+A thread for every `HOSTS_PER_LINE` hosts, at most `LINES_MAX`, holds one connection. What cannot be sent yet waits in
+queues of `WAITING_MAX` batches; when one is full, the job itself waits, and is told to be behind.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from zlib import crc32
+
+from rankwatch import wire
+from rankwatch_service.clock import Clock
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.transit import disturbed
+
+HOSTS_PER_LINE: Final = 8
+LINES_MAX: Final = 16
+WAITING_MAX: Final = 64
+"""Batches for each line: 64 x 20 KB (64 rank-steps of 16 metrics, progress) are about 1 MB."""
+
+FLUSH_S: Final = 0.15
+"""Steps of so long travel in one batch, as agents send them."""
+
+PATIENCE_S: Final = 60.0
+"""How long one batch is tried before the service counts as gone."""
+
+PAUSE_FIRST_S: Final = 0.1
+PAUSE_MAX_S: Final = 2.0
+"""Between two tries, doubled each time."""
+
+
+class NotYetError(Exception):
+    """The batch was not taken now, and may be later. `after_s` is when the other side wants it again; 0: not said."""
+
+    def __init__(self, told: str, after_s: float = 0.0) -> None:
+        super().__init__(told)
+        self.after_s = after_s
+
+
+class RefusedError(Exception):
+    """The batch will never be taken."""
+
+
+class Line(Protocol):
+    """One way into the service, used by one thread."""
+
+    def send(self, job: str, body: bytes) -> None:
+        """Return once the batch is durable there.
+
+        Raises:
+            NotYetError: try again.
+            RefusedError: do not.
+        """
+        ...
+
+    def close(self) -> None:
+        """Hang up."""
+        ...
+
+
+@dataclass(slots=True)
+class Sent:
+    """What has been sent so far. Written by several threads, each count under the lock."""
+
+    batches: int = 0
+    bytes: int = 0
+    rank_steps: int = 0
+    tried_again: int = 0
+    behind_s: float = 0.0
+    """How late the last batch was handed over, against its time."""
+    failure: str = ""
+    """Why sending ended early."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the job lives: 1 = real time, 10 = ten times as fast, 0 = as fast as it can be sent."""
+
+    speed: float
+    clock: Clock
+
+
+def send_job(
+    job: Job,
+    name: str,
+    connect: Callable[[], Line],
+    pace: Pace,
+    stopped: Callable[[], bool] = lambda: False,
+    told: Callable[[Sent], None] = lambda _sent: None,
+) -> Sent:
+    """Send the job to its end, to the first failure, or until `stopped`; `told` is called now and then."""
+    sent = Sent()
+    # Runs of one name are told apart by the time at which they begin, as boots of real agents are.
+    begins_unix_ns = pace.clock.unix_ns()
+    job.launch = f"sim-{begins_unix_ns // 10**9}-"
+    hosts = len(set(job.topology().host))
+    lines = [_Sender(name, connect, pace.clock, sent) for _ in range(min(-(-hosts // HOSTS_PER_LINE), LINES_MAX))]
+    for line in lines:
+        line.start()
+    try:
+        for host, body, rank_steps in _paced(job, name, begins_unix_ns, pace, sent, stopped):
+            if sent.failure:
+                break
+            lines[crc32(host.encode()) % len(lines)].offer(body, rank_steps)
+            told(sent)
+    finally:
+        for line in lines:
+            line.end()
+        for line in lines:
+            line.join()
+    return sent
+
+
+def _paced(
+    job: Job, name: str, begins_unix_ns: int, pace: Pace, sent: Sent, stopped: Callable[[], bool]
+) -> Iterator[tuple[str, bytes, int]]:
+    """Each batch at its time: its host, the encoded batch, and how many rank-steps are in it."""
+    steps_per_batch = max(round(FLUSH_S / job.step_s), 1)
+    boot = f"sim-{begins_unix_ns}"
+    made = batches(name, job.observations(), steps_per_batch, begins_unix_ns, boot=boot, can=())
+    begins_s = pace.clock.monotonic_s()
+    for message in disturbed(made, job.transit, job.seed):
+        due_s = begins_s + message.time_s / pace.speed if pace.speed else 0.0
+        while pace.speed and not stopped() and not sent.failure:
+            left_s = due_s - pace.clock.monotonic_s()
+            if left_s <= 0:
+                break
+            pace.clock.sleep(min(left_s, 0.5))
+        if stopped():
+            return
+        sent.behind_s = max(pace.clock.monotonic_s() - due_s, 0.0) if pace.speed else 0.0
+        steps = message.batch.steps
+        yield message.batch.host, wire.encode(message.batch), steps.rows if steps is not None else 0
+
+
+class _Sender(threading.Thread):
+    """Sends what it is offered, one batch after the other."""
+
+    def __init__(self, job: str, connect: Callable[[], Line], clock: Clock, sent: Sent) -> None:
+        super().__init__(name="simulated hosts", daemon=True)
+        self._job = job
+        self._connect = connect
+        self._clock = clock
+        self._sent = sent
+        self._waiting: queue.Queue[tuple[bytes, int] | None] = queue.Queue(WAITING_MAX)
+
+    def offer(self, body: bytes, rank_steps: int) -> None:
+        """Hand over a batch; waits while the queue is full."""
+        self._put((body, rank_steps))
+
+    def end(self) -> None:
+        """Let the thread end when all is sent."""
+        self._put(None)
+
+    def _put(self, what: tuple[bytes, int] | None) -> None:
+        while not self._sent.failure:
+            try:
+                self._waiting.put(what, timeout=0.2)
+                break
+            except queue.Full:
+                continue
+
+    def run(self) -> None:
+        line: Line | None = None
+        try:
+            while not self._sent.failure:
+                try:
+                    entry = self._waiting.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                if entry is None:
+                    return
+                line = line or self._connect()
+                self._deliver(line, *entry)
+        except (RefusedError, NotYetError) as error:
+            self._sent.failure = str(error)
+        finally:
+            if line is not None:
+                line.close()
+
+    def _deliver(self, line: Line, body: bytes, rank_steps: int) -> None:
+        deadline_s = self._clock.monotonic_s() + PATIENCE_S
+        pause_s = PAUSE_FIRST_S
+        while True:
+            try:
+                line.send(self._job, body)
+                break
+            except NotYetError as error:
+                if self._clock.monotonic_s() > deadline_s:
+                    raise
+                with self._sent.lock:
+                    self._sent.tried_again += 1
+                self._clock.sleep(min(max(error.after_s, pause_s), PAUSE_MAX_S))
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+        with self._sent.lock:
+            self._sent.batches += 1
+            self._sent.bytes += len(body)
+            self._sent.rank_steps += rank_steps

@@ -1,0 +1,136 @@
+"""A synthetic job as a table: one row for each (rank, step), in the columns that `rankwatch replay` reads.
+
+A step that follows an evaluation or a save has that kind, and its time contains both, as the SDK records it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch_detectors.base import AttemptStart, Bools, Frame, StepKind, Tick
+from rankwatch_service.simulate.scenario import Job
+
+Array = NDArray[Any]
+
+TEXTS: Final = ("host", "attempt", "kind")
+INTEGERS: Final = frozenset({"step", "rank", "dp", "tp", "pp", "nonfinite", "nonfinite_first", "fingerprint"})
+"""Columns of whole numbers; all others but `TEXTS` are floats."""
+
+COLUMN_OF: Final = {
+    "phase.data_wait": "data_wait_s",
+    "phase.forward": "forward_s",
+    "phase.backward": "backward_s",
+}
+"""What the file calls a metric, where that is not the metric's own name."""
+
+KIND_OF_PHASE: Final = {"eval": StepKind.EVAL, "checkpoint_save": StepKind.CHECKPOINT}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of the table. Where `here[name]` is False, or the column is missing, the value was not measured."""
+
+    count: int
+    columns: dict[str, Array]
+    here: dict[str, Bools]
+
+
+def columns_of(job: Job) -> tuple[str, ...]:
+    """The table's columns for this job, in their order: what can occur in it at all."""
+    named = ["time_s", "step", "rank", "host", "dp", "tp", "pp", "attempt", "kind", "step_time_s", "busy_s", "wait_s"]
+    named += ["data_wait_s", "forward_s", "backward_s", "loss", "grad_norm", "nonfinite"]
+    named += ["fingerprint"] if job.fingerprint_every else []
+    named += ["local_grad_norm"]
+    named += [] if job.accelerated else ["busy_cpu_s"]
+    named += ["tokens", "tokens_squared"] if job.report_tokens else []
+    named += ["nonfinite_first"] if any(not skipped for _, skipped in job.nonfinites.values()) else []
+    named += ["optimizer_skipped"] if any(skipped for _, skipped in job.nonfinites.values()) else []
+    return tuple(named)
+
+
+def rows_of(job: Job) -> Iterator[Rows]:
+    """The rows of one step after the other, ranks ascending."""
+    table = _Table()
+    for observation in job.observations():
+        match observation:
+            case AttemptStart():
+                yield from table.finish()
+                table.start = observation
+            case Frame():
+                if observation.family == "steps":
+                    yield from table.finish()
+                table.take(observation)
+            case Tick():
+                table.see(observation)
+            case _:
+                pass
+    yield from table.finish()
+
+
+class _Table:
+    """Collects what belongs to one step: its frame, late values, and what the job did before it."""
+
+    def __init__(self) -> None:
+        self.start: AttemptStart | None = None
+        self._frames: list[Frame] = []
+        self._kind = StepKind.TRAIN
+        self._stood_s = 0.0
+        self._next_kind = StepKind.TRAIN
+        self._ended_s = 0.0
+
+    def see(self, tick: Tick) -> None:
+        """Notice that the whole job evaluates or saves, before its next step."""
+        if tick.presence is not None and (kind := KIND_OF_PHASE.get(tick.presence.phase[0])) is not None:
+            self._next_kind = kind
+
+    def take(self, frame: Frame) -> None:
+        """A step's frame, or its late values."""
+        if frame.family == "steps":
+            self._kind, self._next_kind = self._next_kind, StepKind.TRAIN
+            step_s = float(frame.values["step_time_s"].max())
+            self._stood_s = max(frame.time_s - self._ended_s - step_s, 0.0)
+            self._ended_s = frame.time_s
+        self._frames.append(frame)
+
+    def finish(self) -> Iterator[Rows]:
+        """The rows of the step whose frames were taken."""
+        if not self._frames:
+            return
+        frames, self._frames = self._frames, []
+        assert self.start is not None
+        here = np.zeros(self.start.topology.world_size, dtype=bool)
+        for frame in frames:
+            for present in frame.present.values():
+                here |= present
+        ranks = np.flatnonzero(here)
+        if len(ranks):
+            yield self._rows(frames, self.start, ranks)
+
+    def _rows(self, frames: list[Frame], start: AttemptStart, ranks: Array) -> Rows:
+        steps, count, topology = frames[0], len(ranks), start.topology
+        columns: dict[str, Array] = {
+            "time_s": np.full(count, steps.time_s),
+            "step": np.full(count, steps.step, np.int64),
+            "rank": ranks.astype(np.int64),
+            "host": np.asarray(topology.host, dtype=object)[ranks],
+            "dp": topology.dp[ranks],
+            "tp": topology.tp[ranks],
+            "pp": topology.pp[ranks],
+            "attempt": np.full(count, start.attempt, dtype=object),
+            "kind": np.full(count, self._kind.value, dtype=object),
+        }
+        present = {}
+        for frame in frames:
+            for name, column in {**frame.values, **frame.exact}.items():
+                called = COLUMN_OF.get(name, name)
+                columns[called] = column[ranks]
+                if not frame.present[name].all():
+                    present[called] = frame.present[name][ranks]
+        if self._kind is not StepKind.TRAIN:
+            columns["step_time_s"] = columns["step_time_s"] + self._stood_s
+        return Rows(count, columns, present)

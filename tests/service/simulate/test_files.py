@@ -1,0 +1,131 @@
+"""Synthetic jobs as files: the columns of replay, what is missing stays missing, equal seeds give equal bytes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.simulate.files import SimulateError, write_job
+from rankwatch_service.simulate.rows import columns_of, rows_of
+from rankwatch_service.simulate.scenario import Job
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_there_is_one_row_for_each_rank_and_step_in_the_order_of_time(tmp_path: Path) -> None:
+    assert write_job(Job(8, 20, 1, tp=2, pp=2), tmp_path / "job.csv") == 160
+    rows = table(tmp_path / "job.csv")
+    assert [(int(row["step"]), int(row["rank"])) for row in rows] == [(s, r) for s in range(20) for r in range(8)]
+    times = [float(row["time_s"]) for row in rows]
+    assert times == sorted(times)
+    assert {(row["dp"], row["tp"], row["pp"]) for row in rows[:8]} == {
+        (dp, tp, pp) for dp in "01" for tp in "01" for pp in "01"
+    }
+    assert {row["host"] for row in rows} == {"host-0"}
+
+
+def test_what_was_not_measured_is_empty_and_nan_is_a_value(tmp_path: Path) -> None:
+    write_job(Job(8, 15, 2).nonfinite(3, 10).absent(5, 4, 6).scaler_skip(7), tmp_path / "job.csv")
+    rows = {(int(row["step"]), int(row["rank"])): row for row in table(tmp_path / "job.csv")}
+    assert len(rows) == 15 * 8 - 2
+    assert rows[1, 0]["fingerprint"] == ""
+    assert rows[10, 0]["fingerprint"] != ""
+    assert [rows[10, rank]["nonfinite"] for rank in (2, 3)] == ["0", "7"]
+    assert math.isnan(float(rows[11, 0]["loss"]))
+    assert math.isinf(float(rows[7, 0]["grad_norm"]))
+    assert rows[6, 0]["optimizer_skipped"] == ""
+
+
+def test_late_values_stand_in_the_row_of_their_step(tmp_path: Path) -> None:
+    write_job(Job(8, 5, 3, late_values=True), tmp_path / "late.csv")
+    write_job(Job(8, 5, 3), tmp_path / "same.csv")
+    assert (tmp_path / "late.csv").read_text() == (tmp_path / "same.csv").read_text()
+
+
+def test_a_step_after_an_evaluation_has_its_kind_and_its_time(tmp_path: Path) -> None:
+    write_job(Job(8, 30, 4).standstill(10, 25.0, "eval"), tmp_path / "job.csv")
+    rows = [row for row in table(tmp_path / "job.csv") if row["rank"] == "0"]
+    assert [int(row["step"]) for row in rows if row["kind"] == "eval"] == [10, 20]
+    times = [float(row["time_s"]) for row in rows]
+    for number in range(1, 30):
+        assert float(rows[number]["step_time_s"]) == pytest.approx(times[number] - times[number - 1])
+    assert float(rows[10]["step_time_s"]) > 25
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_equal_seeds_give_equal_files(tmp_path: Path, ending: str) -> None:
+    for name in "ab":
+        write_job(Job(8, 50, 5).slow(3, 20, 1.2), tmp_path / f"{name}.{ending}", "job")
+    write_job(Job(8, 50, 6).slow(3, 20, 1.2), tmp_path / f"c.{ending}", "job")
+    a, b, c = ((tmp_path / f"{name}.{ending}").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+    assert (tmp_path / "a.labels.json").read_text() == (tmp_path / "b.labels.json").read_text()
+
+
+def test_parquet_holds_what_csv_holds(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    job = Job(16, 40, 7).nonfinite(3, 10).restart(20, 5, relaunch=False).silence("host-1", 25, 30).flip(2, 12)
+    write_job(job, tmp_path / "job.parquet")
+    write_job(job, tmp_path / "job.csv.gz")
+    packed = parquet.read_table(tmp_path / "job.parquet").to_pylist()
+    plain = table(tmp_path / "job.csv.gz")
+    texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in packed]
+    assert texts == plain
+
+
+def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
+    write_job(Job(16, 50, 8, tp=2).slow((1, 2), 10, 1.5, 30).hang(4, 20), tmp_path / "x.csv")
+    labels = json.loads((tmp_path / "x.labels.json").read_text())
+    assert labels["job"] == "x"
+    assert (labels["ranks"], labels["tp"], labels["seed"]) == (16, 2, 8)
+    assert labels["faults"] == [
+        {"kind": "straggler", "ranks": [1, 2], "at_step": 10, "until_step": 30},
+        {"kind": "hang", "ranks": [4], "at_step": 20, "until_step": None},
+    ]
+
+
+def test_columns_are_all_that_can_occur() -> None:
+    for job in (Job(8, 12), Job(8, 12, accelerated=False).uneven(0.1, report_tokens=True).nonfinite(1, 5)):
+        seen = {name for rows in rows_of(job) for name in rows.columns}
+        assert seen == set(columns_of(job))
+
+
+def test_a_job_that_cannot_be_written_leaves_the_file_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.csv"
+    path.write_text("before")
+    with pytest.raises(ValueError, match="multiple"):
+        write_job(Job(10, 5, tp=4), path)
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.csv"]
+    with pytest.raises(SimulateError, match=r"\.parquet, \.csv"):
+        write_job(Job(8, 5), tmp_path / "job.xlsx")
+
+
+def test_memory_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from rankwatch_service.simulate.files import write_job\n"
+        "from rankwatch_service.simulate.scenario import Job\n"
+        "write_job(Job(2048, int(sys.argv[1]), 1), Path(sys.argv[2]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+
+    def peak_kb(steps: int) -> int:
+        command = [sys.executable, "-c", code, str(steps), str(tmp_path / "job.parquet")]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout)
+
+    pytest.importorskip("pyarrow")
+    # 150 and 450 steps of 2,048 ranks: two and seven row groups; the difference alone would be 100 MB.
+    assert peak_kb(450) < peak_kb(150) + 40_000

@@ -1,0 +1,106 @@
+"""Sending a job live: in order for each host, at its times, each batch until it is taken; the end is told."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from rankwatch import wire
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.simulate.live import NotYetError, Pace, RefusedError, send_job
+from rankwatch_service.simulate.scenario import Job
+from tests.support.clock import FakeClock
+
+
+class Desk:
+    """Takes batches from all lines, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[wire.Batch]] = defaultdict(list)
+        self.not_yet = 0
+        self.refuse = False
+        self.closed = 0
+        self._lock = threading.Lock()
+
+    def send(self, job: str, body: bytes) -> None:
+        batch = wire.decode_batch(body)
+        assert batch.job == job
+        with self._lock:
+            if self.refuse:
+                raise RefusedError("never")
+            if self.not_yet:
+                self.not_yet -= 1
+                raise NotYetError("busy", 0.01)
+            self.taken[batch.host].append(batch)
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed += 1
+
+
+AT_ONCE = Pace(0, SystemClock())
+
+
+def test_all_batches_arrive_in_the_order_of_their_host_though_some_had_to_be_sent_again() -> None:
+    desk = Desk()
+    desk.not_yet = 7
+    sent = send_job(Job(128, 30, 1), "gpt", lambda: desk, AT_ONCE)
+    assert sent.failure == ""
+    assert (sent.tried_again, sent.rank_steps) == (7, 128 * 30)
+    assert len(desk.taken) == 16
+    for batches in desk.taken.values():
+        assert [batch.seq for batch in batches] == list(range(len(batches)))
+    assert desk.closed == 2
+
+
+def test_two_runs_of_one_name_are_two_attempts_of_two_boots_that_obey_no_orders() -> None:
+    seen = set()
+    for begins_ns in (10**18, 10**18 + 7 * 10**9):
+        desk = Desk()
+        send_job(Job(8, 5, 1), "gpt", lambda desk=desk: desk, Pace(0, FakeClock(begins_ns)))
+        first = desk.taken["host-0"][0]
+        seen.add((first.attempt, first.boot))
+        assert first.ranks[0].can == ()
+    assert len(seen) == 2
+
+
+def test_a_job_lives_in_real_time_and_stops_when_it_is_told_to() -> None:
+    class Clock(SystemClock):
+        slept_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return self.slept_s
+
+        def sleep(self, seconds: float) -> None:
+            self.slept_s += seconds
+
+    desk, clock = Desk(), Clock()
+    job = Job(8, 100, 1)
+    sent = send_job(job, "gpt", lambda: desk, Pace(2.0, clock), stopped=lambda: clock.slept_s >= 20)
+    steps = sum(batch.steps.rows for batch in desk.taken["host-0"] if batch.steps) // 8
+    assert 36 <= steps <= 50
+    assert sent.failure == ""
+
+
+def test_a_refused_batch_ends_the_job_with_the_reason() -> None:
+    desk = Desk()
+    desk.refuse = True
+    sent = send_job(Job(64, 10_000, 1), "gpt", lambda: desk, AT_ONCE)
+    assert sent.failure == "never"
+    assert sent.batches == 0
+
+
+def test_a_service_that_stays_away_is_given_up() -> None:
+    class Patient(SystemClock):
+        now_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            self.now_s += 10.0
+
+    desk = Desk()
+    desk.not_yet = 10**9
+    sent = send_job(Job(8, 5, 1), "gpt", lambda: desk, Pace(0, Patient()))
+    assert sent.failure == "busy"

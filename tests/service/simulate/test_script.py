@@ -1,0 +1,100 @@
+"""Faults as text: every one can be written, and what is written wrongly is told with the way it is written."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rankwatch_service.simulate.mix import SHARES, add_mix
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
+
+VALUES = {
+    "rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5",
+}  # fmt: skip
+
+
+def written(name: str) -> str:
+    """An entry with a value for each parameter that must be given."""
+    required = re.sub(r"\[[^]]*\]", "", usage(name)).partition(":")[2]
+    return (
+        name + ":" + ",".join(f"{one.split('=')[0]}={VALUES[one.split('=')[0]]}" for one in required.split(",") if one)
+    )
+
+
+def job() -> Job:
+    return Job(16, 100, 1, pp=2)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_leaves_a_label_and_can_be_played(name: str) -> None:
+    world = job()
+    apply(written(name), world)
+    assert len(world.labels) == 1
+    assert sum(1 for _ in world.observations()) > 30
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_harmless_leaves_no_label_and_can_be_played(name: str) -> None:
+    world = job()
+    apply(written(name).replace("host=host-1", "host=1") if name == "lean_host" else written(name).rstrip(":"), world)
+    assert world.labels == []
+    assert sum(1 for _ in world.observations()) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("5", (5,)), ("3+12", (3, 12)), ("4-7", (4, 5, 6, 7)), ("1+4-5", (1, 4, 5)), ("host-1", tuple(range(8, 16)))],
+)
+def test_ranks_are_named_one_by_one_by_range_or_by_host(text: str, ranks: tuple[int, ...]) -> None:
+    world = job()
+    apply(f"straggler:rank={text},at=40,factor=1.5", world)
+    assert world.labels[0].ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stragler:rank=1,at=2", "did you mean straggler"),
+        ("xyz", "--list-faults"),
+        ("hang", "rank, at must be given"),
+        ("hang:rank=16,at=5", "ranks 0 to 15"),
+        ("hang:rank=-1,at=5", "rank"),
+        ("hang:rank=1,at=100", "steps 0 to 99"),
+        ("hang:rank=1,at=x", "'x' is not a number"),
+        ("hang:rank=1,at=5,speed=3", "no parameter 'speed'"),
+        ("hang:rank=1,at=5,at=6", "at is given twice"),
+        ("hang:rank=1,at=5,seconds=-2", "0 or more"),
+        ("hang:rank=1,at=5,seconds=nan", "0 or more"),
+        ("hang:rank=1,at=5,by=magic", "loop or stopped"),
+        ("hang:3", "'3' is not name=value"),
+        ("telemetry_lost:host=host-9,at=1,until=5", "hosts host-0 to host-1"),
+        ("heavy_stage:stage=2", "stages 0 to 1"),
+        ("straggler:rank=7-3,at=5", "names no rank"),
+    ],
+)
+def test_a_wrong_fault_is_told_with_what_is_wrong_and_how_it_is_written(text: str, told: str) -> None:
+    with pytest.raises(ScriptError, match=re.escape(told)) as error:
+        apply(text, job())
+    name = text.partition(":")[0]
+    assert name not in FAULTS or usage(name) in str(error.value)
+
+
+def test_faults_that_end_an_attempt_happen_once_though_their_step_is_repeated() -> None:
+    world = Job(16, 100, 1).hang(3, 50, 40.0).restart(50, 20)
+    standing = [o for o in world.observations() if getattr(o, "presence", None) and o.presence.phase[3] == "forward"]
+    assert len(standing) == 40
+
+
+def test_a_mix_is_drawn_by_the_usual_shares_and_every_job_of_it_can_be_played() -> None:
+    assert sum(SHARES.values()) == 100
+    drawn = [cause for seed in range(300) for cause in add_mix(Job(16, 3000, seed), 10)]
+    for cause, share in SHARES.items():
+        assert abs(drawn.count(cause) / 30 - share) < 4, cause
+    for seed in range(6):
+        world = Job(16, 800, seed, step_s=0.2)
+        add_mix(world, 4)
+        assert sum(1 for _ in world.observations()) > 800
+    with pytest.raises(ValueError, match="need 1650 steps"):
+        add_mix(Job(16, 800), 10)
