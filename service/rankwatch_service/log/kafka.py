@@ -1,0 +1,93 @@
+"""Kafka as the log of telemetry: the service's side of it. The only file of the service that imports its client."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from rankwatch.kafka_reason import explained, listen
+from rankwatch.kafka_settings import KafkaSettings, client_options
+from rankwatch.wire import BATCH_BYTES_MAX
+from rankwatch_service.settings import Settings
+
+MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
+"""Of a topic that we make: the largest batch, with its key and headers."""
+
+CONNECT_S: Final = 10.0
+"""How long brokers may take to answer at the start."""
+
+_log = structlog.get_logger(__name__)
+
+
+class KafkaAwayError(Exception):
+    """No broker answers, or none lets us in; the message says why. Always worth another try."""
+
+
+def ensure_topics(settings: Settings) -> int:
+    """Make the topics that are missing; what exists stays as it is.
+
+    Returns:
+        How many partitions the telemetry topic has; that count holds, whatever the settings say.
+
+    Raises:
+        KafkaAwayError: no broker can be reached.
+    """
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    admin = _admin(kafka)
+    try:
+        partitions = _partitions(admin, kafka.telemetry_topic)
+        for topic, count in (
+            (kafka.telemetry_topic, settings.kafka_partitions),
+            (kafka.dead_letters_topic, 1),
+            (kafka.incidents_topic, 1),
+        ):
+            if not _partitions(admin, topic):
+                _make(admin, topic, count, settings)
+        partitions = partitions or _partitions(admin, kafka.telemetry_topic) or settings.kafka_partitions
+    except KafkaError as error:
+        raise KafkaAwayError(f"the topics at {kafka.bootstrap} cannot be made: {explained(error)}") from error
+    finally:
+        admin.close()
+    if partitions != settings.kafka_partitions:
+        topic = kafka.telemetry_topic
+        _log.warning("kafka_partitions_differ", topic=topic, topic_has=partitions, settings=settings.kafka_partitions)
+    return partitions
+
+
+def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
+    listen()
+    try:
+        return KafkaAdminClient(**client_options(kafka), bootstrap_timeout_ms=int(CONNECT_S * 1000))
+    except (KafkaError, OSError) as error:  # OSError: a certificate's file
+        raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
+
+
+def _partitions(admin: KafkaAdminClient, topic: str) -> int:
+    """How many the topic has; 0 where it does not exist. Unlike other clients, this one never makes it by asking."""
+    found: list[dict[str, Any]] = admin.describe_topics([topic])
+    return len(found[0]["partitions"]) if found and not found[0]["error_code"] else 0
+
+
+def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settings) -> None:
+    configuration = {
+        # A record's time is the broker's: agents' clocks decide nothing.
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": str(settings.kafka_retention_hours * 3_600_000),
+        "max.message.bytes": str(MESSAGE_BYTES_MAX),
+        # One copy may be away, as long as another has what was acknowledged.
+        "min.insync.replicas": str(max(1, settings.kafka_replication - 1)),
+    }
+    wanted = {
+        "num_partitions": partitions,
+        "replication_factor": settings.kafka_replication,
+        "configs": configuration,
+    }
+    try:
+        admin.create_topics({topic: wanted}, wait_for_metadata=True)
+        _log.info("topic_made", topic=topic, partitions=partitions)
+    except TopicAlreadyExistsError:
+        return  # another role was quicker
