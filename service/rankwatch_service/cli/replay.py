@@ -1,0 +1,140 @@
+"""`rankwatch replay`: what the detectors would have said about recorded telemetry."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rankwatch_service.cli.options import JSON
+
+if TYPE_CHECKING:
+    from rankwatch_service.replay.run import OnProgress, Outcome
+    from rankwatch_service.stream.incidents import Incident
+
+FILES = Annotated[list[Path], typer.Argument(help="CSV (also .gz), Parquet or TensorBoard event files of one job.")]
+NAME = Annotated[str, typer.Option("--job", help="What to call the job.")]
+MAP = Annotated[list[str] | None, typer.Option("--map", metavar="A=B,…", help="The file's column A is the known B.")]
+UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
+CONFIG_HELP: Final = "Other settings: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
+COMPARE_HELP: Final = "Print only the incidents that these settings and --detector-config do not share."
+COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
+
+
+def replay(
+    files: FILES,
+    job: NAME = "replay",
+    mapping: MAP = None,
+    as_json: JSON = False,
+    until_step: UNTIL = None,
+    detector_config: CONFIG = "default",
+    compare: COMPARE = None,
+) -> None:
+    """Run the detectors over recorded telemetry, offline.
+
+    One row for each rank and step, or for each step of a whole job. Needed is [bold]step[/bold]; known are time_s,
+    rank, host, dp, tp, pp, attempt, kind (train, eval, checkpoint), step_time_s, busy_s, wait_s, data_wait_s,
+    forward_s, backward_s, collective_s, optimizer_s, loss, grad_norm, nonfinite, fingerprint; other numbers are
+    metrics of their own. An empty field is not measured; nan and inf are values.
+    """
+    from rankwatch_service.replay.configure import read_config
+    from rankwatch_service.replay.layout import ReplayError, parse_mapping
+    from rankwatch_service.replay.run import replay as run
+    from rankwatch_service.replay.sources import open_source
+
+    try:
+        configs = [read_config(text) for text in (detector_config, compare) if text is not None]
+        columns = parse_mapping(",".join(mapping or []))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    began = time.perf_counter()
+    try:
+        sources = [open_source(path) for path in files]
+        with _progress(sum(source.total for source in sources)) as progress:
+            outcome = run(sources, columns, configs, job=job, until_step=until_step, progress=progress)
+    except ReplayError as error:
+        typer.echo(f"rankwatch: {error}", err=True)
+        raise typer.Exit(1) from error
+    seconds = time.perf_counter() - began
+    names = (detector_config, compare or "")
+    _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnProgress]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=max(total, 1))
+        yield lambda done, _: bar.update(task, completed=done)
+
+
+def _lists(outcome: Outcome, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
+    """What to print, each with the settings it belongs to where there are two."""
+    from rankwatch_service.replay.report import unshared
+
+    if len(outcome.incidents) == 1:
+        return [("", outcome.incidents[0])]
+    return [(f"only with {name}", list(only)) for name, only in zip(names, unshared(*outcome.incidents), strict=True)]
+
+
+def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+    from rankwatch_service.replay.report import as_json, summary
+
+    def line(thing: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(thing, ensure_ascii=False) + "\n")
+
+    for which, incidents in _lists(outcome, names):
+        for incident in incidents:
+            line(as_json(incident, outcome.named) | ({"found": which} if which else {}))
+    line({"summary": summary(outcome, seconds)})
+
+
+def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+    from rich.console import Console
+
+    from rankwatch_service.replay.report import missing, what_was_read
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(what_was_read(outcome, seconds), markup=False)
+    for which, incidents in _lists(outcome, names):
+        head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
+        console.print(f"[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}\n")
+        for incident in incidents:
+            _describe(console, incident)
+    for what in missing(outcome):
+        console.print(f"Not looked for, since the file lacks it: {what}", style="dim", markup=False)
+    for reason, count in sorted(outcome.left_out.items()):
+        console.print(f"Left out: {count} ({reason})", style="dim", markup=False)
+    if outcome.left_out_columns:
+        console.print(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}", style="dim", markup=False)
+    for failure in outcome.failures:
+        console.print(f"A detector failed: {failure}", style="red", markup=False)
+
+
+def _describe(console: Any, incident: Incident) -> None:
+    from rankwatch_service.cli.output import plain, severity
+    from rankwatch_service.replay.report import duration
+
+    line = severity(str(incident.severity))
+    line.append("  ")
+    line.append(str(incident.kind), style="bold")
+    line.append(f"  {duration(incident)}", style="dim")
+    console.print(line)
+    console.print(plain(f"  {incident.summary}"))
+    for part in incident.parts[1:4]:
+        console.print(plain(f"  brought with it: {part.summary}"), style="dim")
+    if len(incident.parts) > 4:
+        console.print(f"  and {incident.parts_total - 4} more consequences", style="dim")
+    console.print(f"  what to do: docs/incidents/{incident.kind}.md\n", style="dim", markup=False)

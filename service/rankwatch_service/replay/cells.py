@@ -1,0 +1,128 @@
+"""Columns of a file as numbers or texts; a field that is neither is an error with its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankwatch_detectors.base import Bools, Floats, Ints
+from rankwatch_service.replay.layout import ReplayError
+
+SHOWN_CHARS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a column stands: for errors."""
+
+    path: str
+    column: str
+    first_row: int
+    """Number of the row that comes first in the batch."""
+
+    def error(self, what: str, index: int | None = None) -> ReplayError:
+        """An error at the row with this index in the batch."""
+        return ReplayError(self.path, what, None if index is None else self.first_row + index, self.column)
+
+
+def is_number(column: Any) -> bool:
+    """Whether a column's type is one of numbers."""
+    kind = column.type
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def numbers(column: Any, place: Place) -> tuple[Floats, Bools | None]:
+    """Values and where they are present (None: everywhere); `nan` and `inf` are values.
+
+    Raises:
+        ReplayError: a field is not a number.
+    """
+    if not (is_number(column) or _is_text(column)):
+        raise place.error(f"of type {column.type}, not numbers")
+    cast = _cast(column, place)
+    present = None if cast.null_count == 0 else pc.is_valid(cast).to_numpy(zero_copy_only=False)
+    values = cast.fill_null(0.0) if present is not None else cast
+    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64), present
+
+
+def integers(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | None]:
+    """Whole numbers from 0 to `highest`.
+
+    Raises:
+        ReplayError: a field is something else.
+    """
+    values, present = numbers(column, place)
+    wrong = ~((values >= 0) & (values <= highest) & (values == np.floor(values)))
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise place.error(f"{values[index]:g} is not a whole number from 0 to {highest}", index)
+    return values.astype(np.int64), present
+
+
+def bits(column: Any, place: Place) -> tuple[Ints, Bools | None]:
+    """Fingerprints: 64-bit integers as they are, of any text the first 64 bits of its hash."""
+    present = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
+    if _is_text(column):
+        coded = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column
+        hashes = [_hashed(text) for text in coded.dictionary.to_pylist()]
+        codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return np.asarray(hashes or [0], dtype=np.int64)[codes], present
+    if not is_number(column):
+        raise place.error(f"of type {column.type}, neither whole numbers nor texts")
+    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return values.astype(np.float64).view(np.int64) if values.dtype.kind == "f" else values.astype(np.int64), present
+
+
+def texts(column: Any) -> tuple[list[str], Ints]:
+    """The distinct texts of a column, and which of them each row has; an empty field is ""."""
+    as_text = column if _is_text(column) else pc.cast(column, pa.string())
+    coded = as_text if pa.types.is_dictionary(as_text.type) else as_text.dictionary_encode()
+    known = [str(text) for text in coded.dictionary.to_pylist()]
+    codes = coded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
+    return [*known, ""], np.asarray(codes, dtype=np.int64)
+
+
+def _is_text(column: Any) -> bool:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
+def _cast(column: Any, place: Place) -> Any:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        return pc.cast(column, pa.float64(), safe=False)
+    except pa.ArrowInvalid:
+        trimmed = pc.utf8_trim_whitespace(column)
+        trimmed = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+    try:
+        return pc.cast(trimmed, pa.float64())
+    except pa.ArrowInvalid:
+        index = _first_wrong(trimmed)
+        raise place.error(f"{trimmed[index].as_py()[:SHOWN_CHARS]!r} is not a number", index) from None
+
+
+def _first_wrong(column: Any) -> int:
+    """Index of the first text that is no number; there is one."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pc.cast(column.slice(low, middle - low), pa.float64())
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low
+
+
+def _hashed(text: str) -> int:
+    try:
+        number = int(text, 10)
+    except ValueError:
+        return int.from_bytes(sha256(text.encode()).digest()[:8], "little", signed=True)
+    return (number + 2**63) % 2**64 - 2**63

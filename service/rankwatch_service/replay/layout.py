@@ -1,0 +1,93 @@
+"""What the columns of a replay file mean, and the error that says where a file is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rankwatch_service.stream.columns import EXACT
+
+METRICS: Final[Mapping[str, str]] = {
+    "step_time_s": "step_time_s",
+    "busy_s": "busy_s",
+    "busy_cpu_s": "busy_cpu_s",
+    "wait_s": "wait_s",
+    "data_wait_s": "phase.data_wait",
+    "forward_s": "phase.forward",
+    "backward_s": "phase.backward",
+    "collective_s": "phase.collective",
+    "optimizer_s": "phase.optimizer",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "local_grad_norm": "local_grad_norm",
+    "tokens": "tokens",
+    "tokens_squared": "tokens_squared",
+}
+"""Known number columns, and the metric that each is in a frame. Any other number column is a metric of its own name."""
+
+OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
+"""Where a file has no `busy_s`, these make it up: what a rank does without waiting for anybody."""
+
+PLACES: Final = ("dp", "tp", "pp")
+TEXTS: Final = ("attempt", "host", "kind")
+KNOWN: Final = frozenset({"time_s", "step", "rank", *PLACES, *TEXTS, *EXACT, *METRICS})
+
+
+class ReplayError(Exception):
+    """A file that cannot be replayed: which one, and where it is wrong. Rows count from 1, without the header."""
+
+    def __init__(self, path: str, what: str, row: int | None = None, column: str | None = None) -> None:
+        where = [path]
+        if row is not None:
+            where.append(f"row {row}")
+        if column is not None:
+            where.append(f"column {column}")
+        super().__init__(f"{', '.join(where)}: {what}")
+
+
+def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:
+    """What each column of a file is called here.
+
+    Args:
+        path: of the file, for errors.
+        names: its columns.
+        mapping: from its names to ours; a pair the other way round is understood where only that makes sense.
+
+    Raises:
+        ReplayError: a mapped column is missing, two columns have one name, or there is no `step`.
+    """
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise ReplayError(path, "stands twice in the header", column=twice)
+    ours = {name: name for name in names}
+    for theirs, known in mapping.items():
+        source, target = (theirs, known) if theirs in ours else (known, theirs)
+        if source not in ours:
+            raise ReplayError(path, f"there is none to be read as {known!r}; {_listed(names)}", column=theirs)
+        ours[source] = target
+    for name, ours_name in ours.items():
+        if name != ours_name and ours_name in names and ours[ours_name] == ours_name:
+            # The file's own column of that name is not meant.
+            ours[ours_name] = ""
+    if "step" not in ours.values():
+        raise ReplayError(path, f"missing; {_listed(names)}. Say which one it is: --map NAME=step", column="step")
+    return {name: ours_name for name, ours_name in ours.items() if ours_name}
+
+
+def parse_mapping(text: str) -> dict[str, str]:
+    """Read "a=b,c=d".
+
+    Raises:
+        ValueError: a pair has not two names.
+    """
+    pairs = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        theirs, equals, known = (part.strip() for part in pair.partition("="))
+        if not (theirs and equals and known):
+            raise ValueError(f"{pair!r} is not NAME=KNOWN, as in global_step=step")
+        pairs[theirs] = known
+    return pairs
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"the file has {', '.join(names[:40])}" if names else "the file has no columns"

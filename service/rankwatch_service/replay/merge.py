@@ -1,0 +1,145 @@
+"""Several files of one job, one for each rank, host or stretch of time, read as if they were one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Ints
+from rankwatch_service.replay.layout import ReplayError
+from rankwatch_service.replay.rows import RowReader, Rows
+from rankwatch_service.replay.timeline import Timeline
+from rankwatch_service.stream.columns import Exact, Records
+
+SLICE: Final = 1.0
+"""Rows of so many seconds (of one step, where files have no times) are put beside each other at once."""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where one file is being read."""
+
+    stream: Iterator[Rows]
+    timeline: Timeline
+    rows: Rows | None = None
+    key: Floats | None = None
+    at: int = 0
+
+    def advance(self) -> bool:
+        """Make sure that there is a next row; False at the end of the file."""
+        if self.rows is None or self.at >= len(self.rows.records.step):
+            self.rows, self.at = next(self.stream, None), 0
+            if self.rows is not None:
+                steps = np.maximum.accumulate(self.rows.records.step).astype(np.float64)
+                if self.rows.time_s is None:
+                    self.key = steps
+                else:
+                    self.key = self.timeline.of(self.rows)
+                    self.rows = replace(self.rows, time_s=self.key)
+        return self.rows is not None
+
+    @property
+    def head(self) -> float:
+        assert self.key is not None
+        return float(self.key[self.at])
+
+
+def merged(readers: Sequence[RowReader]) -> Iterator[Rows]:
+    """The rows of all files, in the order of their times.
+
+    Raises:
+        ReplayError: some files have times and some have none, or one of them is wrong.
+    """
+    if len(readers) == 1:
+        yield from readers[0].rows()
+        return
+    timed = ["time_s" in reader.known for reader in readers]
+    if any(timed) and not all(timed):
+        raise ReplayError(readers[timed.index(False)].path, "missing, and other files have it", column="time_s")
+    cursors = [_Cursor(reader.rows(), Timeline()) for reader in readers]
+    done = dict.fromkeys(range(len(readers)), 0)
+    while heads := [(cursor.head, index) for index, cursor in enumerate(cursors) if cursor.advance()]:
+        limit = min(heads)[0] + SLICE
+        parts = []
+        for _, index in heads:
+            cursor = cursors[index]
+            while cursor.advance() and cursor.head < limit:
+                assert cursor.rows is not None
+                assert cursor.key is not None
+                end = int(np.searchsorted(cursor.key, limit, side="left"))
+                parts.append(cursor.rows.part(cursor.at, end))
+                done[index], cursor.at = cursor.rows.done, end
+        yield _joined(parts, sum(done.values()))
+
+
+def _joined(parts: Sequence[Rows], done: int) -> Rows:
+    """Parts of several files as one: a column that some of them lack is not measured there.
+
+    Errors that are found later name the first of the files, and the row in it where its part begins.
+    """
+    sizes = [len(part.records.step) for part in parts]
+    names = tuple(dict.fromkeys(name for part in parts for name in part.records.names))
+    values, present = np.zeros((len(names), sum(sizes))), np.zeros((len(names), sum(sizes)), dtype=np.bool_)
+    attempts: list[tuple[str, int]] = []
+    begin = 0
+    for part, size in zip(parts, sizes, strict=True):
+        records = part.records
+        for row, name in enumerate(records.names):
+            to = names.index(name)
+            values[to, begin : begin + size] = records.values[row]
+            present[to, begin : begin + size] = True if records.present is None else records.present[row]
+        attempts += [(text, begin + at) for text, at in part.attempts if not attempts or attempts[-1][0] != text]
+        begin += size
+    times = None if parts[0].time_s is None else np.concatenate([_told(part.time_s) for part in parts])
+    joined = Records(
+        step=np.concatenate([part.records.step for part in parts]),
+        rank=np.concatenate([part.records.rank for part in parts]),
+        kind=np.concatenate([part.records.kind for part in parts]),
+        names=names,
+        values=values,
+        present=present,
+        exact={name: _exact(parts, name) for name in dict.fromkeys(n for p in parts for n in p.records.exact)},
+    )
+    # Within an attempt the order of files says nothing; of several attempts in one slice each file has its own order.
+    order = np.argsort(joined.step if times is None else times, kind="stable") if len(attempts) == 1 else None
+    hosts = _hosts(parts) if any(part.hosts for part in parts) else None
+    places = {name: _column(parts, name) for name in dict.fromkeys(n for p in parts for n in p.places)}
+    if order is not None:
+        joined = joined.rows(order)
+        times = None if times is None else times[order]
+        hosts = None if hosts is None else (hosts[0], hosts[1][order])
+        places = {name: column[order] for name, column in places.items()}
+    return Rows(parts[0].path, parts[0].first_row, times, attempts, joined, places, hosts, done)
+
+
+def _told(time_s: Floats | None) -> Floats:
+    assert time_s is not None
+    return time_s
+
+
+def _exact(parts: Sequence[Rows], name: str) -> Exact:
+    values: list[Ints] = []
+    present: list[Bools] = []
+    for part in parts:
+        rows, column = len(part.records.step), part.records.exact.get(name)
+        values.append(np.zeros(rows, dtype=np.int64) if column is None else column.values)
+        everywhere = np.full(rows, column is not None)
+        present.append(everywhere if column is None or column.present is None else column.present)
+    return Exact(np.concatenate(values), np.concatenate(present))
+
+
+def _column(parts: Sequence[Rows], name: str) -> Ints:
+    return np.concatenate([part.places.get(name, np.zeros(len(part.records.step), np.int64)) for part in parts])
+
+
+def _hosts(parts: Sequence[Rows]) -> tuple[list[str], Ints]:
+    known: dict[str, int] = {}
+    codes = []
+    for part in parts:
+        names, which = part.hosts or ([""], np.zeros(len(part.records.step), dtype=np.int64))
+        numbers = np.asarray([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+        codes.append(numbers[which])
+    return list(known), np.concatenate(codes)

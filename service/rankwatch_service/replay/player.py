@@ -1,0 +1,201 @@
+"""Rows become the observations that the stream would have made of them: attempts, frames, and a tick each second.
+
+Frames are assembled as the stream assembles them. Where a file has times, each tick carries the presence that the
+rows imply: a rank that has written its row of a step is in the next one, for as long as no further row comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Bools, Floats, Frame, Ints, Observation, Presence, StepKind, Tick
+from rankwatch_service.replay.layout import PLACES, ReplayError
+from rankwatch_service.replay.rows import Rows, part_of
+from rankwatch_service.replay.timeline import Timeline
+from rankwatch_service.stream.frames import FrameWindow
+from rankwatch_service.stream.roster import Roster
+
+TICK_S: Final = 1.0
+GAP_S_MAX: Final = 3_600.0
+"""A gap in the times is lived through second by second for so long; what lies beyond is left out."""
+
+DISORDER_STEPS: Final = 64
+"""A row so far behind the newest step is no late row: the file is not in step order."""
+
+_PHASES: Final = {StepKind.TRAIN: "", StepKind.EVAL: "eval", StepKind.CHECKPOINT: "checkpoint_save"}
+_PHASE_OF: Final = tuple(_PHASES[kind] for kind in StepKind)
+
+
+class Player:
+    """Plays the rows of one job. `counts` says what was left out of the frames and why."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.roster = Roster()
+        self.timeline = Timeline()
+        self.frames = 0
+        self.first_step: int | None = None
+        self.last_step = -1
+        self._attempt: str | None = None
+        self._attempts: dict[str, str] = {}
+        self._window: FrameWindow | None = None
+        self._next_tick_s = 0.0
+        self._steps: Ints = np.zeros(0, dtype=np.int64)
+        """The newest step that each rank has finished; -1 before its first row."""
+        self._row_s: Floats = np.zeros(0)
+        self._top = -1
+        self._places: dict[int, dict[str, Any]] = {}
+
+    def play(self, rows: Rows) -> Iterator[Observation]:
+        """The next rows, in file order.
+
+        Raises:
+            ReplayError: steps do not come in order.
+        """
+        times = self.timeline.of(rows)
+        ends = [*(start for _, start in rows.attempts[1:]), len(times)]
+        for (text, start), end in zip(rows.attempts, ends, strict=True):
+            if self._named(text) != self._attempt:
+                yield from self.end(float(times[start]))
+                self._begin(text, float(times[start]))
+            yield from self._meet(rows, start, end, float(times[start]))
+            self._check_order(rows, start, end)
+            yield from self._pass(rows, times, start, end)
+
+    def end(self, now_s: float | None = None) -> Iterator[Frame]:
+        """Nothing more comes of this attempt: its open frames close as they are."""
+        if self._window is not None:
+            now_s = self.now_s if now_s is None else now_s
+            yield from self._closed(self._window.flush(now_s))
+            self.counts.update(self._window.counts)
+            self._window = None
+
+    @property
+    def now_s(self) -> float:
+        """When the newest row happened."""
+        return float(self._row_s.max()) if self._row_s.size else 0.0
+
+    # ---- attempts and ranks ----------------------------------------------------------------------------------------
+
+    def _named(self, text: str) -> str:
+        """Attempts are called LAUNCH.k; what a file calls otherwise is a launch of its own."""
+        if text not in self._attempts:
+            _, dot, number = text.rpartition(".")
+            self._attempts[text] = text if dot and number.isdecimal() else f"{text or 'file'}.0"
+        return self._attempts[text]
+
+    def _begin(self, text: str, now_s: float) -> None:
+        self._attempt = self._named(text)
+        self.roster, self._places = Roster(), {}
+        self._steps, self._row_s, self._top = np.zeros(0, dtype=np.int64), np.zeros(0), -1
+        self._next_tick_s = math.floor(now_s / TICK_S) * TICK_S + TICK_S
+
+    def _meet(self, rows: Rows, start: int, end: int, now_s: float) -> Iterator[AttemptStart]:
+        """Ranks seen for the first time make the attempt larger."""
+        ranks = rows.records.rank[start:end]
+        highest = int(ranks.max())
+        size = self._steps.size
+        if highest < size and bool((self._steps[ranks] >= 0).all()):
+            return
+        found, first = np.unique(ranks, return_index=True)
+        fresh = {rank: start + index for rank, index in zip(found.tolist(), first.tolist(), strict=True)}
+        fresh = {rank: index for rank, index in fresh.items() if rank not in self._places}
+        self._places |= {rank: _place(rows, rank, index) for rank, index in fresh.items()}
+        size = max(size, highest + 1)
+        more = size - self._steps.size
+        self._steps = np.pad(self._steps, (0, more), constant_values=-1)
+        self._row_s = np.pad(self._row_s, (0, more))
+        self.roster = Roster()
+        self.roster.learn(wire.RankInfo(rank, size, replicated=True, **place) for rank, place in self._places.items())
+        if self._window is None:
+            assert self._attempt is not None
+            self._window = FrameWindow(self._attempt, "steps", size)
+        self._window.resize(size)
+        yield AttemptStart(self._window.attempt, self.roster.topology(), now_s)
+
+    def _check_order(self, rows: Rows, start: int, end: int) -> None:
+        steps, ranks = rows.records.step[start:end], rows.records.rank[start:end]
+        newest = np.maximum.accumulate(np.maximum(steps, self._top))
+        behind = newest - steps > DISORDER_STEPS
+        if steps[0] < self._top or (np.diff(steps) < 0).any():
+            # Only then can a rank have gone back; in the usual case this is not looked at.
+            order = np.argsort(ranks, kind="stable")
+            sorted_steps, sorted_ranks = steps[order], ranks[order]
+            begins = np.flatnonzero(np.diff(sorted_ranks, prepend=-1) != 0)
+            before = np.concatenate(([-1], sorted_steps[:-1]))
+            before[begins] = self._steps[sorted_ranks[begins]]
+            behind[order[sorted_steps < before]] = True
+        if behind.any():
+            index = int(behind.argmax())
+            what = f"{steps[index]} after {newest[index]}: steps must come in order; a restart needs another 'attempt'"
+            raise ReplayError(rows.path, what, rows.first_row + start + index, "step")
+        self._top = int(newest[-1])
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    def _pass(self, rows: Rows, times: Floats, start: int, end: int) -> Iterator[Observation]:
+        """Hand rows over as they were written, second by second."""
+        assert self._window is not None
+        while start < end:
+            until = start + int(np.searchsorted(times[start:end], self._next_tick_s, side="right"))
+            if until > start:
+                now_s = float(times[until - 1])
+                part = part_of(rows.records, start, until)
+                self._steps[part.rank] = np.maximum(self._steps[part.rank], part.step)
+                self._row_s[part.rank] = times[start:until]
+                self._window.add(part, now_s)
+                self._window.late_frames()
+                yield from self._closed(self._window.ready(now_s, None))
+                start = until
+            if start < end:
+                yield from self._tick(rows, float(times[start]), start)
+
+    def _tick(self, rows: Rows, next_s: float, index: int) -> Iterator[Tick | Frame]:
+        """The second is over; the next row is `index`."""
+        now_s, self._next_tick_s = self._next_tick_s, self._next_tick_s + TICK_S
+        if now_s - self.now_s > GAP_S_MAX:
+            self._next_tick_s = math.ceil(next_s / TICK_S) * TICK_S
+            self.counts["gap_s"] += math.floor(next_s - now_s)
+        if rows.time_s is None:
+            return
+        assert self._window is not None
+        yield from self._closed(self._window.ready(now_s, None))
+        yield Tick(now_s, self._presence(now_s, _PHASE_OF[int(rows.records.kind[index])]))
+
+    def _closed(self, frames: list[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            self.frames += 1
+            self.first_step = frame.step if self.first_step is None else self.first_step
+            self.last_step = max(self.last_step, frame.step)
+            yield frame
+
+    def _presence(self, now_s: float, phase: str) -> Presence:
+        assert self._window is not None
+        ranks = self._steps.size
+        heard: Bools = self._steps >= 0
+        age = np.maximum(now_s - self._row_s, 0.0)
+        return Presence(
+            attempt=self._window.attempt,
+            heard=heard,
+            heard_s=np.full(ranks, now_s),
+            step=self._steps + 1,
+            phase=(phase,) * ranks,
+            phase_age_s=age,
+            step_age_s=age,
+            collective_seq=np.zeros(ranks, dtype=np.int64),
+            state=("running",) * ranks,
+            os_state=("",) * ranks,
+            cpu_s=np.zeros(ranks),
+        )
+
+
+def _place(rows: Rows, rank: int, index: int) -> dict[str, Any]:
+    """Where the rank of this row runs. Without places every rank is a replica of its own: all do the same work."""
+    host = "" if rows.hosts is None else rows.hosts[0][rows.hosts[1][index]]
+    return {"host": host, "dp": rank} | {name: int(rows.places[name][index]) for name in PLACES if name in rows.places}

@@ -1,0 +1,208 @@
+"""A file's record batches become rows that say what they mean: steps, ranks, places, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
+from rankwatch_service.replay.cells import Place, bits, integers, is_number, numbers, texts
+from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
+from rankwatch_service.stream.columns import EXACT, Exact, Records
+from rankwatch_service.stream.decode import STEP_MAX, WORLD_SIZE_MAX
+
+_KINDS: Final = tuple(str(kind) for kind in StepKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A stretch of rows in file order. Everything is indexed by row."""
+
+    path: str
+    first_row: int
+    time_s: Floats | None
+    """None: the file has no times."""
+    attempts: list[tuple[str, int]]
+    """Each attempt's text and the index at which its rows begin; "" where the file names none."""
+    records: Records
+    places: Mapping[str, Ints]
+    """dp, tp, pp, those that the file has."""
+    hosts: tuple[list[str], Ints] | None
+    """Distinct hosts, and which one each row is from."""
+    done: int
+    """How much of the file is read, in units of its source's `total`."""
+
+    def part(self, start: int, end: int) -> Rows:
+        """Rows from `start` to before `end`."""
+        inside = [(text, max(begin - start, 0)) for text, begin in self.attempts if begin < end]
+        # Of those that began before, the last one goes on.
+        first = max(index for index, (_, begin) in enumerate(inside) if begin == 0)
+        return Rows(
+            path=self.path,
+            first_row=self.first_row + start,
+            time_s=None if self.time_s is None else self.time_s[start:end],
+            attempts=inside[first:],
+            records=part_of(self.records, start, end),
+            places={name: column[start:end] for name, column in self.places.items()},
+            hosts=None if self.hosts is None else (self.hosts[0], self.hosts[1][start:end]),
+            done=self.done,
+        )
+
+
+class Source(Protocol):
+    """A file that gives record batches of named columns."""
+
+    path: str
+    names: list[str]
+    total: int
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Record batches in file order, each with how much of `total` is read by then."""
+        ...
+
+
+class RowReader:
+    """Reads one source. `left_out` names its columns that are texts without a meaning here."""
+
+    def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
+        """Look at the header.
+
+        Raises:
+            ReplayError: a column is missing or stands twice.
+        """
+        self.path = source.path
+        self.total = source.total
+        self.ours = renamed(source.path, source.names, mapping)
+        self.known = set(self.ours.values())
+        self.left_out: set[str] = set()
+        self._source = source
+        self._row = 1
+        self._numeric: set[str] = set()
+
+    def rows(self) -> Iterator[Rows]:
+        """All rows, a batch at a time.
+
+        Raises:
+            ReplayError: something in the file cannot be what its column means.
+        """
+        for batch, done in self._source.batches():
+            columns = {self.ours[name]: batch.column(name) for name in batch.schema.names if name in self.ours}
+            yield self._rows(columns, done)
+            self._row += batch.num_rows
+        if self._row == 1:
+            raise ReplayError(self.path, "there are no rows")
+
+    def _rows(self, columns: dict[str, Any], done: int) -> Rows:
+        step, here = integers(columns["step"], self._place("step"), STEP_MAX)
+        if here is not None:
+            raise self._place("step").error("is empty", int(np.argmin(here)))
+        zeros = np.zeros(len(step), dtype=np.int64)
+        rank = self._whole(columns, "rank", WORLD_SIZE_MAX - 1)
+        exact = {name: Exact(*bits(columns[name], self._place(name))) for name in EXACT if name in columns}
+        names, values, present = self._metrics(columns)
+        kind = self._kinds(columns["kind"]) if "kind" in columns else zeros.astype(np.uint8)
+        records = Records(step, zeros if rank is None else rank, kind, names, values, present, exact)
+        places = {name: self._whole(columns, name, WORLD_SIZE_MAX) for name in PLACES}
+        return Rows(
+            path=self.path,
+            first_row=self._row,
+            time_s=self._times(columns),
+            attempts=_runs(*texts(columns["attempt"])) if "attempt" in columns else [("", 0)],
+            records=records,
+            places={name: column for name, column in places.items() if column is not None},
+            hosts=texts(columns["host"]) if "host" in columns else None,
+            done=done,
+        )
+
+    def _place(self, column: str) -> Place:
+        theirs = next((name for name, ours in self.ours.items() if ours == column), column)
+        return Place(self.path, theirs, self._row)
+
+    def _whole(self, columns: dict[str, Any], name: str, highest: int) -> Ints | None:
+        if name not in columns:
+            return None
+        values, here = integers(columns[name], self._place(name), highest)
+        if here is not None and name == "rank":
+            raise self._place(name).error("is empty", int(np.argmin(here)))
+        return values
+
+    def _times(self, columns: dict[str, Any]) -> Floats | None:
+        if "time_s" not in columns:
+            return None
+        values, here = numbers(columns["time_s"], self._place("time_s"))
+        usable = np.isfinite(values) if here is None else here & np.isfinite(values)
+        return np.where(usable, values, np.nan)
+
+    def _kinds(self, column: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        known, codes = texts(column)
+        numbers_of = [_KINDS.index(text or "train") if (text or "train") in _KINDS else 255 for text in known]
+        kinds = np.asarray(numbers_of, dtype=np.uint8)[codes]
+        if (kinds == 255).any():
+            index = int((kinds == 255).argmax())
+            raise self._place("kind").error(f"{known[codes[index]][:40]!r} is none of {', '.join(_KINDS)}", index)
+        return kinds
+
+    def _metrics(self, columns: dict[str, Any]) -> tuple[tuple[str, ...], Floats, Bools | None]:
+        found: dict[str, tuple[Floats, Bools | None]] = {}
+        for name, column in columns.items():
+            if name in METRICS:
+                found[METRICS[name]] = numbers(column, self._place(name))
+            elif self._is_metric(name, column):
+                found[name] = numbers(column, self._place(name))
+        if "busy_s" not in found and any(name in found for name in OWN_WORK):
+            found["busy_s"] = _sum([found[name] for name in OWN_WORK if name in found])
+        rows = len(next(iter(columns.values())))
+        values = np.stack([values for values, _ in found.values()]) if found else np.zeros((0, rows))
+        if all(present is None for _, present in found.values()):
+            return tuple(found), values, None
+        everywhere = np.ones(rows, dtype=np.bool_)
+        present = np.stack([everywhere if here is None else here for _, here in found.values()])
+        return tuple(found), values, present
+
+    def _is_metric(self, name: str, column: Any) -> bool:
+        """Whether a column that is none of ours holds numbers; its first batch with anything in it decides."""
+        if name in ("time_s", "step", "rank", "attempt", "host", "kind", *PLACES, *EXACT) or name in self.left_out:
+            return False
+        if name in self._numeric or is_number(column):
+            return True
+        if column.null_count == len(column):
+            return False
+        try:
+            numbers(column, self._place(name))
+        except ReplayError:
+            self.left_out.add(name)
+            return False
+        self._numeric.add(name)
+        return True
+
+
+def part_of(records: Records, start: int, end: int) -> Records:
+    """Records from `start` to before `end`, as views."""
+    exact = {
+        name: Exact(column.values[start:end], None if column.present is None else column.present[start:end])
+        for name, column in records.exact.items()
+    }
+    return Records(
+        step=records.step[start:end],
+        rank=records.rank[start:end],
+        kind=records.kind[start:end],
+        names=records.names,
+        values=records.values[:, start:end],
+        present=None if records.present is None else records.present[:, start:end],
+        exact=exact,
+    )
+
+
+def _runs(known: list[str], codes: Ints) -> list[tuple[str, int]]:
+    starts = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
+    return [(known[codes[start]], start) for start in starts]
+
+
+def _sum(parts: list[tuple[Floats, Bools | None]]) -> tuple[Floats, Bools | None]:
+    """Sum of columns; present where every one of them is."""
+    total = np.sum([values for values, _ in parts], axis=0)
+    masks = [present for _, present in parts if present is not None]
+    return total, np.logical_and.reduce(masks) if masks else None

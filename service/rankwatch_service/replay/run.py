@@ -1,0 +1,111 @@
+"""Replays files: from rows to the incidents of one or several detector configurations, in one pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankwatch_detectors.base import Observation
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_service.replay.layout import METRICS
+from rankwatch_service.replay.merge import merged
+from rankwatch_service.replay.player import Player
+from rankwatch_service.replay.rows import RowReader, Rows, Source
+from rankwatch_service.stream.incidents import Incident, Moment
+from rankwatch_service.stream.judge import Judge
+
+OnProgress = Callable[[int, int], None]
+"""(done, total), in units of the sources."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a replay found, and what it was given."""
+
+    incidents: list[list[Incident]]
+    """For each configuration, in the order in which they opened."""
+    told: list[int]
+    """For each configuration how often a receiver would have been told: opened, updated and resolved."""
+    rows: int = 0
+    frames: int = 0
+    ranks: int = 0
+    named: bool = False
+    """Whether the files say which rank a row is from; else there is one series for the whole job."""
+    first_step: int | None = None
+    last_step: int = -1
+    metrics: list[str] = field(default_factory=list)
+    left_out_columns: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Rows and values that did not reach the detectors, by reason, as the stream counts them."""
+    failures: list[str] = field(default_factory=list)
+
+
+def replay(
+    sources: Sequence[Source],
+    mapping: Mapping[str, str],
+    configs: Sequence[CatalogueConfig],
+    *,
+    job: str,
+    until_step: int | None,
+    progress: OnProgress,
+) -> Outcome:
+    """Judge recorded telemetry.
+
+    Args:
+        sources: files of one job.
+        mapping: from their column names to the known ones.
+        configs: of the detectors; each judges everything by itself.
+        job: its name.
+        until_step: the last step to read; None = all.
+        progress: called after each batch of rows.
+
+    Raises:
+        ReplayError: a file cannot be what it claims to be.
+    """
+    readers = [RowReader(source, mapping) for source in sources]
+    judges = [Judge(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
+    outcome = Outcome([[] for _ in configs], [0 for _ in configs])
+    outcome.named = any("rank" in reader.known for reader in readers)
+    player = Player()
+    for observation in _observations(readers, player, until_step, outcome, progress):
+        for index, judge in enumerate(judges):
+            told, failures = judge.observe(observation, player.roster)
+            outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
+            for news in told:
+                if news.what is Moment.OPENED:
+                    outcome.incidents[index].append(news.incident)
+                outcome.told[index] += news.what in (Moment.OPENED, Moment.UPDATED, Moment.RESOLVED)
+    outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
+    outcome.left_out = player.counts
+    outcome.left_out_columns = sorted(set().union(*(reader.left_out for reader in readers)))
+    return outcome
+
+
+def _observations(
+    readers: Sequence[RowReader], player: Player, until_step: int | None, outcome: Outcome, progress: OnProgress
+) -> Iterator[Observation]:
+    total = sum(reader.total for reader in readers)
+    names: dict[str, None] = {}
+    for rows in merged(readers):
+        kept = rows if until_step is None else _until(rows, until_step)
+        names |= dict.fromkeys((*rows.records.names, *rows.records.exact))
+        if kept is not None:
+            outcome.rows += len(kept.records.step)
+            yield from player.play(kept)
+            outcome.ranks = max(outcome.ranks, player.roster.world_size)
+        progress(rows.done, total)
+        if kept is None:
+            break
+    yield from player.end()
+    ours = {metric: column for column, metric in METRICS.items()}
+    outcome.metrics = [ours.get(name, name) for name in names]
+
+
+def _until(rows: Rows, last_step: int) -> Rows | None:
+    """The rows up to a step; None when all of them lie beyond."""
+    beyond = rows.records.step > last_step
+    if not beyond.any():
+        return rows
+    count = int(beyond.argmax())
+    return rows.part(0, count) if count else None

@@ -1,0 +1,94 @@
+"""Reads TensorBoard event files: scalars by tag become columns, one row for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util.tensor_util import make_ndarray
+
+from rankwatch_service.replay.layout import ReplayError
+
+OPEN_STEPS: Final = 64
+"""Scalars of one step may be written this many steps apart."""
+
+BATCH_ROWS: Final = 8_192
+COLUMNS_MAX: Final = 1_000
+"""Tags read, the first ones: a page of TensorBoard with more of them is a histogram gone wrong."""
+
+
+class TensorBoardFile:
+    """One event file. A step that goes back begins a new attempt: the writer was started again."""
+
+    def __init__(self, path: Path) -> None:
+        """Look through the file for its tags.
+
+        Raises:
+            ReplayError: it has no scalars.
+        """
+        self.path = str(path)
+        self.total = 0
+        tags: dict[str, None] = {}
+        for _, _, scalars in _events(self.path):
+            self.total += 1
+            if len(tags) < COLUMNS_MAX:
+                tags |= dict.fromkeys(scalars)
+        if not tags:
+            raise ReplayError(self.path, "an event file without scalars")
+        self._tags = list(tags)[:COLUMNS_MAX]
+        self.names = ["time_s", "step", "attempt", *self._tags]
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Record batches in the order of writing, each with the events that are read by then."""
+        ready: list[dict[str, Any]] = []
+        for row, done in self._rows():
+            ready.append(row)
+            if len(ready) == BATCH_ROWS:
+                yield self._batch(ready), done
+                ready = []
+        if ready:
+            yield self._batch(ready), self.total
+
+    def _rows(self) -> Iterator[tuple[dict[str, Any], int]]:
+        pending: dict[int, dict[str, Any]] = {}
+        attempt, done, newest = 0, 0, -1
+        for done, (time_s, step, scalars) in enumerate(_events(self.path), 1):
+            if step < newest - OPEN_STEPS:
+                yield from ((row, done) for row in _drained(pending, 0))
+                attempt, newest = attempt + 1, -1
+            if step not in pending and step < newest:
+                # Its row may be gone already; what came later stays where it is.
+                continue
+            newest = max(newest, step)
+            row = pending.setdefault(step, {"time_s": time_s, "step": step, "attempt": f"file.{attempt}"})
+            row |= scalars
+            yield from ((row, done) for row in _drained(pending, OPEN_STEPS))
+        yield from ((row, done) for row in _drained(pending, 0))
+
+    def _batch(self, rows: list[dict[str, Any]]) -> Any:
+        schema = pa.schema(
+            [("time_s", pa.float64()), ("step", pa.int64()), ("attempt", pa.string())]
+            + [(tag, pa.float64()) for tag in self._tags]
+        )
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _drained(pending: dict[int, dict[str, Any]], keep: int) -> Iterator[dict[str, Any]]:
+    while len(pending) > keep:
+        yield pending.pop(next(iter(pending)))
+
+
+def _events(path: str) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """Time, step and scalars of each event that has any. A file that is cut off ends where it is whole."""
+    for event in EventFileLoader(path).Load():
+        scalars = {}
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name in ("scalars", ""):
+                number = make_ndarray(value.tensor) if value.HasField("tensor") else None
+                if number is not None and number.size == 1 and number.dtype.kind in "fiu":
+                    scalars[value.tag] = float(number.reshape(()))
+        if scalars:
+            yield float(event.wall_time), int(event.step), scalars

@@ -1,0 +1,30 @@
+"""Observations in, news of incidents out: the detectors and the correlator of one job, in their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation
+from rankwatch_service.stream.bank import Bank, Failure
+from rankwatch_service.stream.correlator import Correlator, Told
+from rankwatch_service.stream.roster import Roster
+
+MakeDetectors = Callable[[], Sequence[Detector]]
+
+
+class Judge:
+    """Judges one job, observation by observation."""
+
+    def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
+        self.correlator = Correlator(job)
+        self._bank = Bank(make_detectors)
+
+    def observe(self, observation: Observation, roster: Roster) -> tuple[list[Told], list[Failure]]:
+        """Take the next observation; returns what changed about incidents, and which detectors failed."""
+        if isinstance(observation, AttemptStart):
+            self.correlator.begin(observation.attempt)
+        findings, failures = self._bank.observe(observation)
+        told = self.correlator.judge(findings, roster) if findings else []
+        if isinstance(observation, Frame) and observation.family == "steps":
+            told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
+        return told, failures
