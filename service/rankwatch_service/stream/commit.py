@@ -90,8 +90,12 @@ def commit(
     place: Place,
     ticks: Sequence[StoredTick],
     effects: Effects,
+    now_unix_ns: int,
 ) -> None:
     """Write everything that one batch led to, in the caller's writing transaction.
+
+    Commands count as requested at `now_unix_ns`: decisions are made at the time of the last tick, which may be a second
+    ago, and whoever measures how long a command took must not count that.
 
     Raises:
         FencedError: the partition has another owner now; the caller must let the transaction go.
@@ -104,7 +108,7 @@ def commit(
         connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
     _jobs(connection, effects)
     _incidents(connection, effects)
-    _commands(connection, effects)
+    _commands(connection, effects, now_unix_ns)
     for job, entry in effects.checkpoints:
         row = _checkpoint(job, entry)
         changes = {name: value for name, value in row.items() if name not in ("job", "id")}
@@ -139,12 +143,12 @@ def _incidents(connection: Connection, effects: Effects) -> None:
         connection.execute(_upsert(connection, HostRecord, ("id",), row, {}))
 
 
-def _commands(connection: Connection, effects: Effects) -> None:
+def _commands(connection: Connection, effects: Effects, now: int) -> None:
     for row in effects.commands:
-        added = connection.execute(_upsert(connection, Command, ("id",), row, {}))
+        added = connection.execute(_upsert(connection, Command, ("id",), row | {"requested_unix_ns": now}, {}))
         if added.rowcount == 0:
             continue
-        now, action = row["requested_unix_ns"], row["action"]
+        action = row["action"]
         fields = {key: row[key] for key in ("id", "attempt", "params", "reason")}
         audit.append(connection, now, row["requested_by"], f"command.{action}", row["job"], "ok", fields=fields)
         tell(connection, "command", row["job"], {"id": row["id"], "action": action, "state": "requested"}, now)

@@ -15,7 +15,7 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
 from rankwatch_service.log import control as control_log
 from rankwatch_service.log.base import ALL_JOBS, Log
-from rankwatch_service.log.control import Control, ControlLog
+from rankwatch_service.log.control import Control, Controls
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job, StreamPosition, StreamTick
 from rankwatch_service.stream import snapshots
@@ -82,7 +82,7 @@ class Stream:
         self,
         engine: Engine,
         log: Log,
-        controls: ControlLog,
+        controls: Controls,
         clock: Clock,
         make_detectors: MakeDetectors,
         links: Links,
@@ -151,7 +151,7 @@ class Stream:
             done += 1
             if self._clock.monotonic_s() - began_s > BATCH_S:
                 break
-        if done == len(records) < records_max:
+        if done == len(records) < records_max and self._log.drained(self._number, self._partition.place.position):
             self._live_up_to_now(ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
@@ -219,7 +219,8 @@ class Stream:
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
         with write(self._engine) as connection:
-            commit(connection, self._number, self._epoch, self._partition.place, ticks, effects)
+            now = self._clock.unix_ns()
+            commit(connection, self._number, self._epoch, self._partition.place, ticks, effects, now)
         for refused in effects.refused:
             _log.warning("record_refused", position=refused.position, reason=refused.reason, detail=refused.detail)
         for job, failure in effects.failures:
