@@ -68,7 +68,7 @@ def prepare(settings: Settings, clock: Clock) -> str:
     """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
     engine = open_engine(settings.database_url)
     upgrade(engine)
-    ingest = _ingest_token(engine, settings, clock)
+    ingest = keep_ingest_token(engine, settings.ingest_token_path, clock)
     if settings.ingest_config is not None:
         content = json.dumps({"url": settings.public_url, "token": ingest}) + "\n"
         settings.ingest_config.parent.mkdir(parents=True, exist_ok=True)
@@ -104,9 +104,12 @@ def write_secret(path: Path, content: str) -> None:
     fresh.replace(path)
 
 
-def _ingest_token(engine: Engine, settings: Settings, clock: Clock) -> str:
-    """The token in the data folder, or a new one where it is missing or not good any more."""
-    path = settings.ingest_token_path
+def keep_ingest_token(engine: Engine, path: Path, clock: Clock) -> str:
+    """The ingest token in this file, or a new one, put there, where it is missing or not good any more.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
     kept = path.read_text().strip() if path.exists() else ""
     if kept and Authority(engine, clock).identify(kept) is not None:
         return kept

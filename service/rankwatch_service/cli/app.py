@@ -13,6 +13,7 @@ from rankwatch_service.cli import (
     directives,
     doctor,
     incidents,
+    ingest_token,
     jobs,
     notifications,
     replay,
@@ -54,6 +55,7 @@ app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
 app.add_typer(notifications.silences, name="silences", rich_help_panel=KEEP)
 app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)
 app.command("login", rich_help_panel=KEEP)(access.login)
+access.token.command("ingest")(ingest_token.ingest)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
 app.add_typer(access.db, name="db", rich_help_panel=KEEP)
 app.command("doctor", rich_help_panel=KEEP)(doctor.doctor)
