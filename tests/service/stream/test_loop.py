@@ -1,6 +1,7 @@
 """The stream over a real database: ownership, snapshots, retention, downtime."""
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import delete, func, select, update
 
 from rankwatch import wire
@@ -295,6 +296,19 @@ def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service
     service.train(1)
     again.step()
     assert again.partition.jobs["gpt"].desk.policy == rules
+
+
+def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service):
+    service.tell(ALL_JOBS, policy_record(Policy((Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),))))
+    stream = service.started()
+    service.send()
+    service.send(ranks=tuple(replace(info, can=("pause",)) for info in ranks(2)))
+    stream.step()
+    service.clock.advance(0.7)
+    service.send(steps=table([2, 2], [0, 1], loss=[float("nan"), 2.0]))
+    stream.step()
+    assert service.column(select(models.Command.requested_unix_ns)) == [service.clock.unix_ns()]
+    assert stream.partition.now_ns < service.clock.unix_ns()
 
 
 def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, monkeypatch):
