@@ -30,7 +30,8 @@ from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.store.engine import ChangeWatch, open_engine, read
+from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Incident
 from rankwatch_service.stream.serve import run

@@ -51,7 +51,7 @@ from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Log
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.engine import ChangeWatch
+from rankwatch_service.store.changes import ChangeWatch
 
 BASE: Final = "/api/v1"
 RESOURCES: Final = (

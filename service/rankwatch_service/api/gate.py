@@ -10,7 +10,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import urlsplit
 
-from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -19,7 +18,7 @@ from starlette.types import Scope as AsgiScope
 from rankwatch_service.api.access import Authority, Identity
 from rankwatch_service.api.body import limited
 from rankwatch_service.api.problem import problem, unavailable
-from rankwatch_service.store.engine import StoreBusyError
+from rankwatch_service.store.errors import StoreError
 
 COOKIE: Final = "rankwatch_session"
 SECURE_COOKIE: Final = "__Host-rankwatch_session"
@@ -73,7 +72,7 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             identity = await self._identify(headers)
-        except (StoreBusyError, OperationalError):
+        except StoreError:
             await unavailable(request_id)(scope, receive, send_with_headers)
             return
         scope["identity"] = identity

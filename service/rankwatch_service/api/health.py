@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch_service.api.context import Ctx
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.migrate import SchemaError, check
+from rankwatch_service.store.errors import SchemaError, StoreError
+from rankwatch_service.store.migrate import check
 
 router = APIRouter(tags=["health"])
 
@@ -43,8 +43,8 @@ def readyz(context: Ctx, response: Response) -> Ready:
         check(context.engine)
     except SchemaError as error:
         checks["schema"] = str(error)
-    except SQLAlchemyError as error:
-        checks["database"] = type(error).__name__
+    except StoreError as error:
+        checks["database"] = str(error)
     ready = all(state == "ok" for state in checks.values())
     if not ready:
         response.status_code = 503

@@ -9,10 +9,9 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from rankwatch_service.store.engine import StoreBusyError
+from rankwatch_service.store.errors import StoreError
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
@@ -98,6 +97,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, refused)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(StoreBusyError, busy)
-    app.add_exception_handler(OperationalError, busy)
+    app.add_exception_handler(StoreError, busy)
     app.add_exception_handler(Exception, failed)

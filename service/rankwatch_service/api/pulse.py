@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from rankwatch_service.store.engine import ChangeWatch
+from rankwatch_service.store.changes import ChangeWatch
 
 POLL_S: Final = 0.05
 """How often the database is asked; 20 questions of 3 us a second."""

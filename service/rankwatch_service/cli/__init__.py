@@ -1,7 +1,7 @@
 """The command line. Data goes to stdout, everything else to stderr.
 
-Exit status: 0 fine, 1 findings (or a command that was not applied), 2 usage, 3 the service cannot be reached,
-4 it denied access.
+Exit status: 0 fine, 1 findings (or a command that was not applied), 2 usage, 3 the service (or the database) cannot be
+reached, 4 it denied access.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import sys
 def main() -> None:
     """Run the command line of this process and end with its exit status."""
     from rankwatch_service.cli.app import app
-    from rankwatch_service.cli.errors import CliError
+    from rankwatch_service.cli.errors import CliError, Status
+    from rankwatch_service.store.errors import SchemaError, StoreAddressError, StoreError
 
     try:
         app()
     except CliError as error:
         print(f"rankwatch: {error}", file=sys.stderr)
         sys.exit(error.status)
+    except StoreError as error:
+        print(f"rankwatch: the database: {error}", file=sys.stderr)
+        statuses = {StoreAddressError: Status.USAGE, SchemaError: Status.FINDINGS}
+        sys.exit(statuses.get(type(error), Status.UNREACHABLE))

@@ -94,13 +94,15 @@ def _space(name: str, folder: Path, bytes_min: int) -> Check:
 
 
 def _database(configured: Settings) -> Iterator[Check]:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import SQLAlchemyError
+    from rankwatch_service.store.engine import address_of, open_engine
+    from rankwatch_service.store.errors import StoreError
+    from rankwatch_service.store.migrate import check
 
-    from rankwatch_service.store.engine import open_engine
-    from rankwatch_service.store.migrate import SchemaError, check
-
-    address = make_url(configured.database_url)
+    try:
+        address = address_of(configured.database_url)
+    except StoreError as error:
+        yield Check("database", "finding", str(error))
+        return
     shown = address.render_as_string(hide_password=True)
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").exists():
         yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` makes it")
@@ -110,8 +112,8 @@ def _database(configured: Settings) -> Iterator[Check]:
         check(engine)
         engine.dispose()
         yield Check("database", "ok", shown)
-    except (SchemaError, SQLAlchemyError, OSError, ImportError) as error:
-        yield Check("database", "finding", f"{shown}: {str(error).splitlines()[0]}")
+    except (StoreError, OSError) as error:
+        yield Check("database", "finding", f"{shown}: {error}")
 
 
 def _service(url: str | None, token: str | None) -> Iterator[Check]:

@@ -15,7 +15,9 @@ TOKEN = Annotated[str | None, typer.Option("--token", help="Access token; else R
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 LIMIT = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Print at most so many.")]
 JOB = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
-DATABASE_URL = Annotated[str | None, typer.Option("--database-url", help="SQLAlchemy URL of the state.")]
+DATABASE_URL = Annotated[
+    str | None, typer.Option("--database-url", help="Where the state is: sqlite:///PATH or postgresql://HOST/NAME.")
+]
 DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the SQLite database.")]
 
 

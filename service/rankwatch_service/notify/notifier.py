@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.outbox import Message, OutboxTable, Try
 from rankwatch_service.notify.schedule import Outcome, after_try
-from rankwatch_service.store.engine import StoreBusyError
+from rankwatch_service.store.errors import StoreError
 
 WATCH_S: Final = 0.02
 """How often the database is asked whether anything was committed; one asking costs microseconds."""
@@ -33,7 +33,7 @@ GIVE_UP_LOOK_S: Final = 60.0
 STOP_S: Final = 2.0
 """How long tries under way may go on after the order to stop; what is cut off is tried again at the next start."""
 
-_DATABASE_ERRORS: Final = (SQLAlchemyError, StoreBusyError)
+_DATABASE_ERRORS: Final = (SQLAlchemyError, StoreError)
 
 _log = structlog.get_logger(__name__)
 

@@ -13,7 +13,8 @@ from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import Sender
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.engine import ChangeWatch, open_engine
+from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.engine import open_engine
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32

@@ -1,7 +1,8 @@
-"""Connections to the database: SQLite by default, PostgreSQL by the same call.
+"""Connections to the database: SQLite by default, PostgreSQL by the same calls.
 
-A write is one short transaction that takes its lock at the start (BEGIN IMMEDIATE): a transaction that begins as a
-reader and writes later fails at once under load, and no time-out helps it. Commits are on disk when they return.
+A write is one short transaction. Writes go one at a time on both databases: SQLite has one writer (BEGIN IMMEDIATE), on
+PostgreSQL each takes the same advisory lock first. So what a block reads stays true until it has written, and ids
+appear in the order in which they were given out. Who needs neither writes aside. A commit is on disk when it returns.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from rankwatch_service.store import postgres
+from rankwatch_service.store.errors import StoreAddressError, StoreBusyError
 from rankwatch_service.store.turn import turn
 
 BUSY_TIMEOUT_MS: Final = 5_000
@@ -26,20 +30,26 @@ BEGIN_TRIES_MAX: Final = 3
 """Tries to begin a write, BUSY_TIMEOUT_MS each: after 15 s the caller hears `StoreBusyError` and decides."""
 
 _WRITE: Final = "rankwatch_write"
+_IN_TURN: Final = "in turn"
+_ASIDE: Final = "aside"
 
 
-class StoreBusyError(Exception):
-    """Another process kept the database locked for BEGIN_TRIES_MAX x BUSY_TIMEOUT_MS. Trying again later may help."""
+def open_engine(database_url: str, role: str = "") -> Engine:
+    """Open a database by its URL (`sqlite:///PATH`, `postgresql://USER:PASSWORD@HOST:PORT/NAME`).
 
+    The folder of a SQLite file is made if it is missing. Nothing is migrated: see `store.migrate`. No connection is
+    made before the first read or write.
 
-def open_engine(database_url: str) -> Engine:
-    """Open a database by its SQLAlchemy URL (`sqlite:///PATH`, `postgresql+psycopg://...`).
+    Args:
+        database_url: where.
+        role: of this process, for those who look at the server's connections.
 
-    The folder of a SQLite file is made if it is missing. Nothing is migrated: see `store.migrate`.
+    Raises:
+        StoreAddressError: the URL cannot be one, or the driver for it is not installed.
     """
-    url = make_url(database_url)
-    if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True, json_serializer=_json)
+    url = address_of(database_url)
+    if url.get_backend_name() == "postgresql":
+        return _postgres_engine(url, role)
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url, json_serializer=_json, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
@@ -48,16 +58,75 @@ def open_engine(database_url: str) -> Engine:
     return engine
 
 
+def address_of(database_url: str) -> URL:
+    """The URL in parts, with the driver that we use.
+
+    Raises:
+        StoreAddressError: it is none, or of another kind of database.
+    """
+    try:
+        url = make_url(database_url)
+    except ArgumentError as error:
+        raise StoreAddressError("the database's URL must be like sqlite:///PATH or postgresql://HOST/NAME") from error
+    match url.drivername.partition("+")[0]:
+        case "sqlite":
+            return url
+        case "postgresql" | "postgres":
+            return url.set(drivername="postgresql+psycopg")
+        case other:
+            raise StoreAddressError(f"the database must be sqlite or postgresql, not {other}")
+
+
 @contextmanager
 def write(engine: Engine) -> Iterator[Connection]:
     """One writing transaction: committed at the end of the block, undone if the block raises.
 
-    Do no I/O inside but the database's own, and stay below 20 ms.
+    It goes alone: no other `write` of any process comes between its begin and its commit. Do no I/O inside but the
+    database's own, and stay below 20 ms.
 
     Raises:
-        StoreBusyError: the lock could not be had; nothing was done.
+        StoreBusyError: not now.
     """
-    with _turn(engine), engine.connect().execution_options(**{_WRITE: True}) as connection:
+    with _transaction(engine, _IN_TURN) as connection:
+        if _is_postgres(engine):
+            postgres.take_turn(connection)
+        yield connection
+
+
+@contextmanager
+def write_aside(engine: Engine) -> Iterator[Connection]:
+    """A writing transaction for bulk that nobody waits for: series, snapshots, views, what is tidied away.
+
+    On PostgreSQL it goes beside other writes and no `ChangeWatch` hears of it. So it may touch only rows that nobody
+    else writes, or that it takes in the order of their keys, and never the feed, the audit trail or the control log.
+
+    Raises:
+        StoreBusyError: not now.
+    """
+    with _transaction(engine, _ASIDE) as connection:
+        yield connection
+
+
+@contextmanager
+def read(engine: Engine) -> Iterator[Connection]:
+    """One reading transaction: every query of the block sees the same state, and nobody waits for it.
+
+    Raises:
+        StoreBusyError: not now.
+    """
+    options = postgres.READ_ONLY if _is_postgres(engine) else {}
+    with _told_apart(), engine.connect().execution_options(**options) as connection:
+        yield connection
+
+
+def in_turn(connection: Connection) -> bool:
+    """Whether this is the connection of a `write`."""
+    return connection.get_execution_options().get(_WRITE) == _IN_TURN
+
+
+@contextmanager
+def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
+    with _told_apart(), _turn(engine), engine.connect().execution_options(**{_WRITE: kind}) as connection:
         _begin(connection)
         try:
             yield connection
@@ -68,42 +137,46 @@ def write(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def read(engine: Engine) -> Iterator[Connection]:
-    """One reading transaction: every query of the block sees the same state, and nobody waits for it."""
-    with engine.connect() as connection:
-        yield connection
+def _told_apart() -> Iterator[None]:
+    """Tell what may go better another time from what is wrong for good."""
+    try:
+        yield
+    except PoolTimeoutError as error:
+        raise StoreBusyError("too many connections of this process are in use") from error
+    except (OperationalError, InterfaceError) as error:
+        raise StoreBusyError(_one_line(error)) from error
+    except DBAPIError as error:
+        if not error.connection_invalidated and not postgres.may_pass(error):
+            raise
+        raise StoreBusyError(_one_line(error)) from error
 
 
-class ChangeWatch:
-    """Tells whether another connection has committed since the last question, for 3 us (`PRAGMA data_version`).
+def _one_line(error: DBAPIError) -> str:
+    return " ".join(str(error.orig).split())
 
-    Holds one connection; ask from one thread only. Where the database has no such counter the answer is always yes,
-    so that the caller polls.
-    """
 
-    def __init__(self, engine: Engine) -> None:
-        self._connection = engine.raw_connection() if engine.dialect.name == "sqlite" else None
-        self._version: int | None = None
+def _postgres_engine(url: URL, role: str) -> Engine:
+    try:
+        return create_engine(
+            url,
+            json_serializer=_json,
+            connect_args=postgres.connect_arguments(url, role),
+            pool_size=postgres.CONNECTIONS_KEPT,
+            max_overflow=postgres.CONNECTIONS_MAX - postgres.CONNECTIONS_KEPT,
+            pool_timeout=postgres.POOL_WAIT_S,
+            # A connection that died while nobody used it is replaced without a word.
+            pool_pre_ping=True,
+        )
+    except ModuleNotFoundError as error:
+        raise StoreAddressError("PostgreSQL needs psycopg: pip install 'rankwatch[postgres]'") from error
 
-    def changed(self) -> bool:
-        """True at the first question, and whenever somebody else committed since the one before."""
-        if self._connection is None:
-            return True
-        cursor = self._connection.cursor()
-        version: int = cursor.execute("PRAGMA data_version").fetchone()[0]
-        cursor.close()
-        changed, self._version = version != self._version, version
-        return changed
 
-    def close(self) -> None:
-        """Give the connection back."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+def _is_postgres(engine: Engine) -> bool:
+    return engine.dialect.name == "postgresql"
 
 
 def _turn(engine: Engine) -> AbstractContextManager[None]:
-    if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
+    if _is_postgres(engine) or engine.url.database in (None, "", ":memory:"):
         return nullcontext()
     return turn(engine.url.database, BUSY_TIMEOUT_MS / 1000)
 
@@ -134,8 +207,8 @@ def _on_sqlite_connect(dbapi_connection: sqlite3.Connection, _record: object) ->
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get(_WRITE, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    writes = _WRITE in connection.get_execution_options()
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _json(value: Any) -> str:

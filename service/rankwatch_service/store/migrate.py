@@ -12,16 +12,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from rankwatch_service.store import postgres
 from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.errors import SchemaError
 
 _PACKAGE: Final = Path(__file__).parents[1]
-_ADVISORY_LOCK: Final = 0x72616E6B  # "rank"
-
-
-class SchemaError(Exception):
-    """The database's tables are not those of this version; the message says what to do."""
 
 
 def upgrade(engine: Engine) -> None:
@@ -36,7 +33,7 @@ def upgrade(engine: Engine) -> None:
         return
     with write(engine) as connection:
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            postgres.lift_limits(connection)
         _refuse_newer(MigrationContext.configure(connection).get_current_revision(), config)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

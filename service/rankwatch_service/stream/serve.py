@@ -17,7 +17,8 @@ from rankwatch_service.log.base import Log
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.engine import ChangeWatch, open_engine
+from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.series import SeriesWriter, trim
 from rankwatch_service.stream.commit import FencedError

@@ -129,10 +129,10 @@ def test_our_own_error_is_told_without_a_trace(api, monkeypatch):
 
 
 def test_a_database_that_does_not_answer_is_503_and_try_again(api, monkeypatch):
-    from sqlalchemy.exc import OperationalError
+    from rankwatch_service.store.errors import StoreBusyError
 
     def broken(*_):
-        raise OperationalError("SELECT", {}, Exception("away"))
+        raise StoreBusyError("away")
 
     monkeypatch.setattr("rankwatch_service.api.jobs._jobs", broken)
     answer = api.get("/api/v1/jobs")

@@ -110,7 +110,7 @@ def test_batches_of_many_senders_are_all_there_each_once_and_each_senders_in_ord
 
 
 def test_a_log_that_cannot_be_written_is_503_and_the_same_batch_is_taken_later(api, monkeypatch):
-    from rankwatch_service.store.engine import StoreBusyError
+    from rankwatch_service.store.errors import StoreBusyError
 
     def busy(_items):
         raise StoreBusyError

@@ -12,7 +12,9 @@ from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
-from rankwatch_service.store.engine import ChangeWatch, StoreBusyError, read, write
+from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.errors import StoreBusyError
+from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from tests.support.clock import FakeClock
 from tests.support.database import new_database

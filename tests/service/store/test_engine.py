@@ -6,7 +6,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from rankwatch_service.store import engine as store_engine
-from rankwatch_service.store.engine import ChangeWatch, StoreBusyError, open_engine, read, write
+from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.engine import open_engine, read, write
+from rankwatch_service.store.errors import StoreBusyError
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from rankwatch_service.store.engine import open_engine, read, write
-from rankwatch_service.store.migrate import SchemaError, check, configuration, upgrade
+from rankwatch_service.store.errors import SchemaError
+from rankwatch_service.store.migrate import check, configuration, upgrade
 from rankwatch_service.store.models import Base
 
 
