@@ -31,7 +31,28 @@ def upgrade() -> None:
     )
     for table in _PLACES:
         op.add_column(table, sa.Column("control_position", sa.BigInteger(), nullable=False, server_default="0"))
-    op.add_column("stream_position", sa.Column("control_needed", sa.BigInteger(), nullable=False, server_default="0"))
+    for needed in ("position_needed", "control_needed"):
+        op.add_column("stream_position", sa.Column(needed, sa.BigInteger(), nullable=False, server_default="0"))
+    op.create_table(
+        "stream_report",
+        sa.Column("partition", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("end", sa.BigInteger(), nullable=False),
+        sa.Column("tick_unix_ns", sa.BigInteger(), nullable=False),
+        sa.Column("lost_records", sa.BigInteger(), nullable=False),
+        sa.Column("at_unix_ns", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("partition", name=op.f("pk_stream_report")),
+    )
+    op.create_table(
+        "stream_process",
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("started_unix_ns", sa.BigInteger(), nullable=False),
+        sa.Column("counters", sa.JSON(), nullable=False),
+        sa.Column("at_unix_ns", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("owner", name=op.f("pk_stream_process")),
+    )
     _move_control_records()
     op.drop_column("log_record", "kind")
 
@@ -50,6 +71,18 @@ def _move_control_records() -> None:
             f"AND log_record.partition = {table}.partition AND log_record.position < {table}.position)"
         )
     op.execute("DELETE FROM log_record WHERE kind = 'control'")
+    oldest = "SELECT min(position) FROM log_record WHERE log_record.partition"
+    op.execute(
+        "UPDATE stream_position SET position_needed = "  # noqa: S608
+        f"coalesce(({oldest} = stream_position.partition AND log_record.position < stream_position.position), "
+        "stream_position.position)"
+    )
+    # Where a control record stood at a snapshot's place, the next telemetry stands there now.
+    op.execute(
+        f"UPDATE snapshot SET position = coalesce(({oldest} = snapshot.partition "  # noqa: S608
+        "AND log_record.position >= snapshot.position), (SELECT position FROM stream_position "
+        "WHERE stream_position.partition = snapshot.partition), position)"
+    )
 
 
 def downgrade() -> None:
@@ -58,6 +91,9 @@ def downgrade() -> None:
     for table in _PLACES:
         op.drop_column(table, "control_position")
     op.drop_column("stream_position", "control_needed")
+    op.drop_column("stream_position", "position_needed")
+    op.drop_table("stream_process")
+    op.drop_table("stream_report")
     op.drop_table("control_record")
     op.drop_table("control_end")
 

@@ -38,6 +38,10 @@ class Record:
     appended_unix_ns: int
 
 
+class LogError(Exception):
+    """The log does not answer, or not as it did: nothing was read. Going on later, from what is committed, may help."""
+
+
 class Log(Protocol):
     """An ordered, durable record of entries."""
 
@@ -58,11 +62,25 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, partition: int, position: int, limit: int) -> list[Record]:
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
         """Up to `limit` records from `position` on, in order; fewer than exist if they are large (`READ_BYTES_MAX`).
 
-        Positions may be missing (trimmed); an empty list means that nothing lies there yet.
+        Positions may be missing (trimmed). An empty list means that nothing is at hand; whether nothing lies there
+        `drained` tells.
+
+        Args:
+            partition: whose.
+            position: of the first record.
+            limit: records at most.
+            wait_s: how long to wait for records that lie there and are on their way.
+
+        Raises:
+            LogError: the log cannot be read now, or lies elsewhere now.
         """
+        ...
+
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether it is known, as of about now, that nothing lies at `position` or behind it."""
         ...
 
     def end(self, partition: int) -> int:

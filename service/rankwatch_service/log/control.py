@@ -7,9 +7,11 @@ record. It reaches stream through ticks alone (`stream.loop`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import islice
+from typing import Final, Protocol
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
@@ -22,6 +24,10 @@ _ROW: Final = 0
 """Of `control_end`: the one that the migration made."""
 
 
+TAIL_MAX: Final = 1_000
+"""Control records kept in memory: 0.5 MB. What lies further back is read from the store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """A control record with its place. The key is a job's name, or `ALL_JOBS`; the value a `ControlRecord` as JSON."""
@@ -30,6 +36,14 @@ class Control:
     key: str
     value: bytes
     appended_unix_ns: int
+
+
+class Controls(Protocol):
+    """Where control records are read from."""
+
+    def read(self, position: int, limit: int) -> list[Control]:
+        """Up to `limit` records from `position` on, in order; positions may be missing (trimmed)."""
+        ...
 
 
 class ControlLog:
@@ -67,6 +81,33 @@ class ControlLog:
         with read(self._engine) as connection:
             position: int = connection.execute(select(ControlEnd.next_position)).scalar_one()
         return position
+
+
+class ControlTail:
+    """The newest control records in memory, for the many partitions of one process. Not thread-safe."""
+
+    def __init__(self, log: ControlLog) -> None:
+        self._log = log
+        self._begin = self._end = log.end()
+        self._records: deque[Control] = deque()
+
+    def refresh(self) -> None:
+        """Take up what was appended since the last time."""
+        while found := self._log.read(self._end, TAIL_MAX):
+            self._end = found[-1].position + 1
+            self._records.extend(found)
+            while len(self._records) > TAIL_MAX:
+                self._begin = self._records.popleft().position + 1
+            if len(found) < TAIL_MAX:
+                break
+
+    def read(self, position: int, limit: int) -> list[Control]:
+        """As `ControlLog.read`, without asking the store for what is at hand."""
+        if position < self._begin:
+            return self._log.read(position, limit)
+        if position >= self._end:
+            return []
+        return list(islice((record for record in self._records if record.position >= position), limit))
 
 
 def trim(connection: Connection, before: int, limit: int) -> int:

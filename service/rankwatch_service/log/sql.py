@@ -57,8 +57,8 @@ class SqlLog:
             if rows:
                 connection.execute(insert(LogRecord), rows)
 
-    def read(self, partition: int, position: int, limit: int) -> list[Record]:
-        """Up to `limit` records from `position` on, in order."""
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:  # noqa: ARG002
+        """Up to `limit` records from `position` on, in order. What lies there is at hand: `wait_s` is not needed."""
         query = (
             select(LogRecord.__table__)
             .where(LogRecord.partition == partition, LogRecord.position >= position)
@@ -74,6 +74,10 @@ class SqlLog:
                     break
                 records.append(Record(*row))
         return records
+
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether nothing lies at `position` or behind it."""
+        return position >= self.end(partition)
 
     def end(self, partition: int) -> int:
         """The position that the next record will have."""

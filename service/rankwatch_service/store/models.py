@@ -100,10 +100,40 @@ class StreamPosition(Base):
     tick_number: Mapped[int]
     control_position: Mapped[int] = mapped_column(default=0)
     """Control records below it are applied."""
+    position_needed: Mapped[int] = mapped_column(default=0)
     control_needed: Mapped[int] = mapped_column(default=0)
-    """No start of this partition needs control records below it."""
+    """No start of this partition needs records of the two logs below these."""
     epoch: Mapped[int] = mapped_column(default=0)
     """Raised by each process that takes the partition over; only who raised it last can commit."""
+
+
+class StreamReport(Base):
+    """What the owner of a partition last said about it: for people and metrics, nothing is decided by it."""
+
+    __tablename__ = "stream_report"
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    owner: Mapped[str]
+    """HOST:PID of the process."""
+    epoch: Mapped[int]
+    position: Mapped[int]
+    end: Mapped[int]
+    """Where the next record will lie, as far as is known: `end` - `position` is the lag."""
+    tick_unix_ns: Mapped[int]
+    """Time of the newest tick; it stands still while no job is awake."""
+    lost_records: Mapped[int]
+    """Records that the log had forgotten before this owner could read them."""
+    at_unix_ns: Mapped[int]
+
+
+class StreamProcess(Base):
+    """What a stream process last said about itself."""
+
+    __tablename__ = "stream_process"
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    started_unix_ns: Mapped[int]
+    counters: Mapped[dict[str, Any]]
+    """{name: count since the process began}, see `stream.report.Counts`."""
+    at_unix_ns: Mapped[int]
 
 
 class StreamTick(Base):

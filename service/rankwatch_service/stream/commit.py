@@ -72,15 +72,26 @@ class StoredTick:
     time_unix_ns: int
 
 
-def claim(connection: Connection, partition: int) -> tuple[Place, int]:
-    """Take over a partition: returns where to go on, and the epoch that only this process has."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A partition taken over: where to go on, the epoch that only this owner has, and where the logs are kept from."""
+
+    place: Place
+    epoch: int
+    needed_position: int
+    needed_control: int
+
+
+def claim(connection: Connection, partition: int) -> Claim:
+    """Take over a partition; whoever had it can commit nothing more."""
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:
         connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
-        return Place(0, 0, 0), 1
+        return Claim(Place(0, 0, 0), 1, 0, 0)
     taken = update(StreamPosition).where(StreamPosition.partition == partition).values(epoch=row.epoch + 1)
     connection.execute(taken)
-    return Place(row.position, row.tick_number, row.control_position), row.epoch + 1
+    place = Place(row.position, row.tick_number, row.control_position)
+    return Claim(place, row.epoch + 1, row.position_needed, row.control_needed)
 
 
 def commit(

@@ -5,7 +5,7 @@ a new one starts from what is committed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
@@ -14,7 +14,7 @@ from sqlalchemy import Engine, delete, func, select, update
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
 from rankwatch_service.log import control as control_log
-from rankwatch_service.log.base import ALL_JOBS, Log
+from rankwatch_service.log.base import ALL_JOBS, Log, LogError
 from rankwatch_service.log.control import Control, Controls
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job, StreamPosition, StreamTick
@@ -40,6 +40,9 @@ RESTING_SNAPSHOT_S: Final = 600.0
 
 TRIM_RECORDS: Final = 1_000
 """Records forgotten in one transaction."""
+
+REPLAY_WAIT_S: Final = 10.0
+"""How long a start waits for records that lie in the log."""
 
 CONTROLS_MAX: Final = 1_000
 """Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""
@@ -71,6 +74,10 @@ class Started:
     replayed_ticks: int = 0
     cold_jobs: list[str] = field(default_factory=list)
     """Jobs without a usable snapshot whose log is gone."""
+    lost_records: int = 0
+    """Records behind the committed position that the log had forgotten already."""
+    log_is_another: bool = False
+    """The log ends before the committed position: it was made anew. It is read from its beginning."""
     cold_detectors: dict[str, list[str]] = field(default_factory=dict)
     """Detectors that begin anew, by job."""
 
@@ -112,21 +119,27 @@ class Stream:
     def start(self) -> Started:
         """Take over the partition and catch up with what is committed, without any effect."""
         with write(self._engine) as connection:
-            committed, self._epoch = claim(connection, self._number)
-        started = Started()
-        found, unreadable = snapshots.load(self._engine, self._number, committed)
+            held = claim(connection, self._number)
+        self._epoch, committed = held.epoch, held.place
+        begin, end = self._log.begin(self._number), self._log.end(self._number)
+        started = Started(lost_records=max(begin - committed.position, 0), log_is_another=end < committed.position)
+        # What the log forgot by itself, not by our leave, is missing from the past of those who need it.
+        is_whole = begin <= held.needed_position and not started.log_is_another
+        kept_from = held.needed_position if is_whole else begin if not started.log_is_another else committed.position
+        found, unreadable = snapshots.load(self._engine, self._number, kept_from, committed)
         self._partition.restore(found)
         places = [saved.place for saved in found]
-        begin = self._log.begin(self._number)
-        if begin > 0:
-            # Of these the log has forgotten what their snapshots knew.
-            for name in unreadable:
+        missing = self._known_jobs() - {saved.job for saved in found}
+        for name in sorted(missing):
+            if not is_whole or (name in unreadable and kept_from > 0):
                 self._begin_cold(name, committed, started)
-        if self._known_jobs() - {saved.job for saved in found} - set(started.cold_jobs):
+        if missing - set(started.cold_jobs):
             # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
-            places.append(Place(begin, 0, 0))
+            places.append(Place(kept_from, 0, held.needed_control))
         self._replay(snapshots.earliest(places or [committed]), committed, started)
         self._partition.settled()
+        if started.lost_records or started.log_is_another:
+            committed = replace(committed, position=begin)
         self._partition.place = committed
         self._waiting, self._read_to = [], committed.control_position
         started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
@@ -242,15 +255,17 @@ class Stream:
         return since_s >= limit_s or self._rows.get(name, 0) >= SNAPSHOT_ROWS
 
     def _forget(self, kept: Place) -> None:
-        while self._log.trim(self._number, kept.position, TRIM_RECORDS):
-            pass
         with write(self._engine) as connection:
             old = (StreamTick.partition == self._number, StreamTick.number < kept.tick_number)
             connection.execute(delete(StreamTick).where(*old))
-            needed = update(StreamPosition).where(StreamPosition.partition == self._number)
-            connection.execute(needed.values(control_needed=kept.control_position))
-            by_all = connection.scalar(select(func.min(StreamPosition.control_needed))) or 0
-            control_log.trim(connection, by_all, TRIM_RECORDS)
+            # An owner that was replaced and does not know it yet may come with a place that is long past.
+            mine = (StreamPosition.partition == self._number, StreamPosition.position_needed <= kept.position)
+            needed = {"position_needed": kept.position, "control_needed": kept.control_position}
+            connection.execute(update(StreamPosition).where(*mine).values(needed))
+            needed_by_all = connection.scalar(select(func.min(StreamPosition.control_needed))) or 0
+            control_log.trim(connection, needed_by_all, TRIM_RECORDS)
+        while self._log.trim(self._number, kept.position, TRIM_RECORDS):
+            pass
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
@@ -271,8 +286,10 @@ class Stream:
         controls = self._past_controls(begin, committed)
         position, effects = begin.position, Effects()
         while position < committed.position:
-            records = self._log.read(self._number, position, RECORDS_MAX)
+            records = self._log.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
             if not records:
+                if self._log.end(self._number) > position:
+                    raise LogError(f"partition {self._number}: nothing came from position {position} on")
                 break
             for record in records:
                 if record.position >= committed.position:

@@ -1,5 +1,6 @@
 """Trailing snapshots: they make a start quick and decide nothing. A snapshot counts once its last part and its
-checksum are there; the log may be forgotten up to where two such snapshots of every job lie.
+checksum are there; the log may be forgotten up to where two such snapshots of every job lie. The newest is the one of
+the furthest place, whoever wrote it and when: an owner that was replaced may still have been writing one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         complete = connection.scalars(
             select(Snapshot.id)
             .where(Snapshot.partition == partition, Snapshot.job == job, Snapshot.complete)
-            .order_by(Snapshot.id.desc())
+            .order_by(Snapshot.position.desc(), Snapshot.tick_number.desc(), Snapshot.id.desc())
         ).all()
         # What was never finished, by this process or one before it, is older than the marker just set.
         kept = complete[:KEPT]
@@ -71,24 +72,28 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
-def load(engine: Engine, partition: int, up_to: Place) -> tuple[list[Saved], list[str]]:
+def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list[Saved], list[str]]:
     """The newest readable snapshot of each job, and the jobs that have snapshots but none that can be read.
 
     Args:
         engine: the store.
         partition: whose.
+        begin: position of the oldest record that the log still has: what lies between a snapshot before it and `up_to`
+            cannot be replayed.
         up_to: what is committed: a snapshot beyond it is of another life, and not used.
     """
     with read(engine) as connection:
         query = (
-            select(Snapshot.__table__).where(Snapshot.partition == partition, Snapshot.complete).order_by(Snapshot.id)
+            select(Snapshot.__table__)
+            .where(Snapshot.partition == partition, Snapshot.complete)
+            .order_by(Snapshot.position, Snapshot.tick_number, Snapshot.id)
         )
         by_job: dict[str, list[Any]] = defaultdict(list)
         for row in connection.execute(query):
             by_job[row.job].append(row)
     found, unreadable = [], []
     for job, rows in by_job.items():
-        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, up_to)) is not None), None)
+        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, begin, up_to)) is not None), None)
         if saved is None:
             unreadable.append(job)
         else:
@@ -102,7 +107,9 @@ def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | 
     with read(engine) as connection:
         query = select(Snapshot.job, Snapshot.position, Snapshot.tick_number, Snapshot.control_position)
         for job, *place in connection.execute(
-            query.where(Snapshot.partition == partition, Snapshot.complete).order_by(Snapshot.id)
+            query.where(Snapshot.partition == partition, Snapshot.complete).order_by(
+                Snapshot.position, Snapshot.tick_number, Snapshot.id
+            )
         ):
             positions[job].append(Place(*place))
     places = []
@@ -124,7 +131,9 @@ def earliest(places: Sequence[Place]) -> Place:
     )
 
 
-def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
+def _read(engine: Engine, row: Any, begin: int, up_to: Place) -> Saved | None:
+    if row.position < min(begin, up_to.position):
+        return None
     if row.version != VERSION or row.position > up_to.position or row.tick_number > up_to.tick_number:
         return None
     with read(engine) as connection:
