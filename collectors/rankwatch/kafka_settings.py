@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
 
+from rankwatch.wire import BATCH_BYTES_MAX
+
 PREFIX: Final = "rankwatch"
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 COMPRESSIONS: Final = ("zstd", "lz4", "gzip", "none")
 
+MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
+"""Of our topics: the largest batch, with its key and headers."""
 REQUEST_TIMEOUT_MS: Final = 10_000
 """A broker that is silent for so long on one request is given up for that request."""
 RECONNECT_MAX_MS: Final = 1_000

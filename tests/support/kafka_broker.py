@@ -8,7 +8,6 @@ and never evicts a killed member of a group; tansu forgets everything at a resta
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -23,8 +22,9 @@ from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
+from rankwatch.kafka_settings import KafkaSettings
+from rankwatch_service.log.kafka import KafkaAwayError, opened
 from tests.support.service_process import free_port
 
 KINDS = ("apache", "noida", "tansu")
@@ -153,14 +153,10 @@ def missing(kind: str) -> str:
 
 def answers(bootstrap: str) -> bool:
     """Whether a client can begin with this broker, or one of these."""
-    logger = logging.getLogger("kafka")
-    before, logger.disabled = logger.disabled, True
     try:
-        KafkaAdminClient(bootstrap_servers=bootstrap.split(","), bootstrap_timeout_ms=1_000).close()
-    except (KafkaError, OSError):
+        opened(KafkaAdminClient, KafkaSettings(bootstrap), within_s=1.0).close()
+    except KafkaAwayError:
         return False
-    finally:
-        logger.disabled = before
     return True
 
 

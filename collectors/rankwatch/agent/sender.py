@@ -12,12 +12,12 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from rankwatch.agent.clock import Clock
 from rankwatch.agent.parcel import Losses, Parcel, all_records, without_records
 from rankwatch.agent.spool import Spool
+from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Waits for the sender at most. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: a request that takes its whole time-out of
@@ -33,28 +33,6 @@ RETRY_AFTER_MAX_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The service has it, durably."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The service will never take it; `reason` is short and bounded, it becomes a label."""
-
-    reason: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Not now. `after_s`: what the service asked for, None if it said nothing."""
-
-    reason: str
-    after_s: float | None = None
-
-
-Outcome = Accepted | Refused | Later
 Publish = Callable[[bytes], Outcome]
 """Sends one encoded batch. It must not raise."""
 

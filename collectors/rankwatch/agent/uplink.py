@@ -20,7 +20,7 @@ import msgspec
 from rankwatch import wire
 from rankwatch.agent.channel import Answer, Channel, Unreachable
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.sender import Accepted, Later, Outcome, Refused
+from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
 MSGPACK: Final = "application/msgpack"
 NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))

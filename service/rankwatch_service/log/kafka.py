@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.net.compat import KafkaNetClient
 
 from rankwatch.kafka_reason import explained, listen
-from rankwatch.kafka_settings import KafkaSettings, client_options
-from rankwatch.wire import BATCH_BYTES_MAX
+from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, client_options
 from rankwatch_service.settings import Settings
 
-MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
-"""Of a topic that we make: the largest batch, with its key and headers."""
-
 CONNECT_S: Final = 10.0
-"""How long brokers may take to answer at the start."""
+"""How long brokers may take to let a client in."""
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +35,7 @@ def ensure_topics(settings: Settings) -> int:
     """
     kafka = settings.kafka_settings()
     assert kafka is not None
-    admin = _admin(kafka)
+    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
     try:
         partitions = _partitions(admin, kafka.telemetry_topic)
         for topic, count in (
@@ -58,11 +56,25 @@ def ensure_topics(settings: Settings) -> int:
     return partitions
 
 
-def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
+def opened(kind: Callable[..., Any], kafka: KafkaSettings, within_s: float = CONNECT_S, **more: Any) -> Any:
+    """A client of this kind, once a broker has let it in.
+
+    Raises:
+        KafkaAwayError: none does.
+    """
     listen()
+    made: list[KafkaNetClient] = []
+
+    def net_client(**options: Any) -> KafkaNetClient:
+        made.append(KafkaNetClient(**options))
+        return made[-1]
+
     try:
-        return KafkaAdminClient(**client_options(kafka), bootstrap_timeout_ms=int(CONNECT_S * 1000))
+        within_ms = int(within_s * 1000)
+        return kind(**client_options(kafka), kafka_client=net_client, bootstrap_timeout_ms=within_ms, **more)
     except (KafkaError, OSError) as error:  # OSError: a certificate's file
+        for one in made:
+            one.close()  # a constructor that fails leaves its thread running
         raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
 
 
