@@ -23,6 +23,16 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
             yield url
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without tables, once of each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/new/folder/test.db"
+    else:
+        with request.getfixturevalue("postgres").empty() as url:
+            yield url
+
+
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
     """An open engine on such a database."""

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, insert, select, update
 
 from rankwatch_service.api.problem import ProblemError
 from rankwatch_service.clock import Clock
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Token
 
 PREFIX: Final = "rankwatch"
@@ -137,8 +137,8 @@ class Authority:
         with self._lock:
             used, self._used = self._used, {}
         if used:
-            with write(self._engine) as connection:
-                for token_id, at_unix_ns in used.items():
+            with write_aside(self._engine) as connection:
+                for token_id, at_unix_ns in sorted(used.items()):
                     connection.execute(update(Token).where(Token.id == token_id).values(last_used_unix_ns=at_unix_ns))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select
 
+from rankwatch_service.store.engine import in_turn
 from rankwatch_service.store.models import Audit
 
 FIRST: Final = "0" * 64
@@ -33,8 +34,7 @@ def append(
     """Add a row in the caller's writing transaction, which also holds what the row tells about.
 
     Args:
-        connection: of a writing transaction; two writers at once would otherwise chain to the same row, which the
-            table's unique constraint refuses.
+        connection: of a `write`.
         at_unix_ns: now.
         actor: a token's id and name, or "policy".
         action: what was done, for instance "command.request".
@@ -43,6 +43,7 @@ def append(
         source: address of the caller.
         fields: plain JSON details; never a secret.
     """
+    assert in_turn(connection), "two rows would name the same predecessor"
     newest = connection.execute(select(Audit.sha256).order_by(Audit.id.desc()).limit(1)).scalar()
     row: dict[str, Any] = {
         "at_unix_ns": at_unix_ns,

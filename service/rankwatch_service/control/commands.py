@@ -13,6 +13,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_service.control import audit
 from rankwatch_service.control.order import Outcome
+from rankwatch_service.store.engine import in_turn
 from rankwatch_service.store.models import Command, Feed
 
 WAITING: Final = ("requested", "approved")
@@ -118,5 +119,6 @@ def settle(connection: Connection, command_id: str, outcome: Outcome, actor: str
 
 
 def tell(connection: Connection, topic: str, job: str, data: Mapping[str, Any], now_unix_ns: int) -> None:
-    """Add a row to the feed of `GET events`."""
+    """Add a row to the feed of `GET events`, in a `write`."""
+    assert in_turn(connection), "a reader would pass over an id that appears later"
     connection.execute(insert(Feed).values(topic=topic, job=job, data=dict(data), at_unix_ns=now_unix_ns))

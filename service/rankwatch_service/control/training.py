@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, and_, delete, insert, or_, select
+from sqlalchemy import Connection, Engine, RowMapping, select
 
 from rankwatch.wire import Progress, View
 from rankwatch_service.control.ledger import Entry, Tier, Verdict
 from rankwatch_service.control.order import HostView
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import write_aside
 from rankwatch_service.store.models import AgentView, Attempt, Checkpoint, Job
+from rankwatch_service.store.upsert import upsert
 
 LIVE_NS: Final = 5 * 10**9
 """A view younger than this says which attempt trains now; agents post at least one every second."""
@@ -59,7 +60,7 @@ def k_of(attempt: str) -> int:
 
 def store_views(engine: Engine, views: Sequence[View], now_unix_ns: int) -> None:
     """Keep the newest view of each host, all in one transaction. A repeat changes only its time."""
-    newest = {(view.job, view.attempt, view.host): view for view in views}
+    newest = dict(sorted({(view.job, view.attempt, view.host): view for view in views}.items()))
     rows = [
         {
             "job": view.job,
@@ -71,11 +72,8 @@ def store_views(engine: Engine, views: Sequence[View], now_unix_ns: int) -> None
         }
         for view in newest.values()
     ]
-    key = (AgentView.job, AgentView.attempt, AgentView.host)
-    places = [and_(*(column == value for column, value in zip(key, place, strict=True))) for place in newest]
-    with write(engine) as connection:
-        connection.execute(delete(AgentView).where(or_(*places)))
-        connection.execute(insert(AgentView), rows)
+    with write_aside(engine) as connection:
+        connection.execute(upsert(connection, AgentView, ("boot", "ranks", "at_unix_ns")), rows)
 
 
 def host_views(connection: Connection, job: str, attempts: Sequence[str]) -> dict[str, HostView]:

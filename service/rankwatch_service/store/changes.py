@@ -35,15 +35,15 @@ class _Source(Protocol):
 class ChangeWatch:
     """Tells whether another connection has committed since the last question, for microseconds; never waits.
 
-    Holds one connection; ask from one thread only. Where that breaks the answer is yes once it is there again: what
-    was committed in between was not heard.
+    Holds one connection; ask from one thread only. The first yes means that it watches: at the beginning, and again
+    after the connection was lost, since what was committed in between was not heard.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._source: _Source = _Listener(engine) if engine.dialect.name == "postgresql" else _Counter(engine)
 
     def changed(self) -> bool:
-        """True at the first question, and whenever somebody else committed since the one before."""
+        """True whenever somebody else has committed since the last yes, and soon after the beginning."""
         return self._source.changed()
 
     def close(self) -> None:
@@ -75,7 +75,6 @@ class _Listener:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._heard = threading.Event()
-        self._heard.set()
         self._closing = threading.Event()
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)

@@ -1,4 +1,5 @@
 import sqlite3
+import sys
 import threading
 
 import pytest
@@ -6,19 +7,31 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from rankwatch_service.store import engine as store_engine
-from rankwatch_service.store.changes import ChangeWatch
-from rankwatch_service.store.engine import open_engine, read, write
-from rankwatch_service.store.errors import StoreBusyError
+from rankwatch_service.store.engine import in_turn, open_engine, read, write, write_aside
+from rankwatch_service.store.errors import StoreAddressError, StoreBusyError
 
 
 @pytest.fixture
-def engine(tmp_path):
-    engine = open_engine(f"sqlite:///{tmp_path}/new/folder/test.db")
-    with write(engine) as connection:
-        connection.execute(text("CREATE TABLE parent (id INTEGER PRIMARY KEY)"))
-        connection.execute(text("CREATE TABLE child (parent INTEGER REFERENCES parent (id))"))
+def engine(empty_database_url):
+    engine = open_engine(empty_database_url, "test")
+    make_tables(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    engine = open_engine(f"sqlite:///{tmp_path}/test.db")
+    make_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+def make_tables(engine) -> None:
+    identity = "GENERATED ALWAYS AS IDENTITY" if engine.dialect.name == "postgresql" else ""
+    with write(engine) as connection:
+        connection.execute(text(f"CREATE TABLE parent (id INTEGER {identity} PRIMARY KEY)"))
+        connection.execute(text("CREATE TABLE child (parent INTEGER REFERENCES parent (id))"))
 
 
 def count(engine) -> int:
@@ -61,10 +74,93 @@ def test_foreign_keys_are_enforced(engine):
         connection.execute(text("INSERT INTO child VALUES (7)"))
 
 
-def test_commits_survive_a_power_cut_and_readers_do_not_block_writers(engine):
-    with read(engine) as connection:
+def test_commits_survive_a_power_cut_and_readers_do_not_block_writers(sqlite):
+    with read(sqlite) as connection:
         assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
         assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2
+
+
+def test_what_a_writer_has_read_stays_true_until_it_commits(engine):
+    """Each adds as many rows as there are: any other order than one after the other gives another count."""
+
+    def double() -> None:
+        with write(engine) as connection:
+            rows = connection.execute(text("SELECT count(*) FROM parent")).scalar_one()
+            for _ in range(rows):
+                add(connection)
+
+    with write(engine) as connection:
+        add(connection)
+    threads = [threading.Thread(target=double) for _ in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count(engine) == 2**7
+
+
+def test_a_reader_never_sees_an_id_before_a_smaller_one(engine):
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with write(engine) as connection:
+                add(connection)
+                add(connection)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        seen = 0
+        while seen < 200:
+            with read(engine) as connection:
+                query = text("SELECT id FROM parent WHERE id > :seen ORDER BY id")
+                new = connection.execute(query, {"seen": seen}).scalars().all()
+            assert new == list(range(seen + 1, seen + 1 + len(new)))
+            seen += len(new)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_only_a_writer_is_in_turn(engine):
+    with write(engine) as connection:
+        assert in_turn(connection)
+    with write_aside(engine) as connection:
+        assert not in_turn(connection)
+    with read(engine) as connection:
+        assert not in_turn(connection)
+
+
+def test_a_reader_cannot_write_on_postgresql(postgres):
+    with postgres.empty() as url:
+        engine = open_engine(url)
+        make_tables(engine)
+        with pytest.raises(StoreBusyError, match="read-only"), read(engine) as connection:
+            add(connection)
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("not a url", "must be like"),
+        ("mysql://host/name", "not mysql"),
+        ("oracle+cx://host/name", "not oracle"),
+    ],
+)
+def test_an_address_that_can_never_work_is_told_in_one_line(url, said):
+    with pytest.raises(StoreAddressError, match=said) as error:
+        open_engine(url)
+    assert "\n" not in str(error.value)
+
+
+def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreAddressError, match=r"rankwatch\[postgres\]"):
+        open_engine("postgresql://host/name")
 
 
 def test_eight_writers_at_once_all_get_their_turn(engine):
@@ -98,17 +194,6 @@ def test_a_database_that_stays_locked_is_told_apart_from_a_broken_one(tmp_path, 
     engine.dispose()
 
 
-def test_nan_is_refused_in_a_json_column(engine):
+def test_nan_is_refused_in_a_json_column(sqlite):
     with pytest.raises(ValueError, match="JSON"):
-        engine.dialect._json_serializer({"loss": float("nan")})
-
-
-def test_a_change_by_anyone_else_is_noticed_once(engine):
-    watch = ChangeWatch(engine)
-    assert watch.changed()
-    assert not watch.changed()
-    with write(engine) as connection:
-        add(connection)
-    assert watch.changed()
-    assert not watch.changed()
-    watch.close()
+        sqlite.dialect._json_serializer({"loss": float("nan")})
