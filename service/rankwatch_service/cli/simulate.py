@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -46,6 +47,12 @@ TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tenso
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
 PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB)]
 NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="The job's name.")]
+KAFKA = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka", metavar="HOST:PORT", rich_help_panel=LIVE, help="Send to Kafka, as agents do; else RANKWATCH_KAFKA."
+    ),
+]
 AS_LIVE = Annotated[bool, typer.Option("--live", rich_help_panel=LIVE, help="Send it to the service as it happens.")]
 SPEED = Annotated[
     float, typer.Option("--speed", min=0, rich_help_panel=LIVE, help="1: real time; 10: ten times; 0: at once.")
@@ -70,6 +77,7 @@ def simulate(
     speed: SPEED = 1.0,
     url: URL = None,
     token: TOKEN = None,
+    kafka: KAFKA = None,
 ) -> None:
     """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service."""
     from rankwatch_service.simulate.scenario import Job
@@ -84,7 +92,8 @@ def simulate(
     if output is not None:
         _write(world, output, job)
     else:
-        _send(world, job, speed, _http(url, token))
+        with _lines(kafka, url, token) as connect:
+            _send(world, job, speed, connect)
 
 
 def _list_faults() -> None:
@@ -138,16 +147,29 @@ def _write(world: Job, output: Path, name: str) -> None:
     )
 
 
-def _http(url: str | None, token: str | None) -> Callable[[], Line]:
+@contextmanager
+def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], Line]]:
+    """Ways into the service: Kafka where it is named, else HTTP."""
     import os
 
     from platformdirs import user_config_path
 
+    from rankwatch.kafka_settings import from_environment
     from rankwatch_service.cli.endpoint import CONFIG_NAME, find_endpoint
     from rankwatch_service.simulate.lines import HttpLine
 
-    endpoint = find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME)
-    return lambda: HttpLine(endpoint.url, endpoint.token)
+    try:
+        settings = from_environment(os.environ, kafka or "")
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+    if settings is None:
+        endpoint = find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME)
+        yield lambda: HttpLine(endpoint.url, endpoint.token)
+        return
+    from rankwatch_service.simulate.kafka_line import kafka_lines
+
+    with kafka_lines(settings) as connect:
+        yield connect
 
 
 def _send(world: Job, name: str, speed: float, connect: Callable[[], Line]) -> None:

@@ -43,6 +43,8 @@ def add_mix(job: Job, faults: int) -> list[str]:
     Raises:
         ValueError: the job has not steps enough for so many.
     """
+    if not faults:
+        return []
     room = (job.steps - job.start_step) // GAP_STEPS - 1
     if faults > room:
         raise ValueError(f"{faults} faults need {(faults + 1) * GAP_STEPS} steps")

@@ -1,0 +1,42 @@
+"""A synthetic job's way into Kafka: one producer, shared by all lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rankwatch.kafka_producer import Message, Producer
+from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.outcome import Later, Refused
+from rankwatch_service.simulate.live import Line, NotYetError, RefusedError
+
+WITHIN_S: Final = 5.0
+"""How long one batch waits for its acknowledgement before it counts as not yet taken."""
+END_S: Final = 5.0
+
+
+@contextmanager
+def kafka_lines(settings: KafkaSettings) -> Iterator[Callable[[], Line]]:
+    """Makes lines that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
+    producer = Producer(settings)
+    try:
+        yield lambda: _KafkaLine(producer, settings.telemetry_topic)
+    finally:
+        producer.close(END_S)
+
+
+class _KafkaLine:
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+
+    def send(self, job: str, body: bytes) -> None:
+        (outcome,) = self._producer.publish([Message(self._topic, job, body)], WITHIN_S)
+        if isinstance(outcome, Refused):
+            raise RefusedError(f"Kafka: {outcome.reason} {outcome.detail}")
+        if isinstance(outcome, Later):
+            raise NotYetError(f"Kafka: {outcome.reason}", outcome.after_s or 0.0)
+
+    def close(self) -> None:
+        """The producer is everybody's, and ends with the job."""
