@@ -193,7 +193,6 @@ class Producer:
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        listen()
         pause_s = RECONNECT_FIRST_S
         while self._deadline_s is None or self._waiting_bytes:
             before = self._counts.published
@@ -223,6 +222,7 @@ class Producer:
                 _end(client)
 
     def _connect(self) -> KafkaProducer:
+        listen()
         client = KafkaProducer(
             **client_options(self._settings),
             acks="all",

@@ -10,33 +10,41 @@ from typing import Final
 
 TEXT_CHARS_MAX: Final = 300
 
+_VAGUE: Final = ("Unable to bootstrap", "not ready; waiting", "socket disconnected", "timed out")
+"""What the client says between, and what a broker does that makes a wrong password wait for its answer."""
 
-class _Newest(logging.Handler):
-    """Keeps the newest warning."""
+
+class _MostTelling(logging.Handler):
+    """Keeps the newest warning, unless it says less than the one before."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
+        self._vague = True
 
     def emit(self, record: logging.LogRecord) -> None:
         told = record.getMessage()
-        if "Unable to bootstrap" not in told:  # which the caller hears as an error
-            self.text = told[:TEXT_CHARS_MAX]
+        vague = any(words in told for words in _VAGUE)
+        if self._vague or not vague:
+            self.text, self._vague = told[:TEXT_CHARS_MAX], vague
+
+    def forget(self) -> None:
+        self.text, self._vague = "", True
 
 
-_newest: Final = _Newest()
+_heard: Final = _MostTelling()
 
 
 def listen() -> None:
-    """Begin to listen to the client, and keep its lines out of our logs: in an outage it writes many a second."""
+    """Begin to listen to a new client, and keep its lines out of our logs: in an outage it writes many a second."""
     logger = logging.getLogger("kafka")
-    if _newest not in logger.handlers:
-        logger.addHandler(_newest)
+    if _heard not in logger.handlers:
+        logger.addHandler(_heard)
         logger.propagate = False
-    _newest.text = ""
+    _heard.forget()
 
 
 def explained(error: BaseException) -> str:
-    """The error with what the client said last before it."""
-    told = f"{type(error).__name__}: {error}"[:TEXT_CHARS_MAX]
-    return f"{told} ({_newest.text})" if _newest.text else told
+    """The error, with the most telling thing that the client has said since `listen`."""
+    told = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
+    return f"{told} ({_heard.text})" if _heard.text else told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
@@ -12,6 +13,7 @@ from rankwatch.wire import BATCH_BYTES_MAX
 PREFIX: Final = "rankwatch"
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+SSL_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 COMPRESSIONS: Final = ("zstd", "lz4", "gzip", "none")
 
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
@@ -59,6 +61,10 @@ class KafkaSettings:
         ):
             if value not in known:
                 raise ValueError(f"kafka_{name}: {value!r} is none of {', '.join(known)}")
+        for name in SSL_FILES:
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ValueError(f"kafka_{name}: there is no file {path}")
         if self.uses_password and not (self.sasl_username and self.sasl_password):
             raise ValueError(f"kafka_security_protocol: {self.security_protocol} needs a user name and a password")
 
@@ -117,7 +123,7 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
         options["sasl_mechanism"] = settings.sasl_mechanism
         options["sasl_plain_username"] = settings.sasl_username
         options["sasl_plain_password"] = settings.sasl_password
-    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+    for name in SSL_FILES:
         if path := getattr(settings, name):
             options[name] = path
     return options

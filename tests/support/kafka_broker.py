@@ -40,11 +40,11 @@ def new_prefix() -> str:
 class Broker:
     """A broker process in a folder of its own. `bootstrap` is what clients are told."""
 
-    def __init__(self, kind: str, folder: Path, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: str, folder: Path, extra: Mapping[str, str] | None = None, port: int = 0) -> None:
         """`extra`: further settings of Apache Kafka."""
         self.kind = kind
         self.folder = folder
-        self.port = free_port()
+        self.port = port or free_port()
         self._extra = dict(extra or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -127,12 +127,12 @@ class GivenBroker:
 
 
 @contextmanager
-def kafka_broker(kind: str, extra: Mapping[str, str] | None = None) -> Iterator[Broker]:
+def kafka_broker(kind: str, extra: Mapping[str, str] | None = None, port: int = 0) -> Iterator[Broker]:
     """A running broker of one's own, to do anything with; skips, with the reason, where there can be none."""
     if why := missing(kind):
         pytest.skip(why)
     folder = Path(tempfile.mkdtemp(prefix=f"rankwatch-{kind}-"))
-    broker = Broker(kind, folder, extra)
+    broker = Broker(kind, folder, extra, port)
     try:
         broker.start()
         yield broker
