@@ -359,6 +359,18 @@ class Delivery(Base):
     seconds: Mapped[float]
 
 
+class Lease(Base):
+    """Which of several processes does a work that only one may do."""
+
+    __tablename__ = "lease"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    """The work: notify."""
+    holder: Mapped[str]
+    epoch: Mapped[int]
+    """Raised each time another process takes it over."""
+    expires_unix_ns: Mapped[int]
+
+
 class Feed(Base):
     """What `GET events` streams: the id is the SSE id."""
 
