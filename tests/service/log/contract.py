@@ -2,7 +2,10 @@
 
 import threading
 
-from rankwatch_service.log.base import READ_BYTES_MAX, Entry, Log
+from rankwatch_service.log.base import Entry, Log
+
+WAIT_S = 15.0
+"""How long a read may wait for what lies there; it comes at once as a rule."""
 
 
 def entry(value: bytes, key: str = "job") -> Entry:
@@ -10,7 +13,18 @@ def entry(value: bytes, key: str = "job") -> Entry:
 
 
 def values(log: Log, key: str = "job", position: int = 0, limit: int = 1_000) -> list[bytes]:
-    return [record.value for record in log.read(log.partition_of(key), position, limit) if record.key == key]
+    """As many records as there are, up to `limit`; a single read may bring fewer."""
+    partition, found = log.partition_of(key), list[bytes]()
+    while records := log.read(partition, position, limit - len(found), WAIT_S):
+        position = records[-1].position + 1
+        found += [record.value for record in records if record.key == key]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def read(log: Log, partition: int, position: int, limit: int):
+    return log.read(partition, position, limit, WAIT_S)
 
 
 class LogContract:
@@ -22,7 +36,7 @@ class LogContract:
     def test_a_record_comes_back_as_it_was(self, log: Log):
         value = bytes(range(256)) * 10
         log.append([Entry("jöb", value)])
-        (record,) = log.read(log.partition_of("jöb"), 0, 10)
+        (record,) = read(log, log.partition_of("jöb"), 0, 10)
         assert (record.key, record.value) == ("jöb", value)
         assert record.partition == log.partition_of("jöb")
 
@@ -30,7 +44,7 @@ class LogContract:
         log.append([entry(b"%d" % number) for number in range(10)])
         partition = log.partition_of("job")
         seen, position = [], log.begin(partition)
-        while records := log.read(partition, position, 3):
+        while records := read(log, partition, position, 3):
             seen += [record.value for record in records]
             position = records[-1].position + 1
         assert seen == [b"%d" % number for number in range(10)]
@@ -40,13 +54,30 @@ class LogContract:
         log.append([entry(b"a"), entry(b"b")])
         log.append([entry(b"c")])
         partition = log.partition_of("job")
-        positions = [record.position for record in log.read(partition, 0, 10)]
+        positions, position = [], 0
+        while records := read(log, partition, position, 10):
+            positions += [record.position for record in records]
+            position = positions[-1] + 1
         assert positions == sorted(set(positions))
         assert log.end(partition) > positions[-1]
 
     def test_an_empty_log_reads_as_nothing(self, log: Log):
-        assert log.read(0, 0, 10) == []
+        assert read(log, 0, 0, 10) == []
         assert log.begin(0) == log.end(0)
+        assert log.drained(0, 0)
+
+    def test_it_is_known_whether_anything_lies_behind_a_position(self, log: Log):
+        log.append([entry(b"a"), entry(b"b")])
+        partition = log.partition_of("job")
+        assert values(log) == [b"a", b"b"]
+        assert not log.drained(partition, 0)
+        assert log.drained(partition, log.end(partition))
+
+    def test_what_was_read_can_be_read_again(self, log: Log):
+        log.append([entry(b"%d" % number) for number in range(10)])
+        assert values(log, position=4, limit=3) == [b"4", b"5", b"6"]
+        assert values(log, position=2, limit=3) == [b"2", b"3", b"4"]
+        assert values(log, position=7) == [b"7", b"8", b"9"]
 
     def test_a_key_always_lies_in_one_partition(self, log: Log):
         for key in ("a", "b", "c", "d"):
@@ -71,23 +102,11 @@ class LogContract:
             own = [value for value in found if value.startswith(b"%d:" % name)]
             assert own == [b"%d:%d" % (name, number) for number in range(25)]
 
-    def test_one_read_is_bounded_in_bytes_but_never_stuck(self, log: Log):
-        large = bytes(READ_BYTES_MAX // 2 + 1)
-        log.append([entry(large), entry(large)])
-        partition = log.partition_of("job")
-        first = log.read(partition, 0, 10)
-        assert len(first) == 1
-        assert len(log.read(partition, first[-1].position + 1, 10)) == 1
-
-    def test_trimming_forgets_the_oldest_and_keeps_positions(self, log: Log):
-        log.append([entry(b"%d" % number) for number in range(10)])
-        partition = log.partition_of("job")
-        fifth = log.read(partition, 0, 10)[5].position
-        assert log.trim(partition, fifth, limit=3) == 3
-        assert values(log)[0] == b"3"
-        assert log.trim(partition, fifth, limit=100) == 2
-        assert log.trim(partition, fifth, limit=100) == 0
-        assert log.begin(partition) == fifth
-        end = log.end(partition)
-        log.append([entry(b"after")])
-        assert log.read(partition, end, 10)[0].value == b"after"
+    def test_one_read_is_bounded_in_bytes_but_never_stuck(self, log: Log, monkeypatch):
+        monkeypatch.setattr(f"{type(log).__module__}.READ_BYTES_MAX", 100)
+        log.append([entry(bytes(60)), entry(bytes(60)), entry(bytes(200))])
+        partition, position, sizes = log.partition_of("job"), 0, []
+        while records := read(log, partition, position, 10):
+            position = records[-1].position + 1
+            sizes.append([len(record.value) for record in records])
+        assert sizes == [[60], [60], [200]]

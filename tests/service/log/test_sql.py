@@ -5,7 +5,7 @@ from rankwatch_service.log import dead_letters
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import DeadLetter
-from tests.service.log.contract import LogContract, entry
+from tests.service.log.contract import LogContract, entry, values
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
 
@@ -46,3 +46,16 @@ def test_dead_letters_are_bounded_in_number_and_size(engine, monkeypatch):
         longest = connection.scalar(select(func.max(func.length(DeadLetter.value))))
     assert details == ["2", "3", "4"]
     assert longest == dead_letters.VALUE_BYTES_MAX
+
+
+def test_trimming_forgets_the_oldest_and_keeps_positions(engine):
+    log = SqlLog(engine, FakeClock())
+    log.append([entry(b"%d" % number) for number in range(10)])
+    assert log.trim(0, before=5, limit=3) == 3
+    assert values(log)[0] == b"3"
+    assert log.trim(0, before=5, limit=100) == 2
+    assert log.trim(0, before=5, limit=100) == 0
+    assert log.begin(0) == 5
+    end = log.end(0)
+    log.append([entry(b"after")])
+    assert log.read(0, end, 10)[0].value == b"after"

@@ -1,0 +1,433 @@
+"""The log of telemetry as a topic of Kafka.
+
+One consumer fills a bounded buffer for each of its partitions; whoever reads a partition elsewhere than its buffer
+stands makes it seek. Where a partition is read from is the store's business: Kafka's own commits tell others how far we
+are and decide nothing. A consumer that hears nothing is replaced (`Watchdog figures` below): it never goes back to the
+addresses that it began with, and polling it does not tell that no broker answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from rankwatch.kafka_producer import Message, Producer
+from rankwatch.kafka_reason import explained, listen
+from rankwatch.kafka_settings import KafkaSettings, client_options
+from rankwatch.outcome import Accepted
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import READ_BYTES_MAX, Entry, LogError, Record, partition_of
+
+BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Held for one partition, beyond which it is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
+
+FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
+PARTITION_FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
+"""In one answer of one broker, and of it for one partition (at least one message)."""
+
+FETCH_RECORDS_MAX: Final = 2_000
+FETCH_WAIT_MS: Final = 250
+"""A broker answers at once when there is something; an idle consumer costs 1 % of a core."""
+
+SESSION_MS: Final = 10_000
+HEARTBEAT_MS: Final = 3_000
+"""A member that is silent for a session has lost its partitions; three heartbeats fit."""
+
+CONNECT_MS: Final = 3_000
+"""How long brokers may take to let a consumer in."""
+
+ENDS_S: Final = 1.0
+"""Between questions where the partitions end. One request for each broker, and the proof that it answers."""
+
+ENDS_WAIT_MS: Final = 2_000
+HEARD_S: Final = 2.5
+"""What is known of the ends is believed for so long: two questions fit. Later, nobody's silence can be judged."""
+
+SILENCE_S: Final = 15.0
+"""Watchdog: no broker has answered for so long; a broker that is started again takes 2 to 7 s."""
+
+STUCK_S: Final = 30.0
+"""Watchdog: a partition goes on beyond our position, brokers answer, and for so long it brought nothing."""
+
+REOPEN_S: Final = 1.0
+"""Between tries to make a consumer."""
+
+CLOSE_MS: Final = 2_000
+COMMIT_S: Final = 5.0
+"""Between Kafka's own, advisory commits."""
+
+APPEND_S: Final = 20.0
+"""How long an append waits for its acknowledgements."""
+
+_LOG_APPEND_TIME: Final = 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Records of one partition from `position` on, up to `fetched`."""
+
+    position: int
+    fetched: int
+    records: deque[Record] = field(default_factory=deque)
+    bytes: int = 0
+    paused: bool = False
+    moved_s: float = 0.0
+    """When it last brought something, or was known to have nothing."""
+
+
+class _Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc] - the client has no types
+    """Notes which partitions came and went. It runs in the client's thread: nothing else may happen here."""
+
+    def __init__(self) -> None:
+        self.changed: deque[int] = deque()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Their fetch positions are the client's own guess: what is buffered of them does not join on."""
+        self.changed.extend(partition.partition for partition in assigned)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """As above; also when they are lost."""
+        self.changed.extend(partition.partition for partition in revoked)
+
+
+class KafkaLog:
+    """The `Log` in the topic of telemetry. Reading is for one thread; `append` for any."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        clock: Clock,
+        producer: Producer | None = None,
+        *,
+        group: str | None = None,
+        session_ms: int = SESSION_MS,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            settings: how to reach the brokers.
+            clock: stamps records of brokers that do not stamp them, and measures durations.
+            producer: what `append` publishes through; a log without one is read only.
+            group: the consumer group that shares out the partitions; None: all of them are read.
+            session_ms: see `SESSION_MS`; brokers have a least one.
+        """
+        self.counts: Counter[str] = Counter()
+        """`rebuilds` of the consumer, `commit_failures`, `lost_records`, by name."""
+        self.lost: Counter[int] = Counter()
+        """Records by partition that the log had forgotten before they were read."""
+        self._settings = settings
+        self._clock = clock
+        self._producer = producer
+        self._group = group
+        self._session_ms = session_ms
+        self._consumer: KafkaConsumer | None = None
+        self._opened_s = float("-inf")
+        self._assignment = _Assignment()
+        self._partitions = 0
+        self._buffers: dict[int, _Buffer] = {}
+        self._ends: dict[int, int] = {}
+        self._asked_s = self._heard_s = self._committed_s = float("-inf")
+
+    # ---- as every log ----------------------------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has.
+
+        Raises:
+            LogError: it is not known, since no broker answers or there is no such topic.
+        """
+        if not self._partitions:
+            self._open()
+        return self._partitions
+
+    def partition_of(self, key: str) -> int:
+        """The partition that holds the records of `key`."""
+        return partition_of(key, self.partitions)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append in order; durable, all of them, when this returns.
+
+        Raises:
+            LogError: not all were acknowledged; some may have been.
+        """
+        assert self._producer is not None
+        topic = self._settings.telemetry_topic
+        outcomes = self._producer.publish([Message(topic, entry.key, entry.value) for entry in entries], APPEND_S)
+        self._asked_s = float("-inf")  # the ends have moved
+        failed = next((outcome for outcome in outcomes if not isinstance(outcome, Accepted)), None)
+        if failed is not None:
+            raise LogError(f"Kafka did not take it: {failed}")
+
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        """Up to `limit` records from `position` on, in order."""
+        buffer = self._at(partition, position)
+        deadline_s = self._clock.monotonic_s() + wait_s
+        while not buffer.records and wait_s:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0 or self.drained(partition, position):
+                break
+            self.fetch(min(left_s, 0.1))
+            buffer = self._at(partition, position)
+        records: list[Record] = []
+        total = 0
+        while buffer.records and len(records) < limit:
+            size = len(buffer.records[0].value)
+            if records and total + size > READ_BYTES_MAX:
+                break
+            total += size
+            records.append(buffer.records.popleft())
+        if records:
+            buffer.bytes -= total
+            buffer.position = records[-1].position + 1
+        return records
+
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether it is known, as of about now, that nothing lies at `position` or behind it."""
+        buffer = self._buffers.get(partition)
+        if buffer is not None and buffer.records:
+            return False
+        known = partition in self._ends and self._clock.monotonic_s() - self._heard_s < HEARD_S
+        return known and position >= self._ends[partition]
+
+    def end(self, partition: int) -> int:
+        """The position that the next record will have."""
+        return self._offsets("end_offsets", partition)
+
+    def begin(self, partition: int) -> int:
+        """The position of the oldest record kept; `end` where there is none."""
+        return self._offsets("beginning_offsets", partition)
+
+    def trim(self, partition: int, before: int, limit: int) -> int:  # noqa: ARG002
+        """The topic's retention decides what is forgotten: nothing goes because of this."""
+        return 0
+
+    # ---- as a member -----------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """The partitions that are ours to read, as far as is known."""
+        return frozenset() if self._consumer is None else frozenset(p.partition for p in self._consumer.assignment())
+
+    @property
+    def known_ends(self) -> Mapping[int, int]:
+        """Where the partitions ended when brokers last answered."""
+        return self._ends
+
+    def fetch(self, wait_s: float) -> None:
+        """Take up what came, waiting for at most about `wait_s`; replace the consumer when it is of no use any more.
+
+        Raises:
+            LogError: no broker answers.
+        """
+        self._open()
+        assert self._consumer is not None
+        try:
+            found = self._consumer.poll(round(wait_s * 1000), FETCH_RECORDS_MAX)
+        except KafkaError as error:
+            self._close(f"fetching failed: {explained(error)}")
+            return
+        self._drop_changed()
+        for place, messages in found.items():
+            self._take(place.partition, messages)
+        self._ask_for_ends()
+        self._watch()
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Tell Kafka's tools how far partitions are processed. Does not wait; a failure is counted and no more."""
+        now_s = self._clock.monotonic_s()
+        if self._consumer is None or self._group is None or now_s - self._committed_s < COMMIT_S:
+            return
+        self._committed_s = now_s
+        ours = self.assigned
+        offsets = {self._topic(p): OffsetAndMetadata(at, "", -1) for p, at in positions.items() if p in ours}
+        try:
+            self._consumer.commit_async(offsets, self._committed)
+        except KafkaError:
+            self.counts["commit_failures"] += 1
+
+    def close(self) -> None:
+        """Leave the group and let go of everything."""
+        self._close("")
+
+    # ---- buffers ---------------------------------------------------------------------------------------------------
+
+    def _at(self, partition: int, position: int) -> _Buffer:
+        """The partition's buffer, standing at `position`."""
+        self._open()
+        assert self._consumer is not None
+        self._drop_changed()
+        buffer = self._buffers.get(partition)
+        if buffer is None or buffer.position != position:
+            try:
+                self._consumer.seek(self._topic(partition), position)
+                self._consumer.resume(self._topic(partition))
+            except (KafkaError, AssertionError) as error:
+                raise LogError(f"partition {partition} is not ours: {explained(error)}") from error
+            buffer = self._buffers[partition] = _Buffer(position, position, moved_s=self._clock.monotonic_s())
+        elif buffer.paused and buffer.bytes < BUFFER_BYTES_MAX // 2:
+            self._consumer.resume(self._topic(partition))
+            buffer.paused = False
+        return buffer
+
+    def _drop_changed(self) -> None:
+        while self._assignment.changed:
+            partition = self._assignment.changed.popleft()
+            self._buffers.pop(partition, None)
+            self._ends.pop(partition, None)
+            self._asked_s = float("-inf")
+
+    def _take(self, partition: int, messages: Sequence[Any]) -> None:
+        buffer = self._buffers.get(partition)
+        if buffer is None:
+            return  # fetched from the client's own idea of a position
+        now = self._clock.unix_ns()
+        for message in messages:
+            if message.offset < buffer.fetched:
+                # The client was sent back to the beginning: behind our position nothing exists.
+                del self._buffers[partition]
+                raise LogError(f"partition {partition} ends before position {buffer.fetched}: it was made anew")
+            if message.offset > buffer.fetched:
+                lost = message.offset - buffer.fetched
+                self.lost[partition] += lost
+                self.counts["lost_records"] += lost
+                _log.error("records_lost", partition=partition, position=buffer.fetched, records=lost)
+            stamped = message.timestamp_type == _LOG_APPEND_TIME
+            key = (message.key or b"").decode(errors="replace")
+            at = message.timestamp * 1_000_000 if stamped else now
+            buffer.records.append(Record(partition, message.offset, key, message.value or b"", at))
+            buffer.bytes += len(message.value or b"")
+            buffer.fetched = message.offset + 1
+        buffer.moved_s = self._clock.monotonic_s()
+        if buffer.bytes >= BUFFER_BYTES_MAX and not buffer.paused and self._consumer is not None:
+            self._consumer.pause(self._topic(partition))
+            buffer.paused = True
+
+    # ---- the consumer ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._consumer is not None:
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s - self._opened_s < REOPEN_S:
+            raise LogError(f"Kafka at {self._settings.bootstrap} does not answer")
+        self._opened_s = now_s
+        topic = self._settings.telemetry_topic
+        listen()
+        try:
+            consumer = KafkaConsumer(**self._options())
+        except (KafkaError, OSError) as error:  # OSError: a certificate's file
+            raise LogError(f"Kafka at {self._settings.bootstrap}: {explained(error)}") from error
+        # The option of this name is ignored by the client, and a topic made by asking has the wrong partitions.
+        consumer._client.cluster.config["allow_auto_create_topics"] = False
+        found = self._found_partitions(consumer, topic)
+        if not found:
+            consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
+            raise LogError(f"Kafka at {self._settings.bootstrap} has no topic {topic}: run `rankwatch db upgrade`")
+        self._partitions = len(found)
+        self._consumer = consumer
+        self._heard_s = now_s
+        self._asked_s = float("-inf")
+        if self._group is None:
+            consumer.assign([self._topic(partition) for partition in sorted(found)])
+            consumer.pause(*consumer.assignment())
+        else:
+            self._assignment = _Assignment()
+            consumer.subscribe([topic], listener=self._assignment)
+
+    def _found_partitions(self, consumer: KafkaConsumer, topic: str) -> set[int]:
+        try:
+            return consumer.partitions_for_topic(topic) or set()
+        except KafkaError:
+            return set()
+
+    def _options(self) -> dict[str, Any]:
+        options = client_options(self._settings) | {
+            "bootstrap_timeout_ms": CONNECT_MS,
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "fetch_max_wait_ms": FETCH_WAIT_MS,
+            "fetch_max_bytes": FETCH_BYTES_MAX,
+            "max_partition_fetch_bytes": PARTITION_FETCH_BYTES_MAX,
+            "max_poll_records": FETCH_RECORDS_MAX,
+            "metrics_enabled": False,
+        }
+        if self._group is not None:
+            options |= {
+                "group_id": self._group,
+                "session_timeout_ms": self._session_ms,
+                "heartbeat_interval_ms": min(HEARTBEAT_MS, self._session_ms // 3),
+                "partition_assignment_strategy": (CooperativeStickyAssignor,),
+            }
+        return options
+
+    def _close(self, why: str) -> None:
+        """Let go of the consumer; with a reason, because it is of no use any more."""
+        consumer, self._consumer = self._consumer, None
+        self._buffers.clear()
+        self._ends.clear()
+        if consumer is None:
+            return
+        if why:
+            self.counts["rebuilds"] += 1
+            _log.warning("consumer_replaced", reason=why)
+        with suppress(Exception):  # it may be in any state, and is not needed any more
+            consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
+
+    def _ask_for_ends(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._consumer is None or now_s - self._asked_s < ENDS_S:
+            return
+        self._asked_s = now_s
+        assigned = list(self._consumer.assignment())
+        if not assigned:
+            self._heard_s = now_s  # there is nothing to hear of; the group's coordinator decides
+            return
+        try:
+            ends = self._consumer.end_offsets(assigned, timeout_ms=ENDS_WAIT_MS)
+        except KafkaError:
+            return
+        self._ends = {place.partition: end for place, end in ends.items()}
+        self._heard_s = self._clock.monotonic_s()
+
+    def _watch(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._heard_s > SILENCE_S:
+            self._close(f"no broker has answered for {SILENCE_S:g} s")
+            return
+        for partition, buffer in self._buffers.items():
+            if buffer.records or buffer.paused or buffer.fetched >= self._ends.get(partition, 0):
+                buffer.moved_s = now_s
+            elif now_s - buffer.moved_s > STUCK_S:
+                self._close(f"partition {partition} brought nothing from position {buffer.fetched} on")
+                return
+
+    def _offsets(self, which: str, partition: int) -> int:
+        self._open()
+        place = self._topic(partition)
+        try:
+            found: int = getattr(self._consumer, which)([place], timeout_ms=ENDS_WAIT_MS)[place]
+        except KafkaError as error:
+            raise LogError(f"Kafka at {self._settings.bootstrap}: {explained(error)}") from error
+        if which == "end_offsets":
+            self._ends[partition] = found
+        return found
+
+    def _committed(self, _offsets: object, answer: object) -> None:
+        if isinstance(answer, BaseException):
+            self.counts["commit_failures"] += 1
+
+    def _topic(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._settings.telemetry_topic, partition)
