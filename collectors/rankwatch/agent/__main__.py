@@ -1,4 +1,5 @@
-"""The agent's command line: `python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE]`.
+"""The agent's command line:
+`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT]`.
 
 With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
 supervises a worker. Without one it is a daemon that sees to it that every job in the directory has an agent.
@@ -11,10 +12,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
 from rankwatch.agent.lock import take_lock
+
+if TYPE_CHECKING:
+    from rankwatch.agent.sender import Publish
 
 NICENESS: Final = 10
 LOG_BYTES_MAX: Final = 256 * 1024
@@ -29,9 +33,12 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     parser.add_argument("--job", help="serve this job only, and end with it; without: serve all jobs, as a daemon")
     parser.add_argument("--url", help="base URL of the service")
     parser.add_argument("--token-file", type=Path, help="file with an ingest token")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="brokers that telemetry goes to; else RANKWATCH_KAFKA")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.dir = options.dir.absolute()
+    if options.kafka:
+        environment = {**environment, "RANKWATCH_KAFKA": options.kafka}
     if options.job is None:
         from rankwatch.agent.daemon import serve_all  # noqa: PLC0415 - each role loads only what it needs
 
@@ -60,6 +67,7 @@ def _supervise(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "rankwatch.agent", "--dir", str(options.dir), "--job", options.job]
     command += ["--url", options.url] if options.url else []
     command += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
+    command += ["--kafka", options.kafka] if options.kafka else []
     status = 0
     while lock is not None:
         status = supervise([*command, "--worker"], lock, tell)
@@ -79,7 +87,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.gpu import GpuSampler  # noqa: PLC0415
     from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
-    from rankwatch.agent.sender import Sender  # noqa: PLC0415
+    from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher, Line  # noqa: PLC0415
     from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
@@ -93,13 +101,29 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     def find() -> Endpoint | None:
         return find_endpoint(options.url, options.token_file, environment)
 
-    sender = Sender(
-        HttpPublisher(Line(find)), lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock
-    )
+    by_kafka = environment.get("RANKWATCH_KAFKA", "")
+    publish = _to_kafka(options.job, environment) if by_kafka else one_by_one(HttpPublisher(Line(find)))
+    sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
     gpu = GpuSampler(open_gpus, clock)
     setting = Setting(options.dir, options.job, clock, find, sender, gpu, restarts=options.worker)
     Worker(setting, lambda: bool(stopping)).run()
     return 0
+
+
+def _to_kafka(job: str, environment: Mapping[str, str]) -> Publish:
+    """The way to Kafka. Where it is described wrongly, everything waits in the spool, and the log says why."""
+    from rankwatch.kafka_settings import from_environment  # noqa: PLC0415
+    from rankwatch.outcome import Later  # noqa: PLC0415
+
+    try:
+        from rankwatch.agent.kafka_publisher import KafkaPublisher  # noqa: PLC0415
+
+        settings = from_environment(environment)
+        assert settings is not None
+        return KafkaPublisher(settings, job)
+    except (ValueError, ImportError) as error:
+        trouble = Later(str(error))
+        return lambda _bodies: [trouble]
 
 
 def spool_folder(directory: Path, job: str, environment: Mapping[str, str]) -> Path:

@@ -11,13 +11,13 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rankwatch.agent.clock import Clock
 from rankwatch.agent.parcel import Losses, Parcel, all_records, without_records
 from rankwatch.agent.spool import Spool
-from rankwatch.outcome import Accepted, Later, Outcome, Refused
+from rankwatch.outcome import Later, Outcome, Refused
 
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Waits for the sender at most. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: a request that takes its whole time-out of
@@ -33,8 +33,23 @@ RETRY_AFTER_MAX_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
-Publish = Callable[[bytes], Outcome]
-"""Sends one encoded batch. It must not raise."""
+Publish = Callable[[Sequence[bytes]], Sequence[Outcome]]
+"""Sends encoded batches in order, and says of each what became of it; fewer outcomes than batches mean that the rest
+was not tried. It must not raise."""
+
+
+def one_by_one(publish_one: Callable[[bytes], Outcome]) -> Publish:
+    """For a way that takes one batch at a time: nothing is tried after one that must wait."""
+
+    def publish(bodies: Sequence[bytes]) -> Sequence[Outcome]:
+        outcomes: list[Outcome] = []
+        for body in bodies:
+            outcomes.append(publish_one(body))
+            if isinstance(outcomes[-1], Later):
+                break
+        return outcomes
+
+    return publish
 
 
 class Sender(threading.Thread):
@@ -115,25 +130,36 @@ class Sender(threading.Thread):
         return self._deadline_s is not None and self._clock.monotonic_s() >= self._deadline_s
 
     def _send_oldest(self) -> None:
-        spooled = self._spool.peek() if self._spool is not None else None
+        """Send the oldest segment of the spool, else the oldest parcel in memory."""
+        if self._spool is not None and (spooled := self._spool.peek()):
+            for body, outcome in zip(spooled, self._publish(spooled), strict=False):
+                if not self._ended(body, outcome):
+                    return
+                self._spool.pop()
+            return
         with self._condition:
             fresh = self._fresh[0] if self._fresh else None
-        body = spooled if spooled is not None else fresh.body if fresh is not None else None
-        if body is None:
+        if fresh is None:
             return
-        outcome = self._publish(body) if body else Accepted()
+        if fresh.body:
+            [outcome] = self._publish([fresh.body])
+            if not self._ended(fresh.body, outcome):
+                return
+        with self._condition:
+            if self._fresh and self._fresh[0] is fresh:
+                self._settle()
+
+    def _ended(self, body: bytes, outcome: Outcome) -> bool:
+        """Whether nothing more is to be done about a batch; waits where it must come again."""
         if isinstance(outcome, Later):
             self._wait(outcome)
-            return
+            return False
         self._recovered()
-        with self._condition:
-            if isinstance(outcome, Refused):
-                _log.warning("refused: %s %s", outcome.reason, outcome.detail)
+        if isinstance(outcome, Refused):
+            _log.warning("refused: %s %s", outcome.reason, outcome.detail)
+            with self._condition:
                 self._losses += all_records(body, outcome.reason)
-            if spooled is not None and self._spool is not None:
-                self._spool.pop()
-            elif self._fresh and self._fresh[0] is fresh:
-                self._settle()
+        return True
 
     def _wait(self, outcome: Later) -> None:
         self._failures += 1

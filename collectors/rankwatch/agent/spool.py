@@ -87,19 +87,19 @@ class Spool:
         self.bytes += len(frame)
         self._make_room()
 
-    def peek(self) -> bytes | None:
-        """The oldest message; None when there is none."""
+    def peek(self) -> list[bytes]:
+        """The oldest messages, a segment of them at most; none when there are none."""
         while not self._head:
             self._drop_head_file()
             if not self._segments:
-                return None
+                return []
             path, size = self._segments.popleft()
             self.bytes -= size
             if path == self._writing:
                 self._writing = None
             self._head_path = path
             self._head.extend(self._read(path))
-        return self._head[0]
+        return list(self._head)
 
     def pop(self) -> None:
         """The oldest message has arrived, or never will: forget it."""

@@ -12,8 +12,9 @@ from rankwatch.agent import sender as sender_module
 from rankwatch.agent.clock import SystemClock
 from rankwatch.agent.columns import Rows
 from rankwatch.agent.parcel import Parcel
-from rankwatch.agent.sender import Accepted, Later, Outcome, Refused, Sender
+from rankwatch.agent.sender import Sender, one_by_one
 from rankwatch.agent.spool import Spool
+from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from tests.support.agent_service import until
 
 
@@ -58,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sender(service: Service, folder: Path) -> Iterator[Sender]:
-    sender = Sender(service, lambda: Spool(folder), SystemClock())
+    sender = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
     sender.start()
     yield sender
     sender.close(0.1)
@@ -120,7 +121,7 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
 
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 100_000)
     service.answer = lambda _seq: Later("connection refused")
-    sender = Sender(service, no_disk, SystemClock())
+    sender = Sender(one_by_one(service), no_disk, SystemClock())
     sender.start()
     for number in range(200):
         sender.put(parcel(number, rows=100))
@@ -143,7 +144,7 @@ def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: 
 
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 20_000)
     service.answer = lambda _seq: Later("connection refused")
-    sender = Sender(service, no_disk, SystemClock())
+    sender = Sender(one_by_one(service), no_disk, SystemClock())
     sender.start()
     for number in range(500):
         sender.put(parcel(number))
@@ -159,14 +160,14 @@ def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: 
 
 def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(service: Service, folder: Path) -> None:
     service.answer = lambda _seq: Later("connection refused")
-    first = Sender(service, lambda: Spool(folder), SystemClock())
+    first = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
     first.start()
     for number in range(5):
         first.put(parcel(number))
     first.close(0.05)
     assert first.take_settled() == {"ring": 4}
     service.answer = lambda _seq: Accepted()
-    second = Sender(service, lambda: Spool(folder), SystemClock())
+    second = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
     second.start()
     second.put(parcel(5))
     until(lambda: len(service.taken) == 6)
@@ -183,7 +184,7 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Servi
         return Accepted()
 
     service.answer = silent
-    sender = Sender(service, lambda: Spool(folder), SystemClock())
+    sender = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
     sender.start()
     for number in range(100):
         sender.put(parcel(number))

@@ -10,8 +10,8 @@ from rankwatch import wire
 from rankwatch.agent import channel as channel_module
 from rankwatch.agent.channel import Channel, Unreachable
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.sender import Accepted, Later, Refused
 from rankwatch.agent.uplink import FindEndpoint, HttpPublisher, Inbox, Line, OrderStream, ViewPoster
+from rankwatch.outcome import Accepted, Later, Refused
 from tests.support.agent_service import TOKEN, AgentService, until
 
 BODY = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
