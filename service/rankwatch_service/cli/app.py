@@ -12,6 +12,7 @@ from rankwatch_service.cli import (
     commands,
     directives,
     doctor,
+    health,
     incidents,
     ingest_token,
     jobs,
@@ -59,3 +60,4 @@ access.token.command("ingest")(ingest_token.ingest)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
 app.add_typer(access.db, name="db", rich_help_panel=KEEP)
 app.command("doctor", rich_help_panel=KEEP)(doctor.doctor)
+app.command("health", rich_help_panel=KEEP)(health.health)

@@ -63,11 +63,18 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0: any.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train, repeated ones counted again.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training and faults.")] = 1,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Over Kafka and PostgreSQL, both started here.")] = False,
+    broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="After --kafka: the Kafka to use.")] = "",
+    database_url: DATABASE_URL = None,
 ) -> None:
     """Train a small GPT on 4 real ranks, break them in five ways, and watch them found and brought back."""
+    from rankwatch_service.demo.backing import OWN, Backing
     from rankwatch_service.demo.run import STEPS, Options, run
 
-    raise typer.Exit(run(Options(not no_faults, keep, port, steps or STEPS, seed)))
+    if broker and not kafka:
+        raise CliError(Status.USAGE, f"what is {broker!r}? A Kafka is given as --kafka HOST:PORT")
+    backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
+    raise typer.Exit(run(Options(not no_faults, keep, port, steps or STEPS, seed, backing)))
 
 
 def settings(**given: Any) -> Settings:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
 from rankwatch_service.demo import processes
+from rankwatch_service.demo.backing import Backing, BackingError, stand_on
 from rankwatch_service.demo.faults import FaultFile
 from rankwatch_service.demo.journal import Witness
 from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
@@ -64,6 +67,7 @@ class Options:
     """0: any free one."""
     steps: int = STEPS
     seed: int = 1
+    backing: Backing = field(default_factory=Backing)
 
 
 def _console() -> Console:
@@ -82,12 +86,15 @@ def run(options: Options, console: Console | None = None) -> int:
     console = console or _console()
     outcomes = [Outcome(scene) for scene in SCENES] if options.faults else []
     try:
-        with _terminable(), opened_stage(options.port, options.seed, View(console, outcomes)) as stage:
+        with _terminable(), opened_stage(options, View(console, outcomes)) as stage:
             results = _perform(options, stage, outcomes)
             if options.keep:
                 console.print(f"The service stays up until Ctrl-C: {stage.service.login_url}")
                 with suppress(KeyboardInterrupt):
                     signal.pause()
+    except BackingError as error:
+        console.print(f"[bold red]{escape(str(error))}[/]")
+        return 2
     except _TerminatedError:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
@@ -100,6 +107,7 @@ def _perform(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Ch
     with stage.view as view:
         view.headline(
             f"rankwatch demo: {WORLD_SIZE} ranks train a small GPT on Python's own documentation\n"
+            f"{options.backing}\n"
             f"dashboard: {stage.service.login_url}"
         )
         results = _train(options, stage, outcomes)
@@ -112,20 +120,32 @@ def _perform(options: Options, stage: Stage, outcomes: list[Outcome]) -> list[Ch
 
 
 @contextmanager
-def opened_stage(port: int, seed: int, view: View) -> Iterator[Stage]:
+def opened_stage(options: Options, view: View) -> Iterator[Stage]:
     """Start a service and set up everything else, ranks not yet launched; at the end nothing of it is left."""
     with _folders() as (folder, recorder), ExitStack() as stack:
         # Whatever else leaves files, as torch's compiler cache does, leaves them here too.
         ours = {"RANKWATCH_DIR": recorder, "XDG_CONFIG_HOME": folder / "config", "TMPDIR": folder}
         environment = own_environment() | {name: str(path) for name, path in ours.items()}
+        environment |= stack.enter_context(stand_on(options.backing, folder, os.environ))
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
-        service = Service(folder / "service", port, environment)
+        service = Service(folder / "service", options.port, environment)
         stack.callback(service.stop)
         service.start()
+        if service.items("/api/v1/jobs"):
+            raise BackingError("the database holds jobs already; the demo sets its own policy and wants an empty one")
         receiver = Receiver(secret)
         stack.callback(receiver.close)
         _configure(service, receiver, secret)
-        arguments = ("--job", JOB, "--seed", str(seed), "--max-steps", str(STEPS_MAX), "--directory", str(folder))
+        arguments = (
+            "--job",
+            JOB,
+            "--seed",
+            str(options.seed),
+            "--max-steps",
+            str(STEPS_MAX),
+            "--directory",
+            str(folder),
+        )
         command = python_module("rankwatch_service.demo.training", *arguments)
         launcher = Launcher(command, WORLD_SIZE, JOB, folder / "ranks", environment)
         stack.callback(launcher.stop)

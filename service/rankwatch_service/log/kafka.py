@@ -56,6 +56,22 @@ def ensure_topics(settings: Settings) -> int:
     return partitions
 
 
+def remove_topics(kafka: KafkaSettings) -> None:
+    """Remove our topics and all that is in them; those that do not exist are no error.
+
+    Raises:
+        KafkaAwayError: no broker can be reached, or it refuses.
+    """
+    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
+    try:
+        ours = (kafka.telemetry_topic, kafka.dead_letters_topic, kafka.incidents_topic)
+        admin.delete_topics([topic for topic in ours if _partitions(admin, topic)])
+    except KafkaError as error:
+        raise KafkaAwayError(f"the topics at {kafka.bootstrap} cannot be removed: {explained(error)}") from error
+    finally:
+        admin.close()
+
+
 def opened(kind: Callable[..., Any], kafka: KafkaSettings, within_s: float = CONNECT_S, **more: Any) -> Any:
     """A client of this kind, once a broker has let it in.
 
