@@ -2,6 +2,8 @@
 
 The reference is always the run of the same input without the fault. What must be equal is what people and other systems
 act upon: the incidents (who, where, since when), the commands, and the distinct ids of the messages to receivers.
+Where records come at other times than in the reference, as in any live run with outages, an incident may be opened by
+its consequence and then updated by its cause: then `messages` may differ, but not `turns`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from sqlalchemy import Engine, select
 
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.store.engine import open_engine, read
-from rankwatch_service.store.models import Command, DeadLetter, Incident, Outbox
+from rankwatch_service.store.models import Command, DeadLetter, Incident, IncidentTransition, Outbox
 from tests.support.recording import Timed, end_of, record_log, stream_over
 
 
@@ -24,9 +26,11 @@ class Outcome:
     incidents: frozenset[tuple]
     """(job, attempt, kind, scope, episode, ranks, onset step)."""
     commands: frozenset[tuple]
-    """(job, attempt, action, incident)."""
+    """(job, attempt, action, kind and scope of the incident)."""
     messages: frozenset[str]
     """Ids of the messages to receivers, which are the webhooks' ids."""
+    turns: frozenset[tuple]
+    """(job, attempt, kind, scope, episode, "opened" or "resolved")."""
 
     def kinds(self, job: str) -> set[str]:
         """Kinds of a job's incidents."""
@@ -55,12 +59,29 @@ def outcome_of(engine: Engine) -> Outcome:
                 Incident.onset_step,
             )
         )
-        commands = connection.execute(select(Command.job, Command.attempt, Command.action, Command.incident_id))
+        commands = connection.execute(
+            select(Command.job, Command.attempt, Command.action, Incident.kind, Incident.scope).join(
+                Incident, Incident.id == Command.incident_id
+            )
+        )
         messages = connection.scalars(select(Outbox.id))
+        turns = connection.execute(
+            select(
+                Incident.job,
+                Incident.attempt,
+                Incident.kind,
+                Incident.scope,
+                Incident.episode,
+                IncidentTransition.what,
+            )
+            .join(IncidentTransition, IncidentTransition.incident_id == Incident.id)
+            .where(IncidentTransition.what.in_(("opened", "resolved")))
+        )
         return Outcome(
             frozenset((*row[:5], tuple(row.ranks), row.onset_step) for row in incidents),
             frozenset(tuple(row) for row in commands),
             frozenset(messages),
+            frozenset(tuple(row) for row in turns),
         )
 
 

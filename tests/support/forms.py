@@ -1,0 +1,49 @@
+"""The forms in which the service runs: on SQLite, on PostgreSQL, and on Kafka with PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rankwatch.kafka_settings import KafkaSettings
+from tests.support.cluster import Cluster, Server
+from tests.support.database import new_database
+from tests.support.kafka_broker import kafka_broker, new_prefix
+from tests.support.postgres import postgres_server
+
+FORMS = ("sqlite", "postgresql", "kafka")
+
+
+@contextmanager
+def cluster_of(
+    form: str, folder: Path, *, streams: int = 3, notifiers: int = 1, kind: str = "apache"
+) -> Iterator[Cluster]:
+    """A cluster that has not been started, with servers of its own that may be killed; skips where there are none.
+
+    Args:
+        form: one of `FORMS`.
+        folder: for the processes' files.
+        streams: how many with Kafka; without it there is one.
+        notifiers: how many.
+        kind: of the broker.
+    """
+    with ExitStack() as stack:
+        servers: dict[str, Server] = {}
+        kafka = None
+        if form == "sqlite":
+            new_database(folder).dispose()
+            url = f"sqlite:///{folder}/rankwatch.db"
+        else:
+            postgres = stack.enter_context(postgres_server())
+            servers["postgresql"] = postgres
+            url = postgres.url()
+        if form == "kafka":
+            broker = stack.enter_context(kafka_broker(kind))
+            servers["broker"] = broker
+            kafka = KafkaSettings(broker.bootstrap, new_prefix())
+        cluster = Cluster(folder, url, streams if kafka else 1, servers, kafka, notifiers)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()

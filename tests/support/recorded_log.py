@@ -1,0 +1,38 @@
+"""A log of one partition in memory, with the times at which its records were appended."""
+
+from collections.abc import Sequence
+
+from rankwatch_service.log.base import Entry, Record
+
+
+class RecordedLog:
+    """Implements rankwatch_service.log.base.Log for reading."""
+
+    partitions = 1
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+
+    def record(self, entry: Entry, appended_unix_ns: int) -> None:
+        self._records.append(Record(0, len(self._records), entry.key, entry.value, appended_unix_ns))
+
+    def partition_of(self, key: str) -> int:
+        return 0
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        raise NotImplementedError("what is recorded does not grow")
+
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        return self._records[position : position + limit]
+
+    def drained(self, partition: int, position: int) -> bool:
+        return position >= len(self._records)
+
+    def end(self, partition: int) -> int:
+        return len(self._records)
+
+    def begin(self, partition: int) -> int:
+        return 0
+
+    def trim(self, partition: int, before: int, limit: int) -> int:
+        return 0
