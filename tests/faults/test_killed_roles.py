@@ -20,8 +20,8 @@ from tests.support.webhook_receiver import Answer, webhook_receiver
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
-PLAY_S = 33.0
-"""Of the small scenario, as far as faults are injected; its last job ends after 40 s."""
+PLAY_S = 28.0
+"""Of the small scenario, as far as faults are injected; its last job ends after 32 s."""
 
 
 def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:

@@ -18,6 +18,7 @@ from tests.support.reference import reference
 from tests.support.webhook_receiver import WebhookReceiver
 
 PLAY_S = 900.0
+CATCH_UP_S = 60.0
 METRIC = "busy_s"
 """Every rank reports it at every step."""
 
@@ -34,6 +35,8 @@ class Trial:
     ids: list[str]
     """Of the webhooks that arrived, in their order."""
     bodies: list[bytes]
+    caught_up_s: float
+    """From the last act until no record waited, while the play went on."""
     settle_s: float
     """From the end of the play until nothing was left to do."""
     acts: list[str] = field(default_factory=list)
@@ -77,6 +80,7 @@ def run(cluster: Cluster, receiver: WebhookReceiver, scenario: str, acts: Iterab
             time.sleep(max(0.0, began_s + at_s - time.monotonic()))
             act()
             done.append(f"{time.monotonic() - began_s:.1f} s {what}")
+        caught_up_s = cluster.catch_up(CATCH_UP_S)
         said, _ = fleet.communicate(timeout=PLAY_S)
     finally:
         fleet.kill()
@@ -84,7 +88,8 @@ def run(cluster: Cluster, receiver: WebhookReceiver, scenario: str, acts: Iterab
     assert fleet.returncode == 0, f"the agents ended with {fleet.returncode}: {said}"
     settle_s = cluster.settle()
     assert not cluster.died()
-    return Trial(expected, cluster.outcome(), receiver.ids, [call.body for call in receiver.calls], settle_s, done)
+    bodies = [call.body for call in receiver.calls]
+    return Trial(expected, cluster.outcome(), receiver.ids, bodies, caught_up_s, settle_s, done)
 
 
 def rank_steps(cluster: Cluster, scenario: str) -> tuple[int, int]:
