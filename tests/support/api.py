@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from rankwatch_service.api.access import Scope, TokenKind, create_token
 from rankwatch_service.api.app import create_app
+from rankwatch_service.api.batcher import Batcher
+from rankwatch_service.api.intake import Intake
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
@@ -20,13 +22,15 @@ from tests.support.database import new_database
 class Api:
     """A client that sends the admin's token unless told otherwise."""
 
-    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, clock: Clock | None = None, intake: Intake | None = None) -> None:
         self.clock = clock or SystemClock()
         self.engine = new_database(folder)
         self.log = SqlLog(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)
         self.settings = Settings(data_dir=folder, database_url=str(self.engine.url))
-        self.app: FastAPI = create_app(self.settings, self.engine, self.log, self.clock)
+        self.app: FastAPI = create_app(
+            self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock
+        )
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.admin = self.token(Scope.ADMIN)
 
@@ -60,8 +64,8 @@ class Api:
 
 
 @contextmanager
-def running_api(folder: Path, clock: Clock | None = None) -> Iterator[Api]:
-    api = Api(folder, clock)
+def running_api(folder: Path, clock: Clock | None = None, intake: Intake | None = None) -> Iterator[Api]:
+    api = Api(folder, clock, intake)
     with api.client:
         yield api
     api.engine.dispose()

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from rankwatch_service.api.app import create_app
+from rankwatch_service.api.batcher import Batcher
 from rankwatch_service.api.openapi import text
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.sql import SqlLog
@@ -21,7 +22,7 @@ def main() -> None:
         settings = Settings(data_dir=Path(folder), database_url=f"sqlite:///{folder}/empty.db")
         engine, clock = open_engine(settings.database_url), SystemClock()
         upgrade(engine)
-        sys.stdout.write(text(create_app(settings, engine, SqlLog(engine, clock), clock)))
+        sys.stdout.write(text(create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)))
         engine.dispose()
 
 

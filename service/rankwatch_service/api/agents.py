@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch import wire
 from rankwatch_service.api.access import Identity, Require, Scope
-from rankwatch_service.api.batcher import FullError
 from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.intake import NotNowError
 from rankwatch_service.api.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.streams import StreamDep
 from rankwatch_service.stream.decode import NAME_CHARS_MAX
@@ -80,7 +80,7 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
         raise ProblemError(403, f"this token is for job {identity.job!r} only")
     try:
         await context.views.put(told, 160 * len(told.ranks))
-    except FullError as error:
+    except NotNowError as error:
         raise ProblemError(503, "busy", headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     context.counters.views.inc()
     context.driving.wake()

@@ -39,6 +39,7 @@ from rankwatch_service.api.context import Context
 from rankwatch_service.api.counters import Counters, StoreCollector
 from rankwatch_service.api.driving import DriverThread
 from rankwatch_service.api.gate import Gate
+from rankwatch_service.api.intake import Intake
 from rankwatch_service.api.openapi import describe
 from rankwatch_service.api.pulse import Pulse
 from rankwatch_service.api.sealed import open_seal
@@ -48,7 +49,6 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.control.driver import Driver
 from rankwatch_service.control.training import store_views
 from rankwatch_service.dashboard import mount
-from rankwatch_service.log.base import Log
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.changes import ChangeWatch
@@ -72,9 +72,9 @@ RESOURCES: Final = (
 )
 
 
-def create_app(settings: Settings, engine: Engine, log: Log, clock: Clock) -> FastAPI:
-    """The application over an open, migrated database."""
-    context = _context(settings, engine, log, clock)
+def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> FastAPI:
+    """The application over an open, migrated database; accepted telemetry goes to `intake`."""
+    context = _context(settings, engine, intake, clock)
     app = FastAPI(
         title="rankwatch",
         version=version("rankwatch"),
@@ -100,7 +100,7 @@ def create_app(settings: Settings, engine: Engine, log: Log, clock: Clock) -> Fa
     return app
 
 
-def _context(settings: Settings, engine: Engine, log: Log, clock: Clock) -> Context:
+def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> Context:
     registry = CollectorRegistry()
     counters = Counters(registry)
     registry.register(StoreCollector(engine, clock))
@@ -119,14 +119,13 @@ def _context(settings: Settings, engine: Engine, log: Log, clock: Clock) -> Cont
     return Context(
         settings=settings,
         engine=engine,
-        log=log,
         controls=controls,
         clock=clock,
         authority=authority,
         seal=open_seal(engine, clock),
         pulse=Pulse(ChangeWatch(engine), driving.wake),
         board=OrderBoard(engine, clock),
-        appends=Batcher("append", log.append),
+        appends=intake,
         views=Batcher("views", keep_views),
         counters=counters,
         driving=driving,

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
+from rankwatch_service.api.intake import NotNowError
+
 Item = TypeVar("Item")
 
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -18,10 +20,6 @@ PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 FLUSH_BYTES_MAX: Final = 16 * 1024 * 1024
 FLUSH_ITEMS_MAX: Final = 256
 """In one transaction: 256 batches of 80 KB are the 20 ms that a writer may hold the lock."""
-
-
-class FullError(Exception):
-    """Too much waits already; the same item may be put again later."""
 
 
 class Batcher(Generic[Item]):
@@ -43,12 +41,12 @@ class Batcher(Generic[Item]):
         """Return once the item is durable.
 
         Raises:
-            FullError: too much waits.
+            NotNowError: too much waits.
             Exception: whatever `flush` raised.
         """
         if self.pending_bytes + size_bytes > PENDING_BYTES_MAX:
             self.refused += 1
-            raise FullError
+            raise NotNowError("too much waits already")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, size_bytes, future))
         self.pending_bytes += size_bytes

@@ -14,10 +14,10 @@ from rankwatch_service.api.batcher import Batcher
 from rankwatch_service.api.board import OrderBoard
 from rankwatch_service.api.counters import Counters
 from rankwatch_service.api.driving import DriverThread
+from rankwatch_service.api.intake import Intake
 from rankwatch_service.api.pulse import Pulse
 from rankwatch_service.api.sealed import Seal
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import Entry, Log
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 
@@ -28,14 +28,13 @@ class Context:
 
     settings: Settings
     engine: Engine
-    log: Log
     controls: ControlLog
     clock: Clock
     authority: Authority
     seal: Seal
     pulse: Pulse
     board: OrderBoard
-    appends: Batcher[Entry]
+    appends: Intake
     views: Batcher[View]
     counters: Counters
     driving: DriverThread

@@ -8,10 +8,13 @@ from typing import Final
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
+from sqlalchemy import Engine
 
 from rankwatch_service.api.app import create_app
+from rankwatch_service.api.batcher import Batcher
 from rankwatch_service.api.context import Context
-from rankwatch_service.clock import SystemClock
+from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
@@ -48,7 +51,7 @@ def run(settings: Settings) -> None:
     engine = open_engine(settings.database_url)
     upgrade(engine)
     clock = SystemClock()
-    app = create_app(settings, engine, SqlLog(engine, clock), clock)
+    app = _application(settings, engine, clock)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -68,3 +71,18 @@ def run(settings: Settings) -> None:
         signal.signal(number, server.handle_exit)
     server.run()
     engine.dispose()
+
+
+def _application(settings: Settings, engine: Engine, clock: Clock) -> FastAPI:
+    kafka = settings.kafka_settings()
+    if kafka is None:
+        return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)
+    # The client is an extra; who does not use Kafka does not need it.
+    from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
+    from rankwatch_service.log.kafka import ensure_topics_soon  # noqa: PLC0415
+
+    ensure_topics_soon(settings, clock)
+    intake = KafkaIntake(kafka)
+    app = create_app(settings, engine, intake, clock)
+    app.state.context.counters.registry.register(ProducerCollector(intake.producer))
+    return app

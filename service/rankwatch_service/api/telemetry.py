@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 
 from rankwatch import wire
 from rankwatch_service.api.access import Identity, Require, Scope
-from rankwatch_service.api.batcher import FullError
 from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.intake import NotNowError
 from rankwatch_service.api.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry
@@ -55,20 +55,18 @@ async def telemetry(
         body = await read_body(request)
         # Checking a large batch takes milliseconds, which other requests need not wait for.
         batch = await run_in_threadpool(read_batch, body, content_type, encoding)
+        if not identity.may_see(batch.job):
+            raise ProblemError(403, f"this token is for job {identity.job!r} only")
+        entry = Entry(batch.job, as_msgpack(body, content_type, batch))
+        with context.counters.append_s.time():
+            await context.appends.put(entry, len(entry.value))
     except BadBatchError as error:
         await run_in_threadpool(refuse, context, error, body)
         raise ProblemError(STATUS.get(error.reason, 422), f"{error.reason}: {error.detail}") from error
-    if not identity.may_see(batch.job):
-        raise ProblemError(403, f"this token is for job {identity.job!r} only")
-    entry = Entry(batch.job, as_msgpack(body, content_type, batch))
-    try:
-        with context.counters.append_s.time():
-            await context.appends.put(entry, len(entry.value))
-    except FullError as error:
+    except NotNowError as error:
         context.counters.batches.labels("busy").inc()
-        raise ProblemError(
-            503, "too much waits to be stored; keep it and try again", headers={"Retry-After": str(RETRY_AFTER_S)}
-        ) from error
+        told = f"it cannot be stored now ({error}); keep it and try again"
+        raise ProblemError(503, told, headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     context.counters.batches.labels("accepted").inc()
     context.counters.bytes.inc(len(body))
     return Accepted()
