@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,10 +13,12 @@ from kafka.net.compat import KafkaNetClient
 
 from rankwatch.kafka_reason import explained, listen
 from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, client_options
+from rankwatch_service.clock import Clock
 from rankwatch_service.settings import Settings
 
 CONNECT_S: Final = 10.0
 """How long brokers may take to let a client in."""
+RETRY_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -70,6 +73,21 @@ def remove_topics(kafka: KafkaSettings) -> None:
         raise KafkaAwayError(f"the topics at {kafka.bootstrap} cannot be removed: {explained(error)}") from error
     finally:
         admin.close()
+
+
+def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
+    """Make the topics as soon as a broker answers, in a thread beside; for roles that work without Kafka."""
+
+    def keep_trying() -> None:
+        while True:
+            try:
+                ensure_topics(settings)
+                return
+            except KafkaAwayError as error:
+                _log.warning("kafka_away", reason=str(error))
+                clock.sleep(RETRY_S)
+
+    threading.Thread(target=keep_trying, name="topics", daemon=True).start()
 
 
 def opened(kind: Callable[..., Any], kafka: KafkaSettings, within_s: float = CONNECT_S, **more: Any) -> Any:
