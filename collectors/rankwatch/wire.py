@@ -24,7 +24,7 @@ METRIC_NAME_BYTES_MAX: Final = 64
 """Longest metric name, UTF-8."""
 
 
-class Column(msgspec.Struct, array_like=True, frozen=True):
+class Column(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One column of a `Table`: raw little-endian values, one for each row, absent rows included (as zero).
 
     `dtype` is one of u1 u2 u4 i8 f4 f8. Integer columns hold value - `base`. `mask` has one bit for each row, least
@@ -75,7 +75,7 @@ class RankInfo(msgspec.Struct, frozen=True):
     """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher)."""
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True):
+class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One rank's progress block as its agent read it. Ages are monotonic-clock differences, safe from clock skew."""
 
     rank: int

@@ -7,14 +7,14 @@ step records count as late. Events of old attempts are passed on all the same: w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
-from rankwatch_service.stream.decode import Checked, check
+from rankwatch_service.stream.decode import Bundle, Checked, check, read
 from rankwatch_service.stream.frames import FrameWindow
 from rankwatch_service.stream.presence import GONE_STATES, Board
 from rankwatch_service.stream.roster import Roster
@@ -47,6 +47,8 @@ class Assembler:
         self.attempt: str | None = None
         self.roster = Roster()
         self.step_time_s: float | None = None
+        self.last_step = -1
+        """Newest closed frame of step records in this attempt; -1 before the first."""
         self.board: Board | None = None
         self._senders = Senders()
         self._launches: list[str] = []
@@ -62,11 +64,6 @@ class Assembler:
         return dict(sorted(sum((window.counts for window in self._windows.values()), self.counts.copy()).items()))
 
     @property
-    def last_step(self) -> int:
-        """Newest closed frame of step records in this attempt; -1 before the first."""
-        return self._windows["steps"].last_closed if self._windows else -1
-
-    @property
     def ended(self) -> bool:
         """Whether every rank of the attempt has left or exited."""
         return self._ended
@@ -80,19 +77,30 @@ class Assembler:
         """Rows that came too late to count, as frames of their own, for the charts; each is returned once."""
         return [frame for window in self._windows.values() for frame in window.late_frames()]
 
-    def take(self, checked: Checked, now_s: float) -> list[Observation]:
-        """The next batch in log order."""
+    def is_plain(self, batch: wire.Batch) -> bool:
+        """Whether a batch holds nothing but values and progress of the running attempt, as `take_together` needs."""
+        return (
+            batch.attempt == self.attempt
+            and self.board is not None
+            and self.roster.infos_told
+            and not batch.ranks
+            and not batch.events
+            and not any(block.state in GONE_STATES for block in batch.progress)
+        )
+
+    def take(self, checked: Checked, now_s: float) -> Iterator[Observation]:
+        """The next batch in log order. This object is as of each observation while that is looked at."""
         batch = checked.batch
         arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)
         if arrival is Arrival.REPEATED:
             self.counts["repeated_batches"] += 1
-            return []
-        out: list[Observation] = []
+            return
         if batch.attempt != self.attempt:
             if not self._is_newer(batch.attempt):
                 self.counts["old_attempt_rows"] += checked.rows
-                return [_occurrence(batch, event, now_s) for event in batch.events]
-            self._flush(now_s, out)
+                yield from (_occurrence(batch, event, now_s) for event in batch.events)
+                return
+            yield from self._flush(now_s)
             self._begin(batch.attempt, now_s)
         changed = self.roster.learn(batch.ranks)
         if self.board is None:
@@ -100,31 +108,48 @@ class Assembler:
             self._pending_rows += checked.rows
             full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
             if self.roster.complete or full:
-                self._start(now_s, out)
-            return out
+                yield from self._start(now_s)
+            return
         if changed:
-            self._announce(now_s, out)
-        self._absorb(checked, arrival is Arrival.NEW, now_s, out)
-        return out
+            yield self._announce(now_s)
+        yield from self._absorb(checked, arrival is Arrival.NEW, now_s)
 
-    def tick(self, now_s: float, blind_s: float) -> list[Observation]:
+    def take_together(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
+        """The next batches in log order, all of them plain: the same observations as of one after the other."""
+        assert self.board is not None
+        arrivals = [self._senders.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
+        plans = {family: self._windows[family].plan(rows, now_s) for family, rows in bundle.tables.items()}
+        if Arrival.REPEATED in arrivals or None in plans.values():
+            for batch, arrival in zip(bundle.batches, arrivals, strict=True):
+                if arrival is Arrival.REPEATED:
+                    self.counts["repeated_batches"] += 1
+                else:
+                    yield from self._absorb(read(batch), arrival is Arrival.NEW, now_s)
+            return
+        for family, plan in plans.items():
+            assert plan is not None
+            self._windows[family].add_together(plan, bundle.tables[family], bundle.origin[family], now_s)
+        for batch, arrival in zip(bundle.batches, arrivals, strict=True):
+            if arrival is Arrival.NEW and batch.progress:
+                self.board.hear(batch.progress, now_s)
+        yield from self._close_together(now_s)
+
+    def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
         """Time passed. For `blind_s` of it nothing could have come, for a reason of ours."""
-        out: list[Observation] = []
         if self.attempt is None:
-            return out
+            return
         if blind_s > 0 and self.board is not None:
             self.board.blind(blind_s)
             for window in self._windows.values():
                 window.blind(blind_s)
         if self.board is None and now_s - self._began_s >= START_WAIT_S:
-            self._start(now_s, out)
-        self._close(now_s, out)
+            yield from self._start(now_s)
+        yield from self._close(now_s)
         for gap in self._senders.gaps(now_s):
             self.counts["missing_batches"] += gap.missing
             fields = {"missing": gap.missing, "boot": gap.boot}
-            out.append(Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields))
-        out.append(Tick(now_s, None if self.board is None else self.board.presence()))
-        return out
+            yield Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields)
+        yield Tick(now_s, None if self.board is None else self.board.presence())
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
@@ -143,17 +168,17 @@ class Assembler:
         if launch not in self._launches:
             self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
         self.attempt, self._began_s, self._ended = attempt, now_s, False
-        self.board, self._windows = None, {}
+        self.board, self._windows, self.last_step = None, {}, -1
 
-    def _start(self, now_s: float, out: list[Observation]) -> None:
+    def _start(self, now_s: float) -> Iterator[Observation]:
         pending, self._pending, self._pending_rows = self._pending, [], 0
         for checked in pending:
             self._see(checked)
-        self._announce(now_s, out)
+        yield self._announce(now_s)
         for checked in pending:
-            self._absorb(checked, True, now_s, out)
+            yield from self._absorb(checked, True, now_s)
 
-    def _announce(self, now_s: float, out: list[Observation]) -> None:
+    def _announce(self, now_s: float) -> AttemptStart:
         """Tell detectors the topology; from here on frames have its world size."""
         assert self.attempt is not None
         size = self.roster.world_size
@@ -163,7 +188,7 @@ class Assembler:
         self.board.resize(size)
         for window in self._windows.values():
             window.resize(size)
-        out.append(AttemptStart(self.attempt, self.roster.topology(), now_s))
+        return AttemptStart(self.attempt, self.roster.topology(), now_s)
 
     def _see(self, checked: Checked) -> bool:
         if self.roster.infos_told:
@@ -173,20 +198,20 @@ class Assembler:
             highest = max(highest, int(rows.rank.max()) if len(rows.rank) else -1)
         return self.roster.see(highest)
 
-    def _flush(self, now_s: float, out: list[Observation]) -> None:
+    def _flush(self, now_s: float) -> Iterator[Observation]:
         if self._pending:
-            self._start(now_s, out)
+            yield from self._start(now_s)
         for window in self._windows.values():
-            out.extend(window.flush(now_s))
+            yield from window.flush(now_s)
             self.counts.update(window.counts)
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _absorb(self, checked: Checked, newest: bool, now_s: float, out: list[Observation]) -> None:
+    def _absorb(self, checked: Checked, newest: bool, now_s: float) -> Iterator[Observation]:
         assert self.board is not None
         batch = checked.batch
         if self._see(checked):
-            self._announce(now_s, out)
+            yield self._announce(now_s)
         for family, rows in checked.tables.items():
             self._windows[family].add(rows, now_s)
         if newest:
@@ -200,8 +225,8 @@ class Assembler:
                 self._depart(event.rank, _DEPARTURES[event.kind])
             elif event.kind == "records_lost":
                 self._lost(event)
-        self._close(now_s, out)
-        out.extend(_occurrence(batch, event, now_s) for event in batch.events)
+        yield from self._close(now_s)
+        yield from (_occurrence(batch, event, now_s) for event in batch.events)
 
     def _lost(self, event: wire.Event) -> None:
         reason, count = event.fields.get("reason"), event.fields.get("count")
@@ -216,14 +241,33 @@ class Assembler:
         for window in self._windows.values():
             window.depart(rank)
 
-    def _close(self, now_s: float, out: list[Observation]) -> None:
+    def _close(self, now_s: float) -> Iterator[Frame]:
         if self.board is None:
             return
-        for window in self._windows.values():
+        for family, window in self._windows.items():
             for frame in window.ready(now_s, self.step_time_s):
-                self._learn_step_time(frame)
-                out.append(frame)
+                self._pass(family, frame)
+                yield frame
         self._ended = self.board.departed()
+
+    def _close_together(self, now_s: float) -> Iterator[Frame]:
+        """Close what batches taken together have completed, as each of them would have done when it came."""
+        assert self.board is not None
+        while True:
+            complete = {family: window.next_complete() for family, window in self._windows.items()}
+            first = min((batch for batch in complete.values() if batch is not None), default=None)
+            if first is None:
+                break
+            family = next(family for family, batch in complete.items() if batch == first)
+            for frame in self._windows[family].close_next(now_s):
+                self._pass(family, frame)
+                yield frame
+        self._ended = self.board.departed()
+
+    def _pass(self, family: str, frame: Frame) -> None:
+        if family == "steps":
+            self.last_step = frame.step
+        self._learn_step_time(frame)
 
     def _learn_step_time(self, frame: Frame) -> None:
         if "step_time_s" not in frame.values:
@@ -265,6 +309,7 @@ class Assembler:
         assembler._senders.restore(state["senders"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
+        assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
         assembler._pending = [check(wire.decode_batch(body)) for body in state["pending"]]
         assembler._pending_rows = sum(checked.rows for checked in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]

@@ -7,14 +7,17 @@ length, name or number can surprise anyone.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from rankwatch import wire
+from rankwatch_detectors.base import Ints
 from rankwatch_service.log.base import ALL_JOBS
 from rankwatch_service.stream.columns import ColumnError, Records, records
 from rankwatch_service.stream.plain_json import JsonBatch, from_json
@@ -88,6 +91,16 @@ class Checked:
         return sum(len(rows.step) for rows in self.tables.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Batches of one attempt that are taken together, and their tables read as one, by family."""
+
+    batches: Sequence[wire.Batch]
+    tables: dict[str, Records]
+    origin: dict[str, Ints]
+    """For each row of a table the number of its batch."""
+
+
 def validate(body: bytes, content_type: str) -> wire.Batch:
     """Decode and check one telemetry body.
 
@@ -101,25 +114,32 @@ def validate(body: bytes, content_type: str) -> wire.Batch:
     Raises:
         BadBatchError: it can never be accepted.
     """
-    return checked(body, content_type).batch
+    batch = opened(body, content_type)
+    read(batch)
+    return batch
 
 
-def checked(body: bytes, content_type: str) -> Checked:
-    """The same as `validate`, with the tables read, which the check does anyway."""
+def opened(body: bytes, content_type: str = "application/msgpack") -> wire.Batch:
+    """Decode one telemetry body and check everything in it but its tables: `read` and `read_together` do that.
+
+    Raises:
+        BadBatchError: it can never be accepted.
+    """
     if len(body) > wire.BATCH_BYTES_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in MSGPACK_TYPES:
-        batch: wire.Batch = _decode(body, msgspec.msgpack.Decoder(wire.Batch), msgspec.msgpack.Decoder(_Version))
+        batch: wire.Batch = _decode(body, _BATCH, _VERSION)
     elif media_type == JSON_TYPE:
-        plain = _decode(body, msgspec.json.Decoder(JsonBatch), msgspec.json.Decoder(_Version))
+        plain = _decode(body, _JSON_BATCH, _JSON_VERSION)
         try:
             batch = from_json(plain)
         except ColumnError as error:
             raise BadBatchError(Reason.COLUMNS, str(error)) from error
     else:
         raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
-    return check(batch)
+    _check_header(batch)
+    return batch
 
 
 def check(batch: wire.Batch) -> Checked:
@@ -128,35 +148,60 @@ def check(batch: wire.Batch) -> Checked:
     Raises:
         BadBatchError: something in it is not possible.
     """
+    _check_header(batch)
+    return read(batch)
+
+
+def read(batch: wire.Batch) -> Checked:
+    """Read and check the tables of a batch.
+
+    Raises:
+        BadBatchError: something in them is not possible.
+    """
+    return Checked(batch, {family: _records(family, [table]) for family, table in _tables(batch)})
+
+
+def read_together(batches: Sequence[wire.Batch]) -> Bundle:
+    """Read and check the tables of several batches.
+
+    Raises:
+        BadBatchError: something in one of them is not possible; which one, `read` tells.
+    """
+    tables: dict[str, list[wire.Table]] = {}
+    numbers: dict[str, list[int]] = {}
+    for number, batch in enumerate(batches):
+        for family, table in _tables(batch):
+            tables.setdefault(family, []).append(table)
+            numbers.setdefault(family, []).append(number)
+    found = {family: _records(family, parts) for family, parts in tables.items()}
+    origin = {family: np.repeat(numbers[family], [part.rows for part in parts]) for family, parts in tables.items()}
+    return Bundle(batches, found, origin)
+
+
+def _check_header(batch: wire.Batch) -> None:
     if batch.schema != wire.SCHEMA_VERSION:
         raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
-    for what in ("job", "attempt", "host", "boot"):
-        _check_name(what, getattr(batch, what))
-    if batch.job == ALL_JOBS:
-        raise BadBatchError(Reason.NAME, f"no job can be called {ALL_JOBS!r}")
-    if not _ATTEMPT.fullmatch(batch.attempt):
-        raise BadBatchError(Reason.NAME, f"attempt {batch.attempt!r} is not LAUNCH.k")
+    _check_names(batch.job, batch.attempt, batch.host, batch.boot)
     _check_range("seq", batch.seq, 0, STEP_MAX)
     _check_range("sent_unix_ns", batch.sent_unix_ns, 0, 2**63 - 1)
-    for what in ("ranks", "progress", "devices", "events"):
-        if len(getattr(batch, what)) > LIST_MAX:
-            raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} {what}")
+    if max(len(batch.ranks), len(batch.progress), len(batch.devices), len(batch.events)) > LIST_MAX:
+        raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} ranks, progress blocks, device samples or events")
     _check_ranks(batch.ranks)
     _check_progress(batch.progress)
     for sample in batch.devices:
         _check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
     for event in batch.events:
         _check_event(event)
-    tables = {
-        what: _check_table(what, table)
-        for what, table in (("steps", batch.steps), ("values", batch.values))
-        if table is not None
-    }
-    return Checked(batch, tables)
 
 
 class _Version(msgspec.Struct):
     schema: int
+
+
+_BATCH: Final = msgspec.msgpack.Decoder(wire.Batch)
+_VERSION: Final = msgspec.msgpack.Decoder(_Version)
+_JSON_BATCH: Final = msgspec.json.Decoder(JsonBatch)
+_JSON_VERSION: Final = msgspec.json.Decoder(_Version)
 
 
 def _decode(body: bytes, decoder: Any, version: Any) -> Any:
@@ -174,9 +219,18 @@ def _decode(body: bytes, decoder: Any, version: Any) -> Any:
         raise BadBatchError(Reason.MALFORMED, str(error)) from error
 
 
-def _check_name(what: str, name: str) -> None:
-    if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
-        raise BadBatchError(Reason.NAME, f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/'")
+@lru_cache(maxsize=65_536)
+def _check_names(job: str, attempt: str, host: str, boot: str) -> None:
+    # A sender says the same in every batch.
+    for what, name in (("job", job), ("attempt", attempt), ("host", host), ("boot", boot)):
+        if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+            raise BadBatchError(
+                Reason.NAME, f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/'"
+            )
+    if job == ALL_JOBS:
+        raise BadBatchError(Reason.NAME, f"no job can be called {ALL_JOBS!r}")
+    if not _ATTEMPT.fullmatch(attempt):
+        raise BadBatchError(Reason.NAME, f"attempt {attempt!r} is not LAUNCH.k")
 
 
 def _check_range(what: str, value: int, low: int, high: int) -> None:
@@ -199,12 +253,15 @@ def _check_ranks(ranks: Sequence[wire.RankInfo]) -> None:
 
 def _check_progress(progress: Sequence[wire.Progress]) -> None:
     for block in progress:
-        _check_range("rank", block.rank, 0, WORLD_SIZE_MAX - 1)
-        _check_range("step", block.step, -1, STEP_MAX)
-        _check_range("collective_seq", block.collective_seq, 0, 2**63 - 1)
-        for age in (block.phase_age_s, block.step_age_s, block.cpu_s):
-            if not 0 <= age < 1e9:  # NaN is not either
-                raise BadBatchError(Reason.RANGE, f"rank {block.rank}: {age} is no number of seconds")
+        if not (
+            0 <= block.rank < WORLD_SIZE_MAX
+            and -1 <= block.step <= STEP_MAX
+            and 0 <= block.collective_seq < 2**63
+            and 0 <= block.phase_age_s < 1e9  # NaN is not either
+            and 0 <= block.step_age_s < 1e9
+            and 0 <= block.cpu_s < 1e9
+        ):
+            raise BadBatchError(Reason.RANGE, f"progress of rank {block.rank}: a number in {block} cannot be")
 
 
 def _check_event(event: wire.Event) -> None:
@@ -231,11 +288,18 @@ def _is_json(value: Any, depth: int) -> bool:
     return False
 
 
-def _check_table(what: str, table: wire.Table) -> Records:
+def _tables(batch: wire.Batch) -> Iterator[tuple[str, wire.Table]]:
+    if batch.steps is not None:
+        yield "steps", batch.steps
+    if batch.values is not None:
+        yield "values", batch.values
+
+
+def _records(family: str, tables: Sequence[wire.Table]) -> Records:
     try:
-        found = records(table)
+        found = records(*tables)
     except ColumnError as error:
-        raise BadBatchError(Reason.COLUMNS, f"{what}: {error}") from error
+        raise BadBatchError(Reason.COLUMNS, f"{family}: {error}") from error
     if len(found.step):
         _check_range("step", int(found.step.min()), 0, STEP_MAX)
         _check_range("step", int(found.step.max()), 0, STEP_MAX)

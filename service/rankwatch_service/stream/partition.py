@@ -8,16 +8,16 @@ what lies before that is skipped for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
-
+from rankwatch import wire
 from rankwatch_service.control.records import decode_control
 from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.log.control import Control
 from rankwatch_service.stream.commit import Place, StoredTick
-from rankwatch_service.stream.decode import BadBatchError, Reason, checked
+from rankwatch_service.stream.decode import BadBatchError, Reason, opened, read, read_together
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects, Refused
 from rankwatch_service.stream.job import JobStream, Links, MakeDetectors
@@ -33,7 +33,24 @@ nobody's silence in that time counts."""
 JOBS_MAX: Final = 1_000
 """Jobs of one partition; telemetry of further ones is refused with a dead letter."""
 
+BUNDLE_ROWS_MAX: Final = 65_536
+"""Rows from which on a bundle takes no more: of 16 metrics 8 MB."""
+
 _START: Final = Place(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """Records of one job that wait to be taken together."""
+
+    records: list[Record] = field(default_factory=list)
+    batches: list[wire.Batch] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, record: Record, batch: wire.Batch) -> None:
+        self.records.append(record)
+        self.batches.append(batch)
+        self.rows += sum(table.rows for table in (batch.steps, batch.values) if table is not None)
 
 
 class Partition:
@@ -53,17 +70,38 @@ class Partition:
         """Whether any job needs the time."""
         return any(not job.resting for job in self.jobs.values())
 
-    def record(self, record: Record, effects: Effects) -> None:
-        """The next record of telemetry. One that cannot be used becomes a dead letter, and the stream goes on."""
-        try:
-            self._take(record, effects)
-        except BadBatchError as error:
-            self._refuse(record, error.reason, error.detail, effects)
-        except msgspec.MsgspecError as error:
-            self._refuse(record, Reason.MALFORMED, str(error), effects)
-        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
-            self._refuse(record, Reason.FAILED, f"{type(error).__name__}: {error}"[:500], effects)
-        self.place = replace(self.place, position=record.position + 1)
+    def records(self, records: Sequence[Record], effects: Effects) -> None:
+        """The next records of telemetry, between two ticks.
+
+        Jobs do not see each other, so those of one job that hold nothing unusual are taken together. A record that
+        cannot be used becomes a dead letter, and the stream goes on.
+        """
+        bundles: dict[str, _Bundle] = {}
+        refused_before = len(effects.refused)
+        for record in records:
+            try:
+                batch = self._opened(record)
+            except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+                self._refuse([record], error, effects)
+                continue
+            if batch is None:
+                continue
+            job, bundle = self.jobs.get(record.key), bundles.get(record.key)
+            plain = job is not None and job.is_plain(batch)
+            if bundle is not None and (not plain or bundle.rows >= BUNDLE_ROWS_MAX):
+                self._take_together(bundles.pop(record.key), effects)
+                bundle = None
+            if not plain:
+                self._take(record, batch, effects)
+                continue
+            if bundle is None:
+                bundle = bundles[record.key] = _Bundle()
+            bundle.add(record, batch)
+        for bundle in bundles.values():
+            self._take_together(bundle, effects)
+        effects.refused[refused_before:] = sorted(effects.refused[refused_before:], key=attrgetter("position"))
+        if records:
+            self.place = replace(self.place, position=records[-1].position + 1)
 
     def tick(self, tick: StoredTick, controls: Sequence[Control], effects: Effects) -> None:
         """The next tick, and the control records below its control position that are not applied yet.
@@ -129,18 +167,44 @@ class Partition:
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)
 
-    def _take(self, record: Record, effects: Effects) -> None:
-        if record.position < self._from.get(record.key, _START).position:
-            return
-        found = checked(record.value, "application/msgpack")
-        batch = found.batch
+    def _opened(self, record: Record) -> wire.Batch | None:
+        """The batch of a record; None for one that its job knows already."""
+        if self._from and record.position < self._from.get(record.key, _START).position:
+            return None
+        batch = opened(record.value)
         if batch.job != record.key:
             raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
-        job = self.jobs.get(batch.job) or self._new(batch.job)
-        job.telemetry(found, self._now_s, effects)
+        return batch
 
-    def _refuse(self, record: Record, reason: Reason, detail: str, effects: Effects) -> None:
-        effects.refused.append(Refused(record.position, reason, detail, record.value, self.now_ns))
+    def _take(self, record: Record, batch: wire.Batch, effects: Effects) -> None:
+        try:
+            checked = read(batch)
+            job = self.jobs.get(batch.job) or self._new(batch.job)
+            job.telemetry(checked, self._now_s, effects)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._refuse([record], error, effects)
+
+    def _take_together(self, bundle: _Bundle, effects: Effects) -> None:
+        try:
+            found = read_together(bundle.batches) if len(bundle.batches) > 1 else None
+        except BadBatchError:
+            # One of them cannot be used; it must not take the others with it.
+            found = None
+        if found is None:
+            for record, batch in zip(bundle.records, bundle.batches, strict=True):
+                self._take(record, batch, effects)
+            return
+        try:
+            self.jobs[bundle.records[0].key].bundle(found, self._now_s, effects)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._refuse(bundle.records, error, effects)
+
+    def _refuse(self, records: Sequence[Record], error: Exception, effects: Effects) -> None:
+        if isinstance(error, BadBatchError):
+            reason, detail = error.reason, error.detail
+        else:
+            reason, detail = Reason.FAILED, f"{type(error).__name__}: {error}"[:500]
+        effects.refused += [Refused(r.position, reason, detail, r.value, self.now_ns) for r in records]
 
     def _is_new_to(self, name: str, control: Control) -> bool:
         return control.position >= self._from.get(name, _START).control_position

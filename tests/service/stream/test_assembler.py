@@ -12,7 +12,7 @@ from tests.support.batches import batch, progress, ranks, table
 
 
 def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
-    return assembler.take(check(sent), now_s)
+    return list(assembler.take(check(sent), now_s))
 
 
 def of(kind: type, observations: list[Observation]) -> list:
@@ -41,8 +41,8 @@ def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
 def test_it_starts_with_what_is_known_after_a_while():
     assembler = Assembler()
     take(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
-    assert of(AttemptStart, assembler.tick(START_WAIT_S - 0.5, 0.0)) == []
-    (start,) = of(AttemptStart, assembler.tick(START_WAIT_S, 0.0))
+    assert of(AttemptStart, list(assembler.tick(START_WAIT_S - 0.5, 0.0))) == []
+    (start,) = of(AttemptStart, list(assembler.tick(START_WAIT_S, 0.0)))
     assert start.topology.world_size == 4
     assert start.topology.host == ("node-1", "", "", "")
 
@@ -50,7 +50,7 @@ def test_it_starts_with_what_is_known_after_a_while():
 def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
     assembler = Assembler()
     take(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
-    start, frame, tick = assembler.tick(START_WAIT_S, 0.0)
+    start, frame, tick = list(assembler.tick(START_WAIT_S, 0.0))
     assert start.topology.world_size == 2
     assert frame.values["loss"].tolist() == [1.0, 2.0]
     assert isinstance(tick, Tick)
@@ -59,7 +59,7 @@ def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
 def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
     assembler = Assembler()
     take(assembler, batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
-    assembler.tick(START_WAIT_S, 0.0)
+    list(assembler.tick(START_WAIT_S, 0.0))
     start, frame = take(assembler, batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
     assert start.topology.world_size == 2
     assert len(frame.values["loss"]) == 2
@@ -107,7 +107,7 @@ def test_a_rank_that_moved_to_another_host_is_announced():
 def test_presence_tells_the_newest_block_of_each_rank():
     assembler = running()
     take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
-    (tick,) = assembler.tick(4.0, 0.0)
+    (tick,) = list(assembler.tick(4.0, 0.0))
     assert tick.now_s == 4.0
     assert tick.presence.heard.tolist() == [True, False]
     assert tick.presence.heard_s[0] == 3.0
@@ -118,7 +118,7 @@ def test_a_late_message_does_not_turn_progress_back():
     assembler = running()
     take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
     take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
-    (tick,) = of(Tick, assembler.tick(3.0, 0.0))
+    (tick,) = of(Tick, list(assembler.tick(3.0, 0.0)))
     assert tick.presence.step[0] == 8
     assert tick.presence.heard_s[0] == 1.0
 
@@ -126,14 +126,14 @@ def test_a_late_message_does_not_turn_progress_back():
 def test_time_in_which_nothing_could_come_makes_nobody_silent():
     assembler = running()
     take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
-    (tick,) = assembler.tick(61.0, 59.0)
+    (tick,) = list(assembler.tick(61.0, 59.0))
     assert tick.presence.heard_s[0] == 60.0
 
 
 def test_missing_messages_become_a_gap():
     assembler = running()
     take(assembler, batch(4), 0.0)
-    occurrences = of(Occurrence, assembler.tick(10.0, 0.0))
+    occurrences = of(Occurrence, list(assembler.tick(10.0, 0.0)))
     assert [(o.kind, o.host, o.fields) for o in occurrences] == [("gap", "node-1", {"missing": 3, "boot": "b1"})]
     assert assembler.dropped == {"missing_batches": 3}
 
@@ -194,7 +194,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
             assembler = Assembler.restored(unpack(pack(assembler.state())))
         while time_s >= tick + 1:
             tick += 1
-            seen += [told(o) for o in assembler.tick(tick, 0.0)]
+            seen += [told(o) for o in list(assembler.tick(tick, 0.0))]
         seen += [told(o) for o in take(assembler, message, tick)]
     return seen
 
