@@ -1,7 +1,7 @@
 """The notifier's loop: notices what was committed, keeps tries under way, records how they ended.
 
 All state that matters is in the outbox. Killed at any moment it loses nothing: a message whose try was not recorded
-is tried again under the same id.
+is tried again under the same id. Of several notifiers the one with the lease delivers, the others wait.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.notify.outbox import Message, OutboxTable, Try
 from rankwatch_service.notify.schedule import Outcome, after_try
 from rankwatch_service.store.errors import StoreError
+from rankwatch_service.store.lease import RENEW_S, Lease, LeaseLostError
 
 WATCH_S: Final = 0.02
 """How often the database is asked whether anything was committed; one asking costs microseconds."""
@@ -55,11 +56,12 @@ class Sends(Protocol):
 
 
 class Notifier:
-    """Delivers the outbox. One runs at a time; `blocking` runs all database work, on one thread."""
+    """Delivers the outbox while it has the lease; `blocking` runs all database work, on one thread."""
 
     def __init__(
         self,
         outbox: OutboxTable,
+        lease: Lease,
         sender: Sends,
         changes: Changes,
         clock: Clock,
@@ -67,6 +69,7 @@ class Notifier:
         blocking: Executor,
     ) -> None:
         self._outbox = outbox
+        self._lease = lease
         self._sender = sender
         self._changes = changes
         self._clock = clock
@@ -75,6 +78,8 @@ class Notifier:
         self._in_flight: defaultdict[str, dict[str, asyncio.Task[None]]] = defaultdict(dict)
         self._ended: list[Try] = []
         self._wake = asyncio.Event()
+        self._renew_s = float("-inf")
+        self._leads = False
         self._stopping = False
 
     async def run(self) -> None:
@@ -83,12 +88,13 @@ class Notifier:
         look_s = give_up_s = loop.time()
         while not self._stopping:
             self._wake.clear()
+            await self._see_to_lease(loop.time())
             changed = await self._in_thread(self._changes.changed)
             recorded = await self._record()
-            if loop.time() >= give_up_s:
+            if self._lease.valid and loop.time() >= give_up_s:
                 await self._give_up()
                 give_up_s = loop.time() + GIVE_UP_LOOK_S
-            if changed or recorded or loop.time() >= look_s:
+            if self._lease.valid and (changed or recorded or loop.time() >= look_s):
                 await self._start_due()
                 look_s = loop.time() + RETRY_LOOK_S
             with contextlib.suppress(TimeoutError):
@@ -100,12 +106,26 @@ class Notifier:
         self._stopping = True
         self._wake.set()
 
+    async def _see_to_lease(self, now_s: float) -> None:
+        """Renew the lease, or ask for it again, every `RENEW_S`."""
+        if now_s >= self._renew_s:
+            self._renew_s = now_s + RENEW_S
+            try:
+                await self._in_thread(self._lease.hold)
+            except _DATABASE_ERRORS as error:
+                _log.warning("lease_not_renewed", error=str(error))
+        if self._leads != self._lease.valid:
+            self._leads = self._lease.valid
+            _log.info("lease_taken" if self._leads else "lease_not_ours")
+
     async def _start_due(self) -> None:
         in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}
         try:
             due = await self._in_thread(self._outbox.due, self._clock.unix_ns(), in_flight)
         except _DATABASE_ERRORS as error:
             _log.warning("outbox_unreadable", error=str(error))
+            return
+        if not self._lease.valid:  # we may have stood still since we last looked
             return
         for message in due:
             task = asyncio.create_task(self._deliver(message))
@@ -135,13 +155,15 @@ class Notifier:
         """Record the tries that have ended, all in one transaction: under load they share its wait for the disk.
 
         Until that is done a message counts as under way, or it would be sent again at once. If the database refuses,
-        the next turn of the loop tries again.
+        the next turn of the loop tries again. Without the lease they are the next holder's, who tries the same again.
         """
         ended = tuple(self._ended)
         if not ended:
             return False
         try:
             await self._in_thread(self._outbox.record, ended)
+        except LeaseLostError:
+            _log.warning("deliveries_not_ours_to_record", count=len(ended))
         except _DATABASE_ERRORS as error:
             _log.warning("deliveries_not_recorded", count=len(ended), error=str(error))
             return False
@@ -154,6 +176,8 @@ class Notifier:
         try:
             in_flight = [message_id for tasks in self._in_flight.values() for message_id in tasks]
             given_up = await self._in_thread(self._outbox.give_up, self._clock.unix_ns(), in_flight)
+        except LeaseLostError:
+            return
         except _DATABASE_ERRORS as error:
             _log.warning("outbox_unwritable", error=str(error))
             return
@@ -168,6 +192,10 @@ class Notifier:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
         await self._record()
+        try:
+            await self._in_thread(self._lease.release)
+        except _DATABASE_ERRORS as error:
+            _log.warning("lease_not_released", error=str(error))
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call, *arguments)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import aliased
 
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, Next, Outcome
 from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8
@@ -40,10 +41,11 @@ class Try:
 
 
 class OutboxTable:
-    """Reads due messages and records tries. Blocking; call it from one thread at a time."""
+    """Reads due messages and records tries, these only while the lease is ours. Blocking; one thread at a time."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lease: Lease) -> None:
         self._engine = engine
+        self._lease = lease
 
     def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[Message]:
         """Messages to try now, oldest first for each receiver.
@@ -72,8 +74,12 @@ class OutboxTable:
     def record(self, ended: Sequence[Try]) -> None:
         """Commit what became of tries, in one transaction: the deliveries, the messages' states, and what they say
         about the receivers.
+
+        Raises:
+            LeaseLostError: another notifier delivers now; nothing was recorded.
         """
         with write(self._engine) as connection:
+            self._lease.confirm(connection)
             for one in ended:
                 _record(connection, one)
 
@@ -83,9 +89,13 @@ class OutboxTable:
         Args:
             now_unix_ns: the time.
             in_flight: ids of the messages on their way; what becomes of their try is recorded first.
+
+        Raises:
+            LeaseLostError: another notifier delivers now; nothing was marked.
         """
         oldest_unix_ns = now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
         with write(self._engine) as connection:
+            self._lease.confirm(connection)
             return connection.execute(
                 update(Outbox)
                 .where(

@@ -15,6 +15,7 @@ from rankwatch_service.notify.sender import Sender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.engine import open_engine
+from rankwatch_service.store.lease import Lease
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
@@ -31,11 +32,14 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, "notify")
+    lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:
         async with Sender(clock, settings.notify_allow_private) as sender:
-            notifier = Notifier(OutboxTable(engine), sender, changes, clock, random.SystemRandom(), database)
+            notifier = Notifier(
+                OutboxTable(engine, lease), lease, sender, changes, clock, random.SystemRandom(), database
+            )
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, notifier.stop)
             await notifier.run()

@@ -5,12 +5,11 @@ Ids are derived, so that an effect which is there already is left as it is: the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from rankwatch_service.control import audit
 from rankwatch_service.control.commands import tell
@@ -18,7 +17,6 @@ from rankwatch_service.control.ledger import Entry
 from rankwatch_service.log import dead_letters
 from rankwatch_service.store.models import (
     Attempt,
-    Base,
     Checkpoint,
     Command,
     Feed,
@@ -30,6 +28,7 @@ from rankwatch_service.store.models import (
     StreamPosition,
     StreamTick,
 )
+from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.effects import Effects
 
 _NEW_ATTEMPT: Final[dict[str, Any]] = {
@@ -122,8 +121,7 @@ def commit(
     _commands(connection, effects, now_unix_ns)
     for job, entry in effects.checkpoints:
         row = _checkpoint(job, entry)
-        changes = {name: value for name, value in row.items() if name not in ("job", "id")}
-        connection.execute(_upsert(connection, Checkpoint, ("job", "id"), row, changes))
+        connection.execute(upsert(connection, Checkpoint, row), row)
     for refused in effects.refused:
         detail = f"partition {partition}, position {refused.position}: {refused.detail}"
         dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, refused.at_unix_ns)
@@ -133,30 +131,27 @@ def commit(
 
 def _jobs(connection: Connection, effects: Effects) -> None:
     for row in effects.jobs.values():
-        changes = {name: value for name, value in row.items() if name != "name"}
-        connection.execute(_upsert(connection, Job, ("name",), row, changes))
+        connection.execute(upsert(connection, Job, row), row)
     for (job, attempt), columns in effects.attempts.items():
         row = {"job": job, "attempt": attempt} | _NEW_ATTEMPT | columns
-        connection.execute(_upsert(connection, Attempt, ("job", "attempt"), row, columns))
+        connection.execute(upsert(connection, Attempt, columns), row)
 
 
 def _incidents(connection: Connection, effects: Effects) -> None:
     newest = {transition.incident["id"]: transition.incident for transition in effects.transitions}
     for row in newest.values():
-        changes = {name: value for name, value in row.items() if name != "id"}
-        connection.execute(_upsert(connection, Incident, ("id",), row, changes))
+        connection.execute(upsert(connection, Incident, row), row)
     for transition in effects.transitions:
-        keys = ("incident_id", "number")
-        connection.execute(_upsert(connection, IncidentTransition, keys, transition.row(), {}))
+        connection.execute(upsert(connection, IncidentTransition), transition.row())
     for row in effects.outbox:
-        connection.execute(_upsert(connection, Outbox, ("id",), row, {}))
+        connection.execute(upsert(connection, Outbox), row)
     for row in effects.host_records:
-        connection.execute(_upsert(connection, HostRecord, ("id",), row, {}))
+        connection.execute(upsert(connection, HostRecord), row)
 
 
 def _commands(connection: Connection, effects: Effects, now: int) -> None:
     for row in effects.commands:
-        added = connection.execute(_upsert(connection, Command, ("id",), row | {"requested_unix_ns": now}, {}))
+        added = connection.execute(upsert(connection, Command), row | {"requested_unix_ns": now})
         if added.rowcount == 0:
             continue
         action = row["action"]
@@ -181,14 +176,3 @@ def _checkpoint(job: str, entry: Entry) -> dict[str, Any]:
         "verdict_reason": entry.reason,
         "saved_unix_ns": entry.saved_unix_ns,
     }
-
-
-def _upsert(
-    connection: Connection, table: type[Base], keys: Sequence[str], row: Mapping[str, Any], changes: Mapping[str, Any]
-) -> Any:
-    """Insert a row; where its key is there already make `changes` to it, or leave it where there are none."""
-    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = make(table).values(**row)
-    if not changes:
-        return statement.on_conflict_do_nothing(index_elements=list(keys))
-    return statement.on_conflict_do_update(index_elements=list(keys), set_=dict(changes))

@@ -3,21 +3,24 @@
 import asyncio
 import contextlib
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import insert, select, update
 
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
 from rankwatch_service.store.changes import ChangeWatch
-from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.errors import StoreBusyError
+from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
+from rankwatch_service.store.models import Lease as LeaseRow
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
 from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, transition_row
 
 DEADLINE_S = 20.0
@@ -56,6 +59,7 @@ class Desk:
     def __init__(self, engine):
         self.engine = engine
         self.clock = FakeClock(NOON_UNIX_NS)
+        self.lease = Lease(engine, "notify", SystemClock())
 
     def receiver(self, name):
         with write(self.engine) as connection:
@@ -87,12 +91,12 @@ class Desk:
 
     def work(self, sender, until, outbox=None):
         """Run a notifier until a condition holds."""
-        asyncio.run(self._work(sender, until, outbox or OutboxTable(self.engine)))
+        asyncio.run(self._work(sender, until, outbox or OutboxTable(self.engine, self.lease)))
 
     async def _work(self, sender, until, outbox):
         changes = ChangeWatch(self.engine)
         with ThreadPoolExecutor(1) as database:
-            notifier = Notifier(outbox, sender, changes, self.clock, random.Random(1), database)
+            notifier = Notifier(outbox, self.lease, sender, changes, self.clock, random.Random(1), database)
             running = asyncio.create_task(notifier.run())
             try:
                 async with asyncio.timeout(DEADLINE_S):
@@ -105,12 +109,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path):
-    engine = new_database(tmp_path)
+def desk(engine):
     desk = Desk(engine)
     desk.receiver("pager")
-    yield desk
-    engine.dispose()
+    return desk
 
 
 def test_what_is_committed_is_delivered_once_and_recorded(desk):
@@ -271,8 +273,8 @@ def test_a_fault_of_the_sender_is_recorded_and_retried_later_not_at_once(desk):
 class FailsOnce(OutboxTable):
     """The database refuses the k-th call, before or after it took effect; `killed` calls never come back."""
 
-    def __init__(self, engine, call, after, killed):
-        super().__init__(engine)
+    def __init__(self, desk, call, after, killed):
+        super().__init__(desk.engine, desk.lease)
         self.left, self.after, self.killed = call, after, killed
         self.dead = False
 
@@ -300,7 +302,7 @@ class FailsOnce(OutboxTable):
 def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(desk, call, after):
     ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
     sender = ScriptedSender()
-    desk.work(sender, lambda: not desk.waiting(), FailsOnce(desk.engine, call, after, killed=False))
+    desk.work(sender, lambda: not desk.waiting(), FailsOnce(desk, call, after, killed=False))
     assert [one for _, one in sender.sent] == ids
 
 
@@ -309,7 +311,7 @@ def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(des
 def test_a_notifier_that_dies_at_any_database_call_doubles_only_the_message_in_flight(desk, call, after):
     ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
     sender = ScriptedSender()
-    outbox = FailsOnce(desk.engine, call, after, killed=True)
+    outbox = FailsOnce(desk, call, after, killed=True)
     # Whether its death shows depends on the call: of a task that died only the notifier's silence is seen.
     with contextlib.suppress(RuntimeError):
         desk.work(sender, lambda: outbox.dead or not desk.waiting(), outbox)
@@ -318,3 +320,47 @@ def test_a_notifier_that_dies_at_any_database_call_doubles_only_the_message_in_f
     sent = [one for _, one in sender.sent]
     assert list(dict.fromkeys(sent)) == ids
     assert len(sent) <= len(ids) + 1
+
+
+def taken_over(desk):
+    """Another notifier takes the lease, as it may once that has run out."""
+    with write(desk.engine) as connection:
+        connection.execute(update(LeaseRow).values(expires_unix_ns=0))
+    other = Lease(desk.engine, "notify", SystemClock(), holder="another")
+    assert other.hold()
+    return other
+
+
+def test_a_notifier_without_the_lease_sends_nothing_until_it_is_free(desk):
+    (one,) = desk.told()
+    other = Lease(desk.engine, "notify", SystemClock(), holder="another")
+    assert other.hold()
+    sender = ScriptedSender()
+    ended = time.monotonic() + 0.3
+    desk.work(sender, lambda: time.monotonic() > ended)
+    assert sender.sent == []
+    other.release()
+    desk.work(sender, lambda: not desk.waiting())
+    assert sender.sent == [("pager", one)]
+
+
+def test_what_a_notifier_sent_while_it_lost_the_lease_is_left_to_the_next(desk):
+    (one,) = desk.told()
+    gate = asyncio.Event()
+    sender = ScriptedSender(pager=gate)
+    others = []
+
+    def until():
+        if sender.sent and not others:
+            others.append(taken_over(desk))
+            gate.set()
+        return bool(others) and not desk.lease.valid
+
+    desk.work(sender, until)
+    assert desk.deliveries() == []
+    assert desk.states() == {one: "waiting"}
+    others[0].release()
+    again = ScriptedSender()
+    desk.work(again, lambda: not desk.waiting())
+    assert again.sent == [("pager", one)]
+    assert len(desk.deliveries()) == 1
