@@ -10,10 +10,12 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON
+from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+    from rankwatch_service.settings import Settings
 
 token = typer.Typer(help="Access tokens, straight in the database: for whoever runs the service.", no_args_is_help=True)
 db = typer.Typer(help="The database's tables.", no_args_is_help=True)
@@ -116,13 +118,17 @@ def revoke(
 
 
 @db.command("upgrade")
-def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
-    """Bring the database to this version's tables."""
+def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
+    """Bring the database to this version's tables, and make Kafka's topics where it is configured."""
+    from rankwatch_service.cli.roles import settings
     from rankwatch_service.store.migrate import upgrade
 
     with _database(data, database_url) as engine:
         upgrade(engine)
         output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+    configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    if configured.kafka:
+        _make_topics(configured)
 
 
 @db.command("check")
@@ -133,6 +139,16 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
     with _database(data, database_url) as engine:
         check(engine)
         output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+
+
+def _make_topics(configured: Settings) -> None:
+    from rankwatch_service.log.kafka import KafkaAwayError, ensure_topics
+
+    try:
+        partitions = ensure_topics(configured)
+    except KafkaAwayError as error:
+        raise CliError(Status.UNREACHABLE, str(error)) from error
+    output.note(f"the topics at {configured.kafka} are there; telemetry has {partitions} partitions")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, TOKEN, URL
+from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA, TOKEN, URL
 
 if TYPE_CHECKING:
     from rankwatch_service.settings import Settings
@@ -45,13 +45,18 @@ class Check:
 
 
 def doctor(
-    data: DATA = None, database_url: DATABASE_URL = None, as_json: JSON = False, url: URL = None, token: TOKEN = None
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
-    """Check this machine, the database and the service. Exits with 1 if something needs attention."""
+    """Check this machine, the database, Kafka and the service. Exits with 1 if something needs attention."""
     from rankwatch_service.cli.roles import settings
 
-    configured = settings(data_dir=data, database_url=database_url)
-    checks = [*_machine(configured), *_database(configured), *_service(url, token)]
+    configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    checks = [*_machine(configured), *_database(configured), *_kafka(configured), *_service(url, token)]
     styles = {"ok": "green", "note": "dim", "finding": "bold red"}
     output.show(
         ({"check": check.name, "verdict": check.verdict, "told": check.told} for check in checks),
@@ -114,6 +119,27 @@ def _database(configured: Settings) -> Iterator[Check]:
         yield Check("database", "ok", shown)
     except (StoreError, OSError) as error:
         yield Check("database", "finding", f"{shown}: {error}")
+
+
+def _kafka(configured: Settings) -> Iterator[Check]:
+    if not configured.kafka:
+        return
+    if not find_spec("kafka"):
+        yield Check("Kafka", "finding", "its client is not installed: pip install 'rankwatch[kafka]'")
+        return
+    from rankwatch_service.log.kafka import KafkaAwayError, topic_partitions
+
+    try:
+        found = topic_partitions(configured)
+    except KafkaAwayError as error:
+        yield Check("Kafka", "finding", str(error))
+        return
+    yield Check("Kafka", "ok", f"{configured.kafka} lets us in")
+    for topic, partitions in found.items():
+        if partitions:
+            yield Check("topic", "ok", f"{topic}, {partitions} partitions")
+        else:
+            yield Check("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` makes it")
 
 
 def _service(url: str | None, token: str | None) -> Iterator[Check]:

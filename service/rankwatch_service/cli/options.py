@@ -18,6 +18,9 @@ JOB = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
 DATABASE_URL = Annotated[
     str | None, typer.Option("--database-url", help="Where the state is: sqlite:///PATH or postgresql://HOST/NAME.")
 ]
+KAFKA = Annotated[
+    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Kafka brokers that telemetry flows through.")
+]
 DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the SQLite database.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL
+from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
 
 if TYPE_CHECKING:
     from rankwatch_service.settings import Settings
@@ -21,35 +21,47 @@ HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
 
 
-def up(data: DATA = None, host: HOST = None, port: PORT = None, database_url: DATABASE_URL = None) -> None:
-    """Run everything: API, dashboard, stream and notifier on SQLite. Needs no configuration."""
+def up(
+    data: DATA = None,
+    host: HOST = None,
+    port: PORT = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+) -> None:
+    """Run everything: API, dashboard, stream and notifier, on SQLite unless told otherwise. Needs no configuration."""
     from rankwatch_service.up import UpError, run
 
     try:
-        run(settings(data_dir=data, host=host, port=port, database_url=database_url))
+        run(settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
     except UpError as error:
         raise CliError(Status.USAGE, str(error)) from error
 
 
-def api(data: DATA = None, host: HOST = None, port: PORT = None, database_url: DATABASE_URL = None) -> None:
+def api(
+    data: DATA = None,
+    host: HOST = None,
+    port: PORT = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+) -> None:
     """Run the API and the dashboard alone."""
     from rankwatch_service.api.serve import run
 
-    run(settings(data_dir=data, host=host, port=port, database_url=database_url))
+    run(settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
 
 
-def stream(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run the stream alone: telemetry in, incidents out."""
     from rankwatch_service.stream.serve import run
 
-    run(settings(data_dir=data, database_url=database_url))
+    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
-def notify(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run the notifier alone: outbox in, webhooks out."""
     from rankwatch_service.notify.serve import run
 
-    run(settings(data_dir=data, database_url=database_url))
+    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
 def agent(context: typer.Context) -> None:

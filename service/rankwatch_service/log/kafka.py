@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -34,29 +35,30 @@ def ensure_topics(settings: Settings) -> int:
         How many partitions the telemetry topic has; that count holds, whatever the settings say.
 
     Raises:
-        KafkaAwayError: no broker can be reached.
+        KafkaAwayError: no broker can be reached, or it refuses.
     """
-    kafka = settings.kafka_settings()
-    assert kafka is not None
-    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
-    try:
-        partitions = _partitions(admin, kafka.telemetry_topic)
-        for topic, count in (
-            (kafka.telemetry_topic, settings.kafka_partitions),
-            (kafka.dead_letters_topic, 1),
-            (kafka.incidents_topic, 1),
-        ):
+    kafka = _kafka(settings)
+    counts = dict.fromkeys(_topics(kafka), 1) | {kafka.telemetry_topic: settings.kafka_partitions}
+    with _admin(kafka) as admin:
+        for topic, count in counts.items():
             if not _partitions(admin, topic):
                 _make(admin, topic, count, settings)
-        partitions = partitions or _partitions(admin, kafka.telemetry_topic) or settings.kafka_partitions
-    except KafkaError as error:
-        raise KafkaAwayError(f"the topics at {kafka.bootstrap} cannot be made: {explained(error)}") from error
-    finally:
-        admin.close()
+        partitions = _partitions(admin, kafka.telemetry_topic)
     if partitions != settings.kafka_partitions:
         topic = kafka.telemetry_topic
         _log.warning("kafka_partitions_differ", topic=topic, topic_has=partitions, settings=settings.kafka_partitions)
     return partitions
+
+
+def topic_partitions(settings: Settings) -> dict[str, int]:
+    """How many partitions each of our topics has; 0 where it does not exist.
+
+    Raises:
+        KafkaAwayError: no broker can be reached, or it refuses.
+    """
+    kafka = _kafka(settings)
+    with _admin(kafka) as admin:
+        return {topic: _partitions(admin, topic) for topic in _topics(kafka)}
 
 
 def remove_topics(kafka: KafkaSettings) -> None:
@@ -65,14 +67,8 @@ def remove_topics(kafka: KafkaSettings) -> None:
     Raises:
         KafkaAwayError: no broker can be reached, or it refuses.
     """
-    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
-    try:
-        ours = (kafka.telemetry_topic, kafka.dead_letters_topic, kafka.incidents_topic)
-        admin.delete_topics([topic for topic in ours if _partitions(admin, topic)])
-    except KafkaError as error:
-        raise KafkaAwayError(f"the topics at {kafka.bootstrap} cannot be removed: {explained(error)}") from error
-    finally:
-        admin.close()
+    with _admin(kafka) as admin:
+        admin.delete_topics([topic for topic in _topics(kafka) if _partitions(admin, topic)])
 
 
 def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
@@ -110,6 +106,27 @@ def opened(kind: Callable[..., Any], kafka: KafkaSettings, within_s: float = CON
         for one in made:
             one.close()  # a constructor that fails leaves its thread running
         raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
+
+
+@contextmanager
+def _admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
+    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
+    try:
+        yield admin
+    except KafkaError as error:
+        raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
+    finally:
+        admin.close()
+
+
+def _kafka(settings: Settings) -> KafkaSettings:
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    return kafka
+
+
+def _topics(kafka: KafkaSettings) -> tuple[str, ...]:
+    return kafka.telemetry_topic, kafka.dead_letters_topic, kafka.incidents_topic
 
 
 def _partitions(admin: KafkaAdminClient, topic: str) -> int:
