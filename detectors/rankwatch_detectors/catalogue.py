@@ -31,7 +31,9 @@ class CatalogueConfig:
     loss: CurveConfig = field(default_factory=CurveConfig)
     grad_norm: CurveConfig = field(
         # Norms scatter in proportion and jump by half without harm: twice the level is the least worth a word.
-        default_factory=lambda: CurveConfig("grad_norm", LevelConfig(logarithmic=True, scale_floor_ratio=0.07), 4.0)
+        default_factory=lambda: CurveConfig(
+            "grad_norm", LevelConfig(logarithmic=True, ratio_jump=10.0, scale_floor_ratio=0.07), 4.0
+        )
     )
     restart_loop: RestartLoopConfig = field(default_factory=RestartLoopConfig)
 

@@ -45,8 +45,9 @@ class HangConfig:
     """Readings before the usual step counts as known."""
     unknown_s: float = 60.0
     """Deadline while the usual step is unknown."""
-    first_step_s: float = 900.0
-    """Start, compilation, first collectives of large jobs take minutes; after one attempt its own time decides."""
+    first_step_s: float = 1800.0
+    """Start, compilation, first collectives of large jobs take a quarter of an hour and more; after one attempt its
+    own time decides."""
     rollback_s: float = 120.0
     """A rollback inside the processes loads a checkpoint before its first step."""
     long_phases: tuple[tuple[str, float], ...] = (
@@ -57,7 +58,7 @@ class HangConfig:
     )
     """Phases that are long by nature, with their deadlines until one has been seen."""
     long_factor: float = 3.0
-    long_floor_s: float = 30.0
+    long_floor_s: float = 60.0
     """A phase seen before has so many times its longest duration, and at least this."""
 
 
@@ -81,9 +82,10 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 1
+        self.version = 2
         self._config = config
-        self._readings: list[float] = []
+        self._readings: list[list[float]] = []
+        """Signs of progress, newest last: seconds since the one before, and the steps done in them."""
         self._longest: dict[str, float] = {}
         self._orders: list[str] = []
         self._restart(0)
@@ -155,7 +157,8 @@ class HangDetector(DispatchingDetector):
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
             elif not self._standing() and not len(self.episodes):
-                self._readings = [*self._readings, took_s / (newest - self._newest)][-self._config.window :]
+                reading = [took_s, float(newest - self._newest)]
+                self._readings = [*self._readings, reading][-self._config.window :]
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
@@ -203,13 +206,13 @@ class HangDetector(DispatchingDetector):
         config = self._config
         if len(self._readings) < config.readings_min:
             return config.unknown_s
-        usual, slow = self.usual_step_s()
+        # Where only each tenth step is reported, nobody can expect to hear of the others.
+        usual, slow = np.quantile([took_s for took_s, _ in self._readings], [0.5, 0.95]).tolist()
         return max(config.steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
 
-    def usual_step_s(self) -> tuple[float, float]:
-        """Median step time of the job, and the time that one in twenty exceeds, in seconds."""
-        middle, slow = np.quantile(self._readings, [0.5, 0.95])
-        return float(middle), float(slow)
+    def usual_step_s(self) -> float:
+        """Median step time of the job in seconds."""
+        return float(np.median([took_s / steps for took_s, steps in self._readings]))
 
     def _long_deadline(self, phase: str, unseen_s: float) -> float:
         longest = self._longest.get(phase)
@@ -225,7 +228,7 @@ class HangDetector(DispatchingDetector):
         age_s: float,
         deadline_s: float,
     ) -> list[Finding]:
-        usual = self.usual_step_s()[0] if self._readings else None
+        usual = self.usual_step_s() if self._readings else None
         step = int(presence.step[stuck].min())
         evidence = {
             "age_s": age_s,
@@ -246,7 +249,7 @@ class HangDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=age_s / max(deadline_s / 3, 1e-3),
             confidence=missing.confidence,
-            summary=f"No progress in step {step} for {age_s:.1f} s; {_verdict(missing)}.",
+            summary=f"No progress in step {step} for {age_s:.1f} s{self._verdict(missing)}.",
             evidence=evidence,
         )
 
@@ -259,11 +262,12 @@ class HangDetector(DispatchingDetector):
             ranks=missing.ranks,
             confidence=missing.confidence,
             detected_time_s=self.now_s,
-            summary=f"No progress in step {told['onset_step']}; {_verdict(missing)}.",
+            summary=f"No progress in step {told['onset_step']}{self._verdict(missing)}.",
             evidence={**evidence, "waiting": missing.waiting},
         )
 
-
-def _verdict(missing: Missing) -> str:
-    who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4]) or "no rank stands out"
-    return f"did not arrive: {who} ({missing.decided_by})" if missing.ranks else who
+    def _verdict(self, missing: Missing) -> str:
+        if self.world_size == 1:
+            return ""
+        who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4])
+        return f"; did not arrive: {who} ({missing.decided_by})" if who else "; no rank stands out"

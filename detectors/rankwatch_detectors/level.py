@@ -31,12 +31,22 @@ class LevelConfig:
     warm_points: int = 32
     jump_sigmas: float = 13.0
     """One point so far out is told at once. Single bad batches of clean public runs lie up to 12 scales out."""
+    ratio_jump: float = 2.0
+    ratio_sigmas: float = 8.0
+    """So is a point that is `ratio_jump` times the level and so far out: no batch doubles a loss."""
+    ratio_level_sigmas: float = 4.0
+    """A level that is not so many sigmas above zero has no multiples worth the name."""
+    ratio_sure: float = 1000.0
+    """Judged in logarithms, a point so many times the level is told however wildly the series scatters."""
     drift_allowance: float = 1.5
     drift_limit: float = 12.0
     drift_clip: float = 5.0
     """A shift of 5 sigmas gains 3.5 a point and is told at the fourth; three stray points in a row are not enough."""
     drift_run_points: int = 8
     """A sum that took longer than this to reach its limit is a slow climb and no spike."""
+    drift_effect_min: float = 0.05
+    """Verification of a sum: the mean of its newest `drift_run_points` must lie this share above the level (in
+    logarithms where those are judged). Real curves wander by a few percent for hundreds of points."""
     lasting_points: int = 16
     """A jump that has not come back after so many points is lasting."""
     clear_points: int = 3
@@ -70,6 +80,7 @@ class LevelWatch(Stateful):
         "_sum",
         "_sum_points",
         "_sum_step",
+        "_run",
         "_episode",
         "lasting",
     )
@@ -90,6 +101,8 @@ class LevelWatch(Stateful):
         self._sum = 0.0
         self._sum_points = 0
         self._sum_step = 0
+        self._run: list[float] = []
+        """The newest points of the sum that is running, at most `level_points`."""
         self._episode: list[float] = []
 
     @property
@@ -131,14 +144,39 @@ class LevelWatch(Stateful):
             return None
         self._measure()
         self.score = (point - self.level) / self.scale
-        self._accumulate(step)
-        if self.score >= self._config.jump_sigmas:
+        self._accumulate(point, step)
+        if self._jumps(point):
             return self._begin(point, step, lasting=False)
         if self._sum >= self._config.drift_limit:
-            slow = self._sum_points > self._config.drift_run_points
-            return self._begin(point, self._sum_step, lasting=slow)
+            if self._matters():
+                slow = self._sum_points > self._config.drift_run_points
+                return self._begin(point, self._sum_step, lasting=slow)
+            self._sum = self._config.drift_limit
+            if self._sum_points >= self._config.level_points:
+                # It is real and too small to matter: the level is there now.
+                self._recent.reset(self._run)
+                self._sum = 0.0
         self._learn(point)
         return None
+
+    def _jumps(self, point: float) -> bool:
+        """Whether this point alone is enough."""
+        config = self._config
+        if self.score >= config.jump_sigmas:
+            return True
+        excess = point - self.level
+        if config.logarithmic:
+            far = self.score >= config.ratio_sigmas and excess >= math.log(config.ratio_jump)
+            return far or excess >= math.log(config.ratio_sure)
+        # Around zero a multiple of the level says nothing.
+        proper = self.level >= config.ratio_level_sigmas * self.scale
+        return proper and self.score >= config.ratio_sigmas and excess >= (config.ratio_jump - 1.0) * self.level
+
+    def _matters(self) -> bool:
+        """Whether the running sum comes from a change that is large enough to tell anyone."""
+        newest = self._run[-self._config.drift_run_points :]
+        unit = 1.0 if self._config.logarithmic else abs(self.level)
+        return sum(newest) / len(newest) - self.level >= self._config.drift_effect_min * unit
 
     def _measure(self) -> None:
         config = self._config
@@ -150,12 +188,13 @@ class LevelWatch(Stateful):
         unit = 1.0 if config.logarithmic else abs(self.level)
         self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
 
-    def _accumulate(self, step: int) -> None:
+    def _accumulate(self, point: float, step: int) -> None:
         config = self._config
         if self._sum <= 0.0:
-            self._sum, self._sum_points, self._sum_step = 0.0, 0, step
+            self._sum, self._sum_points, self._sum_step, self._run = 0.0, 0, step, []
         self._sum = max(0.0, self._sum + min(self.score, config.drift_clip) - config.drift_allowance)
         self._sum_points += 1
+        self._run = [*self._run, point][-config.level_points :]
 
     def _learn(self, point: float) -> None:
         if len(self._recent) >= self._config.level_points // 4:
@@ -196,4 +235,4 @@ class LevelWatch(Stateful):
     def _end(self) -> None:
         self.onset_step, self.lasting = None, False
         self._episode = []
-        self._sum, self._sum_points = 0.0, 0
+        self._sum, self._sum_points, self._run = 0.0, 0, []

@@ -38,29 +38,42 @@ class NonfiniteConfig:
     skips_max: int = 20
     """Steps left out in a row that a loss scaler explains: halving 2^16 twenty times leaves less than 1, below which
     the gradients themselves overflow."""
+    logged_rows: int = 4
+    """A value that came in so many rows in a row is one that comes in each."""
+    silent_rows: int = 2
+    """Rows without such a value, after one that was not finite, from which it is said to have fallen silent."""
 
 
 class NonfiniteDetector(DispatchingDetector):
     """One episode at a time, scope "rank:N" where one rank is named when it opens, else "job". Memory: constant."""
 
     kind: Kind = Kind.NONFINITE
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_parameters", "_bad", "_skips", "_exact")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_parameters",
+        "_bad",
+        "_skips",
+        "_exact",
+        "_logged",
+    )
 
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
         """Metrics that were not finite in the open episode, with how many finite rows they have had since."""
         self._skips = 0
         self._exact = False
+        self._logged: dict[str, list[Any]] = {}
+        """By metric: the family that carries it, rows in a row that had it, rows in a row since that had not."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._parameters = list(start.topology.parameters)
         if new_attempt:
-            self._bad, self._skips, self._exact = {}, 0, False
+            self._bad, self._skips, self._exact, self._logged = {}, 0, False, {}
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -72,7 +85,33 @@ class NonfiniteDetector(DispatchingDetector):
         bad = _bad_ranks(frame, excused)
         if self._skips >= self._config.skips_max:
             bad.setdefault(SKIPPED, excused)
-        return self._tell(frame, bad) if bad else self._recover(frame)
+        silent = self._fallen_silent(frame)
+        if bad:
+            return self._tell(frame, bad)
+        return self._tell_silent(frame, silent) if silent else self._recover(frame)
+
+    def _fallen_silent(self, frame: Frame) -> list[str]:
+        """Metrics that came in each row, and now have not for as many rows as make it certain."""
+        silent = []
+        for name in ("loss", *NORMS):
+            state = self._logged.setdefault(name, [frame.family, 0, 0])
+            if _seen(frame, name):
+                self._logged[name] = [frame.family, state[1] + 1 if state[2] == 0 else 1, 0]
+            elif state[0] == frame.family and state[1]:
+                state[2] += 1
+                if state[1] >= self._config.logged_rows and state[2] == self._config.silent_rows:
+                    silent.append(name)
+        return silent
+
+    def _tell_silent(self, frame: Frame, names: list[str]) -> list[Finding]:
+        """Some loggers write NaN as nothing: within an episode that is no recovery."""
+        since = frame.step
+        summary = f"{' and '.join(names).capitalize()} fell silent by step {since} after values that were not finite."
+        return [
+            finding
+            for scope in self.episodes
+            for finding in self.episodes.update(scope, detected_step=since, detected_time_s=self.now_s, summary=summary)
+        ]
 
     def _tell(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
         for name in bad:
@@ -104,9 +143,10 @@ class NonfiniteDetector(DispatchingDetector):
     def _words(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...]) -> dict[str, Any]:
         evidence: dict[str, Any] = {"metrics": sorted(bad), "values": _examples(frame, bad)}
         evidence["ranks_affected"] = max(int(which.sum()) for which in bad.values())
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else (f"{len(ranks)} ranks" if ranks else "all ranks")
+        who = f" on rank {ranks[0]}" if len(ranks) == 1 else (f" on {len(ranks)} ranks" if ranks else " on all ranks")
+        who = who if self.world_size > 1 else ""
         what = "local gradients" if "nonfinite" in bad else " and ".join(sorted(bad))
-        summary = f"Not finite: {what} on {who} in step {frame.step}"
+        summary = f"Not finite: {what}{who} in step {frame.step}"
         if "nonfinite" in bad and ranks:
             evidence["nonfinite_gradients"] = int(frame.exact["nonfinite"][ranks[0]])
             parameter = self._parameter(frame, ranks[0])

@@ -24,6 +24,8 @@ class CurveConfig:
     level: LevelConfig = field(default_factory=LevelConfig)
     mild_ratio: float = 1.5
     """A jump below this multiple of the level is worth knowing, not worth waking anyone."""
+    retell_factor: float = 3.0
+    """An excess so many times what was told is told again."""
 
 
 class CurveDetector(DispatchingDetector):
@@ -35,7 +37,7 @@ class CurveDetector(DispatchingDetector):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 1
+        self.version = 2
         self._config = config
         self._watch = LevelWatch(config.level)
         self._last_step = -1
@@ -57,13 +59,25 @@ class CurveDetector(DispatchingDetector):
         return self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
-        """A divergence that was mild at first and goes on growing is told once more."""
-        if self.kind is not Kind.LOSS_DIVERGENCE or "job" not in self.episodes:
+        """What goes on growing is told again each time its excess has tripled; a divergence then is critical."""
+        if "job" not in self.episodes:
             return ()
-        if self.episodes.told("job")["severity"] == Severity.CRITICAL or not self._watch.rising:
+        told = self.episodes.told("job")
+        usual, before = self._watch.usual, told["evidence"]["value"]
+        grown = value - usual >= self._config.retell_factor * abs(before - usual)
+        critical = told["severity"] == Severity.CRITICAL
+        if not grown and (self.kind is not Kind.LOSS_DIVERGENCE or critical or not self._watch.rising):
             return ()
-        summary = f"The {self._config.metric} goes on growing: {value:.4g} in step {frame.step}."
-        return self.episodes.update("job", severity=Severity.CRITICAL, summary=summary)
+        severity = Severity.CRITICAL if self.kind is Kind.LOSS_DIVERGENCE else Severity(told["severity"])
+        return self.episodes.update(
+            "job",
+            severity=severity,
+            detected_step=frame.step,
+            detected_time_s=self.now_s,
+            score=self._watch.score,
+            summary=f"The {self._config.metric} grows on: {value:.4g} in step {frame.step} (usual: {usual:.4g}).",
+            evidence={**told["evidence"], "value": value, "score": self._watch.score},
+        )
 
     def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {

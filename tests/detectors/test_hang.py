@@ -147,8 +147,19 @@ def test_the_first_step_may_take_minutes_until_it_was_seen() -> None:
     job = Clockwork(HangDetector(HangConfig()), 4)
     job.phase = ["forward"] * 4
     job.step = [0] * 4
-    assert job.stand(600) == []
+    assert job.stand(1500) == []
     assert len(job.stand(400)) == 1
+
+
+def test_where_only_some_steps_are_reported_the_pace_of_the_reports_decides() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 1)
+    job.step = [0]
+    for _ in range(20):
+        assert job.stand(22) == []
+        job.step, job.entered_s = [job.step[0] + 32], [job.now_s]
+    assert job.stand(50) == []
+    (hang,) = job.stand(40)
+    assert hang.summary.startswith("No progress in step 640")
 
 
 def test_after_a_relaunch_the_first_step_is_known() -> None:

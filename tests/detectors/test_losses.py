@@ -149,7 +149,7 @@ def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
     norms = np.exp(0.2 * np.random.default_rng(1).standard_normal(900))
     norms[600:602] = (30.0, 900.0)
     findings = watched(norms, "grad_norm")
-    assert changes(findings) == [(Kind.GRAD_NORM, Change.OPEN), (Kind.GRAD_NORM, Change.CLOSE)]
+    assert changes(findings) == [(Kind.GRAD_NORM, change) for change in (Change.OPEN, Change.UPDATE, Change.CLOSE)]
     assert findings[0].detected_step == 600
 
 
@@ -157,3 +157,23 @@ def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
 def test_norms_that_scatter_by_a_third_raise_nothing(seed: int) -> None:
     norms = np.exp(0.3 * np.random.default_rng(seed).standard_t(6, 4000))
     assert watched(norms, "grad_norm") == []
+
+
+def test_a_lasting_shift_too_small_to_matter_becomes_the_level() -> None:
+    losses = 2.2 + 0.01 * np.random.default_rng(3).standard_normal(900)
+    losses[500:] += 0.08
+    assert watched(losses, "loss") == []
+
+
+def test_a_loss_that_doubles_on_wild_batches_is_told() -> None:
+    losses = 0.6 * np.exp(0.13 * np.random.default_rng(3).standard_normal(900))
+    losses[700:704] = (1.9, 1.2, 1.1, 0.9)
+    spikes = [finding for finding in watched(losses, "loss") if finding.kind is Kind.LOSS_SPIKE]
+    assert [finding.change for finding in spikes] == [Change.OPEN, Change.CLOSE]
+
+
+def test_a_spike_that_goes_on_growing_is_told_again_within_its_incident() -> None:
+    losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(600)
+    losses[500:504] = (3.0, 6.0, 40.0, 300.0)
+    spikes = [finding for finding in watched(losses, "loss") if finding.kind is Kind.LOSS_SPIKE]
+    assert [finding.change for finding in spikes] == [Change.OPEN, *[Change.UPDATE] * 3, Change.CLOSE]

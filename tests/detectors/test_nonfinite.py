@@ -102,3 +102,20 @@ def test_a_new_attempt_closes_it_and_the_repeated_step_is_judged_anew() -> None:
     findings += detector.observe(frame(6, {"loss": [1.0] * 4}, {"nonfinite": [0, 0, 2, 0]}, attempt="a.1"))
     told = [(f.change, f.attempt, f.ranks) for f in findings]
     assert told == [(Change.OPEN, "a.0", (1,)), (Change.CLOSE, "a.0", (1,)), (Change.OPEN, "a.1", (2,))]
+
+
+def test_a_loss_that_falls_silent_after_an_infinity_is_told_as_what_it_hides() -> None:
+    logged = [frame(step, {"loss": [2.0] * 4, "grad_norm": [1.0] * 4}) for step in range(8)]
+    burst = frame(8, {"loss": [1e29] * 4, "grad_norm": [math.inf] * 4})
+    silent = [frame(step, {"step_time_s": [1.0] * 4}) for step in range(9, 14)]
+    findings = judged(*logged, burst, *silent)
+    assert [(finding.change, finding.detected_step) for finding in findings] == [
+        (Change.OPEN, 8),
+        (Change.UPDATE, 10),
+    ]
+    assert "fell silent" in findings[1].summary
+
+
+def test_a_loss_that_is_not_logged_any_more_is_no_incident_by_itself() -> None:
+    logged = [frame(step, {"loss": [2.0] * 4}) for step in range(8)]
+    assert judged(*logged, *[frame(step, {"step_time_s": [1.0] * 4}) for step in range(8, 20)]) == []

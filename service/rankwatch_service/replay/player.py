@@ -1,7 +1,7 @@
 """Rows become the observations that the stream would have made of them: attempts, frames, and a tick each second.
 
-Frames are assembled as the stream assembles them. Where a file has times, each tick carries the presence that the
-rows imply: a rank that has written its row of a step is in the next one, for as long as no further row comes.
+Frames are assembled as the stream assembles them. Each tick carries the presence that the rows imply: a rank that has
+written its row of a step is in the next one, for as long as no further row comes.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Player:
         """The newest step that each rank has finished; -1 before its first row."""
         self._row_s: Floats = np.zeros(0)
         self._top = -1
+        self._kind = 0
         self._places: dict[int, dict[str, Any]] = {}
 
     def play(self, rows: Rows) -> Iterator[Observation]:
@@ -149,6 +150,7 @@ class Player:
                 part = part_of(rows.records, start, until)
                 self._steps[part.rank] = np.maximum(self._steps[part.rank], part.step)
                 self._row_s[part.rank] = times[start:until]
+                self._kind = int(part.kind[-1])
                 self._window.add(part, now_s)
                 self._window.late_frames()
                 yield from self._closed(self._window.ready(now_s, None))
@@ -162,11 +164,14 @@ class Player:
         if now_s - self.now_s > GAP_S_MAX:
             self._next_tick_s = math.ceil(next_s / TICK_S) * TICK_S
             self.counts["gap_s"] += math.floor(next_s - now_s)
-        if rows.time_s is None:
-            return
         assert self._window is not None
         yield from self._closed(self._window.ready(now_s, None))
-        yield Tick(now_s, self._presence(now_s, _PHASE_OF[int(rows.records.kind[index])]))
+        # A pause before or after an evaluation's row belongs to it: some write it when it begins, some when it ends.
+        if rows.time_s is None and "step_time_s" not in rows.records.names:
+            # Nobody knows how long anything took: then nothing can take too long.
+            return
+        phase = _PHASE_OF[int(rows.records.kind[index]) or self._kind]
+        yield Tick(now_s, self._presence(now_s, phase, int(rows.records.step[index])))
 
     def _closed(self, frames: list[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -175,16 +180,18 @@ class Player:
             self.last_step = max(self.last_step, frame.step)
             yield frame
 
-    def _presence(self, now_s: float, phase: str) -> Presence:
+    def _presence(self, now_s: float, phase: str, next_step: int) -> Presence:
+        """What the agents would have seen; where a file has each tenth step, the next one that it has is under way."""
         assert self._window is not None
         ranks = self._steps.size
+        newest = int(self._steps.max())
         heard: Bools = self._steps >= 0
         age = np.maximum(now_s - self._row_s, 0.0)
         return Presence(
             attempt=self._window.attempt,
             heard=heard,
             heard_s=np.full(ranks, now_s),
-            step=self._steps + 1,
+            step=np.where(self._steps == newest, max(next_step, newest + 1), self._steps + 1),
             phase=(phase,) * ranks,
             phase_age_s=age,
             step_age_s=age,

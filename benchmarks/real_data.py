@@ -1,0 +1,348 @@
+"""How the detectors do on recorded telemetry of real jobs, by the labels that lie beside it.
+
+    python benchmarks/real_data.py FOLDER [--family NAME] [--list]
+
+FOLDER holds one folder for each family, each with a labels.json. Every series goes through `replay` as it is, at the
+detectors' defaults. A `must` event is found when a finding of its own kind is told inside its window; an incident that
+opens outside all windows, after the start-up, is false. Families whose files are not rows of steps are turned into what
+an agent would have sent: see `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Presence, Tick, Topology
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.hang import HangConfig, HangDetector
+from rankwatch_service.replay.player import Player
+from rankwatch_service.replay.rows import RowReader
+from rankwatch_service.replay.sources import open_source
+from rankwatch_service.stream.incidents import Moment
+from rankwatch_service.stream.judge import Judge
+
+ANSWERS = {
+    "loss": {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE},
+    "grad_norm": {Kind.GRAD_NORM},
+    "nonfinite": {Kind.NONFINITE},
+    "missing": {Kind.NONFINITE, Kind.TELEMETRY_LOST},
+    "step_time": {Kind.HANG, Kind.SLOWDOWN},
+    "log_silence": {Kind.HANG},
+}
+"""By channel of an event: the kinds that answer it."""
+
+
+FAR = 10**6
+"""Collectives entered by a rank that lags in no group; dumps tell only differences."""
+EARLY_ROWS = 10
+"""A straggler told so shortly before its label's window (a running median over five rows) is the one that is meant."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One labelled stretch of steps."""
+
+    channel: str
+    kind: str
+    start: int
+    end: int
+    must: bool
+
+
+@dataclass
+class Series:
+    """What one series came to."""
+
+    name: str
+    points: int = 0
+    events: list[Event] = field(default_factory=list)
+    found: list[tuple[Event, int | None]] = field(default_factory=list)
+    """Each `must` event with the points that passed before it was told, None where it was not."""
+    false: list[str] = field(default_factory=list)
+    incidents: int = 0
+    notes: str = ""
+
+
+@dataclass
+class Heard:
+    """What was told while a file was replayed."""
+
+    findings: list[Finding]
+    opened: list[tuple[Kind, int, str, tuple[int, ...]]]
+    """Incidents: kind, step in which it was told, summary, ranks."""
+    points: int
+
+
+def listen(path: Path, mapping: dict[str, str]) -> Heard:
+    """Replay one file; findings for what was seen, incidents for whom it would have disturbed."""
+    player, judge, bank = Player(), Judge("real", detectors), detectors()
+    heard = Heard([], [], 0)
+    for rows in RowReader(open_source(path), mapping).rows():
+        heard.points += len(rows.records.step)
+        for observation in player.play(rows):
+            for detector in bank:
+                heard.findings += [f for f in detector.observe(observation) if f.change is not Change.CLOSE]
+            for told in judge.observe(observation, player.roster)[0]:
+                if told.what is Moment.OPENED:
+                    incident = told.incident
+                    step = -1 if incident.detected_step is None else incident.detected_step
+                    heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
+    return heard
+
+
+# ---- families of job-level curves ----------------------------------------------------------------------------------
+
+
+def events_of(labels: dict[str, Any]) -> list[Event]:
+    """All events of a series that have a place in steps."""
+    events = []
+    visible = labels.get("visible_events")
+    for channel, listed in visible.items() if isinstance(visible, dict) else ():
+        for event in listed:
+            if channel not in ANSWERS:
+                continue
+            start = next(event[name] for name in ("start", "row", "first_step") if name in event)
+            # A silence begins after its row and ends with the next one; what is not finite stays so for its rows.
+            end = event.get("end", start + event.get("rows", 1))
+            events.append(Event(channel, event["kind"], start, end, event.get("scoring") == "must"))
+    shifts = labels.get("step_time_summary", {}).get("level_shifts", [])
+    return events + [Event("step_time", s["kind"], s["start"], s["end"], s.get("scoring") == "must") for s in shifts]
+
+
+def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], Series]:
+    """A family whose files have one row for each step."""
+
+    def score(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+        path = folder / labels["file"]
+        with gzip.open(path, "rt") as file:
+            header = next(csv.reader(file))
+        heard = listen(path, {theirs: ours for theirs, ours in mapping.items() if theirs in header})
+        series = Series(name, heard.points, events_of(labels), incidents=len(heard.opened))
+        interval = int(labels.get("log_interval_steps") or 1)
+        for event in series.events:
+            if event.must:
+                steps = [
+                    f.detected_step
+                    for f in heard.findings
+                    if f.kind in ANSWERS[event.channel]
+                    and f.detected_step is not None
+                    and event.start <= f.detected_step <= event.end
+                ]
+                series.found.append((event, (min(steps) - event.start) // max(interval, 1) if steps else None))
+        started = labels.get("startup_until_step") or labels.get("startup_until_row") or 0
+        for kind, step, summary, _ in heard.opened:
+            inside = any(event.start <= step <= event.end for event in series.events)
+            if not inside and step > started:
+                series.false.append(f"{kind} {step}: {summary}")
+        return series
+
+    return score
+
+
+# ---- families of ranks ---------------------------------------------------------------------------------------------
+
+
+def stage(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """Times by operation, rank and step: a whole stage is long, and no rank of it is at fault."""
+    mapping = {"stage": "pp", "dp_rank": "dp", "forward_compute_s": "forward_s", "backward_compute_s": "backward_s"}
+    heard = listen(folder / f"rank_step-{name}.csv.gz", mapping)
+    published = labels["published_labels"][0]
+    series = Series(name, heard.points, incidents=len(heard.opened))
+    slow = published.get("slow_stage")
+    if slow is not None:
+        event = Event("stage", "slow_stage", 0, 0, must=True)
+        named = [f for f in heard.findings if f.scope == f"stage:{slow}"]
+        series.found.append((event, 0 if named else None))
+    innocent = [entry for entry in heard.opened if entry[0] is Kind.STRAGGLER and f"stage {slow}" not in entry[2]]
+    if published.get("persistent_single_worker_straggler") is False:
+        series.false += [summary for *_, summary, _ in innocent]
+    return series
+
+
+def workers(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """Mini-batch times of the ten workers of a job, each counting for itself."""
+    if "workers" not in labels:
+        return Series(name, notes="no times by worker")
+    counts: dict[str, int] = {}
+    starts: dict[tuple[str, int], int] = {}
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as out, gzip.open(folder / labels["file"], "rt") as file:
+        out.write("step,rank,busy_s\n")
+        rows = []
+        for row in csv.DictReader(file):
+            step = counts[row["worker"]] = counts.get(row["worker"], -1) + 1
+            starts[(row["worker"], int(row["time"]))] = step
+            rows.append((step, int(row["worker"]), float(row["mini_batch_time_norm"]) / 1000))
+        out.writelines(f"{step},{rank},{busy_s}\n" for step, rank, busy_s in sorted(rows))
+        out.flush()
+        heard = listen(Path(out.name), {})
+    series = Series(name, heard.points, incidents=len(heard.opened))
+    slow = set()
+    for event in labels["visible_events"]:
+        rank = event["worker"]
+        slow.add(rank)
+        start = min(
+            step for (worker, time), step in starts.items() if worker == str(rank) and time >= event["start_time"]
+        )
+        label = Event("worker", f"worker {rank}", start, 10**9, must=True)
+        steps = [f.detected_step for f in heard.findings if rank in f.ranks and f.kind is Kind.STRAGGLER]
+        # One that is named already, some rows before the label's own rule, is not named again.
+        delays = [max(step - start, 0) for step in steps if step is not None and step >= start - EARLY_ROWS]
+        series.found.append((label, min(delays) if delays else None))
+    series.false += [f"{kind} {step}: {text}" for kind, step, text, ranks in heard.opened if not set(ranks) & slow]
+    return series
+
+
+def recorder(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """Flight-recorder dumps of hung ranks: each rank's sequence number of the collective that the others wait in."""
+    with gzip.open(folder / labels["file"], "rt") as file:
+        dumps = json.load(file)
+    ranks = len(dumps)
+    status = [dumps[str(rank)]["pg_status"] for rank in range(ranks)]
+    groups = [group["ranks"] for dump in dumps.values() for group in dump["pg_config"].values()]
+    series = Series(name, len(groups))
+    sequence = waited_for(dumps, status)
+    named = missing_ranks(ranks, sequence)
+    published = labels["published_labels"][0]
+    event = Event("hang", published["fault_type"], 0, 0, must=True)
+    series.found.append((event, 0 if set(named) & set(published["injected_fault_ranks"]) else None))
+    series.incidents = 1
+    series.notes = f"named {named}, injected {published['injected_fault_ranks']}"
+    return series
+
+
+def waited_for(dumps: dict[str, Any], status: list[dict[str, Any]]) -> list[int]:
+    """Each rank's collectives entered, as a count: how far it lags behind in the group where it lags most."""
+    entered = []
+    for rank, groups in enumerate(status):
+        lag = 0
+        for number, group in groups.items():
+            members = json.loads(dumps[str(rank)]["pg_config"].get(number, {"ranks": "[]"})["ranks"])
+            theirs = [status[peer][number]["last_enqueued_collective"] for peer in members if number in status[peer]]
+            lag = max(lag, max(theirs, default=0) - group["last_enqueued_collective"])
+        entered.append(FAR - lag)
+    return entered
+
+
+def missing_ranks(ranks: int, sequence: list[int]) -> list[int]:
+    """Whom the hang detector names for ranks that stand still with these sequence numbers."""
+    zeros = np.zeros(ranks, dtype=np.int64)
+    topology = Topology(ranks, ("",) * ranks, ("",) * ranks, np.arange(ranks), zeros, zeros, zeros, zeros)
+    detector = HangDetector(HangConfig())
+    detector.observe(AttemptStart("dump.0", topology, 0.0))
+    findings: list[Finding] = []
+    for second in range(1, 400):
+        step = min(second, 30)
+        standing = float(max(second - 30, 0))
+        presence = Presence(
+            attempt="dump.0",
+            heard=np.ones(ranks, dtype=np.bool_),
+            heard_s=np.full(ranks, float(second)),
+            step=np.full(ranks, step, dtype=np.int64),
+            phase=("collective",) * ranks,
+            phase_age_s=np.full(ranks, standing),
+            step_age_s=np.full(ranks, standing),
+            collective_seq=np.asarray(sequence if standing else [step] * ranks, dtype=np.int64),
+            state=("running",) * ranks,
+            os_state=("S",) * ranks,
+            cpu_s=np.zeros(ranks),
+        )
+        findings += detector.observe(Tick(float(second), presence))
+    return list(findings[0].ranks) if findings else []
+
+
+# ---- others --------------------------------------------------------------------------------------------------------
+
+
+def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """A few log lines around an incident, after a made-up calm history with the usual noise of such runs."""
+    with gzip.open(folder / "incident_lines.csv.gz", "rt") as file:
+        lines = [row for row in csv.DictReader(file) if row["incident"] == name]
+    first, interval = lines[0], int(lines[1]["iteration"]) - int(lines[0]["iteration"])
+    random = np.random.default_rng(0)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as out:
+        out.write("step,step_time_s,loss,grad_norm\n")
+        calm = 300
+        for before in range(calm, 0, -1):
+            step = int(first["iteration"]) - before * interval
+            loss, norm = float(first["lm_loss"]), float(first["grad_norm"])
+            # 2 % between log lines, norms a tenth: what the calm stretches of the same chronicles show.
+            cells = (loss * math.exp(0.02 * random.standard_normal()), norm * math.exp(0.1 * random.standard_normal()))
+            out.write(f"{step},{first['step_time_s']},{cells[0]},{cells[1]}\n")
+        out.writelines(f"{r['iteration']},{r['step_time_s']},{r['lm_loss']},{r['grad_norm']}\n" for r in lines)
+        out.flush()
+        heard = listen(Path(out.name), {})
+    series = Series(name, heard.points, incidents=len(heard.opened))
+    label = labels["published_labels"][0]
+    onset = label.get("onset_iteration")
+    if onset is not None:
+        event = Event("loss", label["kind"], onset, int(lines[-1]["iteration"]), must=True)
+        steps = [f.detected_step for f in heard.findings if f.kind in ANSWERS["loss"] and f.detected_step is not None]
+        inside = [(step - onset) // interval for step in steps if onset <= step <= event.end]
+        series.found.append((event, min(inside) if inside else None))
+    series.false += [f"{k} {step}: {text}" for k, step, text, _ in heard.opened if onset is None or step < onset]
+    return series
+
+
+FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], Series]] = {
+    "mlperf51_training": curve({"row": "step", "t_s": "time_s"}),
+    "megatron_ci_runs": curve({}),
+    "nanogpt_speedrun": curve({"train_loss": "loss", "train_time_s": "time_s"}),
+    "algoperf_instability": curve({"global_step": "step", "t_s": "time_s"}),
+    "bytedance_stragglers": stage,
+    "pai_minibatch": workers,
+    "nvrx_flight_recorder": recorder,
+    "bloom_incidents": incident_lines,
+}
+
+
+def score(folder: Path, families: list[str]) -> Iterator[tuple[str, Series]]:
+    """Every series of the families that the folder has."""
+    for family in families:
+        path = folder / family / "labels.json"
+        if path.is_file():
+            for name, labels in json.loads(path.read_text())["series"].items():
+                yield family, FAMILIES[family](path.parent, name, labels)
+
+
+def main() -> None:
+    """Score all families and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", action="append", choices=FAMILIES)
+    parser.add_argument("--list", action="store_true", help="say of each series what was missed, and what was false")
+    options = parser.parse_args()
+    results: dict[str, list[Series]] = {}
+    for family, series in score(options.folder, options.family or list(FAMILIES)):
+        results.setdefault(family, []).append(series)
+        if options.list:
+            for event, delay in series.found:
+                print(f"{family} {series.name}: {event} {'MISSED' if delay is None else delay}", file=sys.stderr)
+            for text in series.false:
+                print(f"{family} {series.name}: FALSE {text}", file=sys.stderr)
+    print(
+        "| family | series | points | must events found | median delay (points) | false incidents | per 1,000 points |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for family, listed in results.items():
+        found = [delay for series in listed for _, delay in series.found]
+        delays = [delay for delay in found if delay is not None]
+        points, false = sum(s.points for s in listed), sum(len(s.false) for s in listed)
+        middle = f"{np.median(delays):.0f}" if delays else "-"
+        cells = [family, len(listed), points, f"{len(delays)}/{len(found)}", middle, false]
+        print("| " + " | ".join(map(str, cells)) + f" | {1000 * false / max(points, 1):.3f} |")
+
+
+if __name__ == "__main__":
+    main()
