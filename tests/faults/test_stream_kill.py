@@ -23,7 +23,7 @@ DEADLINE_S = 90.0
 
 def begin(database: Path) -> subprocess.Popen:
     end_ns = end_of(ENTRIES).unix_ns()
-    command = [sys.executable, "-m", "tests.support.stream_process", str(database), str(end_ns), "5"]
+    command = [sys.executable, "-m", "tests.support.stream_process", f"sqlite:///{database}", str(end_ns), "5"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -88,11 +88,13 @@ class ControlTail:
 
     def __init__(self, log: ControlLog) -> None:
         self._log = log
-        self._begin = self._end = log.end()
+        self._begin = self._end = -1
         self._records: deque[Control] = deque()
 
     def refresh(self) -> None:
         """Take up what was appended since the last time."""
+        if self._begin < 0:
+            self._begin = self._end = self._log.end()
         while found := self._log.read(self._end, TAIL_MAX):
             self._end = found[-1].position + 1
             self._records.extend(found)
@@ -103,7 +105,7 @@ class ControlTail:
 
     def read(self, position: int, limit: int) -> list[Control]:
         """As `ControlLog.read`, without asking the store for what is at hand."""
-        if position < self._begin:
+        if position < self._begin or self._begin < 0:
             return self._log.read(position, limit)
         if position >= self._end:
             return []

@@ -74,6 +74,11 @@ _LOG_APPEND_TIME: Final = 1
 _log = structlog.get_logger(__name__)
 
 
+def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
+    """When the broker took a message; where it leaves that to whoever sent it, when we read it."""
+    return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns
+
+
 @dataclass(slots=True)
 class _Buffer:
     """Records of one partition from `position` on, up to `fetched`."""
@@ -87,7 +92,7 @@ class _Buffer:
     """When it last brought something, or was known to have nothing."""
 
 
-class _Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc] - the client has no types
+class _Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
     """Notes which partitions came and went. It runs in the client's thread: nothing else may happen here."""
 
     def __init__(self) -> None:
@@ -304,9 +309,8 @@ class KafkaLog:
                 self.lost[partition] += lost
                 self.counts["lost_records"] += lost
                 _log.error("records_lost", partition=partition, position=buffer.fetched, records=lost)
-            stamped = message.timestamp_type == _LOG_APPEND_TIME
             key = (message.key or b"").decode(errors="replace")
-            at = message.timestamp * 1_000_000 if stamped else now
+            at = appended_unix_ns(message, now)
             buffer.records.append(Record(partition, message.offset, key, message.value or b"", at))
             buffer.bytes += len(message.value or b"")
             buffer.fetched = message.offset + 1

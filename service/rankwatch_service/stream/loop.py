@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import attrgetter
@@ -25,7 +25,7 @@ from rankwatch_service.store.models import Job, StreamPosition, StreamTick
 from rankwatch_service.stream import snapshots
 from rankwatch_service.stream.adopt import adopt
 from rankwatch_service.stream.commit import Place, StoredTick, claim, commit
-from rankwatch_service.stream.effects import Effects
+from rankwatch_service.stream.effects import Effects, Refused
 from rankwatch_service.stream.job import Links, MakeDetectors
 from rankwatch_service.stream.partition import TICK_S, Partition
 
@@ -57,6 +57,10 @@ CONTROLS_MAX: Final = 1_000
 _POSITION: Final = attrgetter("position")
 
 _log = structlog.get_logger(__name__)
+
+
+TellRefused = Callable[[int, Sequence[Refused]], None]
+"""(partition, records of it that could not be used)"""
 
 
 class SeriesSink(Protocol):
@@ -104,7 +108,21 @@ class Stream:
         links: Links,
         series: SeriesSink,
         partition: int = 0,
+        tell_refused: TellRefused | None = None,
     ) -> None:
+        """Nothing is claimed or read yet.
+
+        Args:
+            engine: the store.
+            log: telemetry.
+            controls: what people and the api decide.
+            clock: the only one.
+            make_detectors: a new set, for each job.
+            links: where receivers can read on.
+            series: where closed frames go.
+            partition: of the log.
+            tell_refused: hears of records that could not be used, before that is committed; it must not raise.
+        """
         self._engine = engine
         self._log = log
         self._controls = controls
@@ -115,10 +133,16 @@ class Stream:
         self._series = series
         self._number = partition
         self._partition = Partition(make_detectors, links)
+        self._tell_refused = tell_refused
         self._epoch = 0
         self._saved_ns: dict[str, int] = {}
         self._rows: dict[str, int] = {}
         self._retained = 0
+
+    @property
+    def epoch(self) -> int:
+        """Of our claim; 0 before the start."""
+        return self._epoch
 
     @property
     def partition(self) -> Partition:
@@ -244,6 +268,8 @@ class Stream:
         return control.key == ALL_JOBS or self._log.partition_of(control.key) == self._number
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
+        if effects.refused and self._tell_refused is not None:
+            self._tell_refused(self._number, effects.refused)
         with write(self._engine) as connection:
             now = self._clock.unix_ns()
             commit(connection, self._number, self._epoch, self._partition.place, ticks, effects, now)

@@ -4,52 +4,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Final
 from urllib.parse import quote
 
-import structlog
 from sqlalchemy import Engine
 
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.base import Log
-from rankwatch_service.log.control import ControlLog
+from rankwatch_service.log.control import ControlLog, ControlTail
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.series import SeriesWriter, trim
-from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.store.series import SeriesWriter
 from rankwatch_service.stream.job import Links
-from rankwatch_service.stream.loop import RECORDS_MAX, Started, Stream
+from rankwatch_service.stream.loop import Stream, TellRefused
+from rankwatch_service.stream.member import Member, Source, Stop
+from rankwatch_service.stream.sole import SoleReader
 from rankwatch_service.text_log import configure
-
-POLL_S: Final = 0.01
-"""Between looks at the database's change counter (3 us each) while nothing comes."""
-
-IDLE_S: Final = 0.25
-"""Between steps while nothing comes, so that a tick is at most so late."""
-
-RETRY_S: Final = 1.0
-"""Before starting anew after the database failed."""
-
-SERIES_TRIM_S: Final = 600.0
-"""Between looks at how large the series have become."""
-
-_log = structlog.get_logger(__name__)
-
-
-class Stop:
-    """Set by a signal; the loop ends after the batch it is in."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def ask(self, _number: int = 0, _frame: FrameType | None = None) -> None:
-        """As a signal handler or by hand."""
-        self.asked = True
 
 
 def run(settings: Settings) -> None:
@@ -58,31 +30,26 @@ def run(settings: Settings) -> None:
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.ask)
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, "stream")
     upgrade(engine)
-    clock = SystemClock()
-    follow(engine, SqlLog(engine, clock), clock, links_of(settings.public_url), stop)
+    clock, links = SystemClock(), links_of(settings.public_url)
+    if settings.kafka:
+        # The client is an extra, which those who keep telemetry in the store need not install.
+        from rankwatch_service.stream.shared import follow_kafka  # noqa: PLC0415
+
+        follow_kafka(engine, settings, clock, links, stop)
+    else:
+        follow(engine, SqlLog(engine, clock), clock, links, stop)
     engine.dispose()
 
 
-def follow(engine: Engine, log: Log, clock: Clock, links: Links, stop: Stop) -> None:
-    """Keep a stream going until asked to stop, begun anew whenever the database fails.
+def follow(engine: Engine, log: SqlLog, clock: Clock, links: Links, stop: Stop) -> None:
+    """Keep the streams of a log in the store going until asked to stop.
 
     Raises:
-        FencedError: another process owns the partition; this one must end.
+        FencedError: another process owns the log; this one must end.
     """
-    while not stop.asked:
-        stream = Stream(engine, log, ControlLog(engine, clock), clock, detectors, links, SeriesWriter(engine, clock))
-        try:
-            _say(stream.start())
-            _follow(engine, stream, clock, stop)
-        except FencedError:
-            _log.exception("stream_fenced")
-            raise
-        except Exception:  # noqa: BLE001 - told, and begun anew
-            # Whether the last batch was committed is not known: a new start finds out.
-            _log.exception("stream_failed")
-            clock.sleep(RETRY_S)
+    member_over(engine, log, SoleReader(log, clock), clock, links).run(stop)
 
 
 def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
@@ -94,30 +61,14 @@ def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
     return links
 
 
-def _follow(engine: Engine, stream: Stream, clock: Clock, stop: Stop) -> None:
-    changes = ChangeWatch(engine)
-    try:
-        trimmed_s = stepped_s = clock.monotonic_s()
-        more = True
-        while not stop.asked:
-            now_s = clock.monotonic_s()
-            if more or changes.changed() or now_s - stepped_s >= IDLE_S:
-                stepped_s = now_s
-                more = stream.step() >= RECORDS_MAX
-                stream.save_due()
-            else:
-                clock.sleep(POLL_S)
-            if now_s - trimmed_s >= SERIES_TRIM_S:
-                trimmed_s = now_s
-                trim(engine)
-        stream.close()
-    finally:
-        changes.close()
+def member_over(
+    engine: Engine, log: Log, source: Source, clock: Clock, links: Links, tell_refused: TellRefused | None = None
+) -> Member:
+    """What keeps the streams of the source's partitions of the log going, with the detectors of the catalogue."""
+    controls = ControlTail(ControlLog(engine, clock))
 
+    def make_stream(partition: int) -> Stream:
+        series = SeriesWriter(engine, clock)
+        return Stream(engine, log, controls, clock, detectors, links, series, partition, tell_refused)
 
-def _say(started: Started) -> None:
-    _log.info("stream_starts", records=started.replayed_records, ticks=started.replayed_ticks)
-    for job in started.cold_jobs:
-        _log.warning("job_begins_cold", job=job)
-    for job, names in started.cold_detectors.items():
-        _log.warning("detectors_begin_cold", job=job, detectors=names)
+    return Member(engine, source, controls, clock, make_stream)

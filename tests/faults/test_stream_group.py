@@ -1,0 +1,193 @@
+"""Stream processes as a consumer group, while its members and the broker die, freeze and come back.
+
+The reference is the run of the same recorded topic by one process to which nothing happens; what is left must be equal
+row by row.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from rankwatch_service.control.records import encode_control
+from rankwatch_service.log.base import Entry
+from rankwatch_service.log.control import ControlLog
+from rankwatch_service.settings import Settings
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import open_engine, read, write
+from tests.support.clock import FakeClock
+from tests.support.database import new_database
+from tests.support.kafka_broker import kafka_broker, new_prefix
+from tests.support.recording import START_NS, end_of, recording, results, telemetry_records
+from tests.support.stream_process import record_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = recording()
+RECORDS = telemetry_records(ENTRIES)
+PARTITIONS = 4
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with kafka_broker("apache") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A database with what people did in the recording, and nothing that stream makes of it."""
+    folder = tmp_path_factory.mktemp("empty")
+    engine, clock = new_database(folder), FakeClock(START_NS)
+    controls = ControlLog(engine, clock)
+    for timed in ENTRIES:
+        if timed.control:
+            clock.now_ns = START_NS + round(timed.time_s * 1e9)
+            with write(engine) as connection:
+                controls.append_in(connection, [timed.entry])
+    engine.dispose()
+    return folder / "rankwatch.db"
+
+
+class Group:
+    """Stream processes of one group, by name, over one database and one recorded topic."""
+
+    def __init__(self, broker, database: Path, folder: Path) -> None:
+        settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
+        record_topic(settings, ENTRIES)
+        self.url = f"sqlite:///{shutil.copy(database, folder / 'group.db')}"
+        self.engine = open_engine(self.url)
+        self.folder = folder
+        self.members: dict[str, subprocess.Popen] = {}
+        self._arguments = [str(end_of(ENTRIES).unix_ns()), "2", broker.bootstrap, settings.kafka_prefix]
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "tests.support.stream_process", self.url, *self._arguments]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.members[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def send(self, name: str, number: int) -> None:
+        self.members[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        process = self.members.pop(name)
+        process.kill()
+        process.wait()
+
+    def leave(self, name: str) -> None:
+        process = self.members.pop(name)
+        process.terminate()
+        assert process.wait(30) == 0, self.said()
+
+    def rows(self, model) -> list:
+        with read(self.engine) as connection:
+            return list(connection.execute(select(model.__table__)).mappings())
+
+    def processed(self) -> int:
+        return sum(row["position"] for row in self.rows(models.StreamPosition))
+
+    def epochs(self) -> dict[int, int]:
+        return {row["partition"]: row["epoch"] for row in self.rows(models.StreamPosition)}
+
+    def until(self, condition, what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            dead = [name for name, process in self.members.items() if process.poll() is not None]
+            assert not dead, f"{dead} ended by itself: {self.said()}"
+            assert time.monotonic() < deadline, f"{what}; at {self.processed()} of {RECORDS}: {self.said()}"
+            time.sleep(0.01)
+
+    def until_processed(self, records: int) -> None:
+        self.until(lambda: self.processed() >= records, f"stuck before {records}")
+
+    def said(self, name: str = "*") -> str:
+        files = sorted(self.folder.glob(f"{name}.log"))
+        return "\n".join(f"{file.name}:\n{file.read_text()[-3_000:]}" for file in files)
+
+    def close(self) -> None:
+        for process in self.members.values():
+            process.kill()
+            process.wait()
+        self.engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def reference(broker, empty, tmp_path_factory):
+    group = Group(broker, empty, tmp_path_factory.mktemp("reference"))
+    try:
+        group.start("only")
+        group.until_processed(RECORDS)
+        group.leave("only")
+        return results(group.engine)
+    finally:
+        group.close()
+
+
+@pytest.fixture
+def group(broker, empty, reference, tmp_path):
+    group = Group(broker, empty, tmp_path)
+    yield group
+    group.close()
+
+
+def assert_equal(group: Group, reference) -> None:
+    found = results(group.engine)
+    for table, rows in reference.items():
+        assert found[table] == rows, table
+
+
+def test_the_recording_is_found_out_as_it_is_in_the_other_form(reference):
+    kinds = {(row["job"], row["kind"]) for row in reference["incident"]}
+    assert kinds == {("nan", "nonfinite"), ("slow", "straggler"), ("hang", "hang"), ("hang", "rank_lost")}
+    assert {row["what"] for row in reference["incident_transition"]} >= {"acknowledged", "commented", "resolved"}
+    assert len(reference["dead_letter"]) == 1
+
+
+def test_members_join_leave_and_are_killed_in_the_middle_of_it(group, reference):
+    group.start("a")
+    group.until_processed(100)
+    group.start("b")
+    group.until_processed(300)
+    group.kill("a")
+    group.start("c")
+    group.until_processed(600)
+    group.leave("b")
+    group.until_processed(RECORDS)
+    group.leave("c")
+    assert_equal(group, reference)
+
+
+def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part_again(group, reference):
+    group.start("frozen")
+    group.until_processed(150)
+    group.send("frozen", signal.SIGSTOP)
+    before = group.processed()
+    epochs = group.epochs()
+    group.start("other")
+    group.until_processed(before + 200)
+    assert all(group.epochs()[partition] > epoch for partition, epoch in epochs.items())
+    group.send("frozen", signal.SIGCONT)
+    group.until(lambda: "partition_left" in group.said("frozen"), "what was lost was not let go")
+    group.kill("other")
+    group.until_processed(RECORDS)
+    group.leave("frozen")
+    assert_equal(group, reference)
+
+
+def test_a_broker_that_is_started_again_is_gone_on_with(group, reference, broker):
+    group.start("a")
+    group.start("b")
+    group.until_processed(200)
+    broker.kill()
+    broker.start()
+    group.until_processed(RECORDS)
+    group.leave("a")
+    group.leave("b")
+    assert_equal(group, reference)
