@@ -67,8 +67,11 @@ class SqlLog:
         )
         records: list[Record] = []
         total = 0
-        with read(self._engine) as connection:
-            for row in connection.execution_options(yield_per=64).execute(query):
+        with (
+            read(self._engine) as connection,
+            connection.execution_options(yield_per=64).execute(query) as rows,
+        ):
+            for row in rows:
                 total += len(row.value)
                 if records and total > READ_BYTES_MAX:
                     break
