@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.control.records import encode_control
-from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import models
