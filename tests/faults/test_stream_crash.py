@@ -1,51 +1,45 @@
 """Crashes of the stream at any moment: afterwards everything is as it would have been without them.
 
 The reference is the run of the same recorded log without faults. Ticks are derived from the records, so they are the
-same in every run too.
+same in every run too. Both forms: everything in SQLite, and Kafka with PostgreSQL.
 """
 
+import os
 import random
-import shutil
 
 import pytest
-from sqlalchemy import event
 
-from rankwatch_service.store.engine import open_engine
+from rankwatch_service.log import kafka_log
 from rankwatch_service.stream import loop
-from tests.support.faulty_sqlite import CrashError, Faults, When
-from tests.support.recording import end_of, record_log, recording, results, stream_over
+from tests.support.faulty_calls import CrashError, Faults, When
+from tests.support.kafka_broker import missing, shared
+from tests.support.recorded_forms import KafkaForm, SqliteForm
+from tests.support.recording import recording, results
+from tests.support.stream_process import recorded_unix_ns
 
 ENTRIES = recording()
-CRASH_TRIALS = 100
+ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
+CRASH_TRIALS = {"sqlite": 100, "kafka": 20}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=pytest.mark.integration)])
+def form(request, tmp_path_factory):
+    if request.param == "sqlite":
+        yield SqliteForm(tmp_path_factory.mktemp("recorded"), ENTRIES)
+        return
+    postgres = request.getfixturevalue("postgres")
+    broker = shared(request, "noida" if missing("apache") else "apache")
+    with pytest.MonkeyPatch.context() as patch, postgres.migrated() as url:
+        patch.setattr(kafka_log, "appended_unix_ns", recorded_unix_ns)
+        yield KafkaForm(postgres, broker, url, ENTRIES)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    return record_log(tmp_path_factory.mktemp("recorded"), ENTRIES)
-
-
-@pytest.fixture(scope="module")
-def reference(recorded, tmp_path_factory):
-    engine, stream = open_copy(recorded, tmp_path_factory.mktemp("reference"))
-    stream.start()
-    run_to_the_end(stream)
-    found = results(engine)
-    engine.dispose()
-    return found
-
-
-def open_copy(recorded, folder, faults=None):
-    shutil.copy(recorded, folder / "rankwatch.db")
-    return open_again(folder, faults)
-
-
-def open_again(folder, faults=None):
-    engine = open_engine(f"sqlite:///{folder}/rankwatch.db")
-    # Processes crash here, the machine does not.
-    event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA synchronous=OFF"))
-    if faults is not None:
-        faults.install(engine)
-    return engine, stream_over(engine, end_of(ENTRIES))
+def reference(form):
+    with form.copied(form.url) as url, form.opened(url) as (engine, stream):
+        stream.start()
+        run_to_the_end(stream)
+        yield results(engine)
 
 
 def run_to_the_end(stream, records_max=loop.RECORDS_MAX) -> None:
@@ -69,55 +63,43 @@ def test_the_recording_holds_what_it_should(reference):
 
 
 @pytest.mark.parametrize("records_max", [1, 7, 256])
-def test_how_records_are_batched_decides_nothing(recorded, reference, tmp_path, records_max):
-    engine, stream = open_copy(recorded, tmp_path)
-    stream.start()
-    run_to_the_end(stream, records_max)
-    found = results(engine)
-    engine.dispose()
-    # Rows that show the newest state are written once for each batch: only what they end with is the same.
-    assert_equal(found, reference)
+def test_how_records_are_batched_decides_nothing(form, reference, records_max):
+    with form.copied(form.url) as url, form.opened(url) as (engine, stream):
+        stream.start()
+        run_to_the_end(stream, records_max)
+        # Rows that show the newest state are written once for each batch: only what they end with is the same.
+        assert_equal(results(engine), reference)
 
 
 @pytest.mark.timeout(400)
-def test_a_hundred_random_crashes_change_nothing(recorded, reference, tmp_path, monkeypatch):
+def test_random_crashes_change_nothing(form, reference, monkeypatch):
     # Short pauses between snapshots, so that starts find them at all ages, also half written ones.
     monkeypatch.setattr(loop, "SNAPSHOT_S", 3.0)
     monkeypatch.setattr("rankwatch_service.stream.snapshots.CHUNK_BYTES", 4_096)
+    trials = CRASH_TRIALS["sqlite" if isinstance(form, SqliteForm) else "kafka"]
     seed = random.randrange(2**32)
+    print(f"seed {seed}")
     chance = random.Random(seed)
-    faults = Faults()
-    engine, stream = open_copy(recorded, tmp_path, faults)
-    crashes = 0
-    alive = False
-    while True:
-        if crashes < CRASH_TRIALS:
-            faults.arm(chance.randint(1, 400), chance.choice(list(When)))
-        else:
-            faults.disarm()
-        try:
-            if not alive:
-                engine.dispose()
-                engine, stream = open_again(tmp_path, faults)
-                stream.start()
-                alive = True
-            while stream.step(chance.randint(1, 6)):
-                stream.save_due()
-            if crashes >= CRASH_TRIALS:
-                break
-            # The end came before the fault did: only what is left to crash is the beginning.
-            stream.close()
-            alive = False
-        except CrashError:
-            crashes += 1
-            alive = False
-    found = results(engine)
-    engine.dispose()
-    assert crashes == CRASH_TRIALS
-    try:
-        assert_equal(found, reference)
-    except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}") from error
+    crashes, over = 0, False
+    with form.copied(form.url) as url:
+        while not over:
+            faults = Faults()
+            with form.opened(url, faults) as (engine, stream):
+                if crashes < trials:
+                    faults.arm(chance.randint(1, 400), chance.choice(list(When)))
+                try:
+                    stream.start()
+                    while stream.step(chance.randint(1, 6)):
+                        stream.save_due()
+                    if crashes >= trials:
+                        found, over = results(engine), True
+                    else:
+                        # The end came before the fault did: only what is left to crash is the beginning.
+                        stream.close()
+                except CrashError:
+                    crashes += 1
+    assert crashes == trials
+    assert_equal(found, reference)
 
 
 AHEAD = 80
@@ -125,19 +107,18 @@ AHEAD = 80
 
 
 @pytest.fixture(scope="module")
-def before_the_nan(recorded, reference, tmp_path_factory):
+def before_the_nan(form, reference):
     """A database in which the next records open an incident, order a rollback and tell a receiver; where to stop."""
     opened_ns = next(row["detected_unix_ns"] for row in reference["incident"] if row["kind"] == "nonfinite")
-    folder = tmp_path_factory.mktemp("before")
-    engine, stream = open_copy(recorded, folder)
-    stream.start()
-    while stream.partition.now_ns < opened_ns - 10**9:
-        stream.step(8)
-    for name in ("*", *stream.partition.jobs):
-        stream.save(name)
-    stop = stream.partition.place.position + AHEAD
-    engine.dispose()
-    return folder / "rankwatch.db", stop
+    with form.copied(form.url) as url:
+        with form.opened(url) as (_engine, stream):
+            stream.start()
+            while stream.partition.now_ns < opened_ns - 10**9:
+                stream.step(8)
+            for name in ("*", *stream.partition.jobs):
+                stream.save(name)
+            stop = stream.partition.place.position + AHEAD
+        yield url, stop
 
 
 def run_to(stream, stop: int) -> None:
@@ -151,35 +132,29 @@ def start_and_run_to(stream, stop: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_each_call_of_the_commits_around_an_incident_may_fail_once(before_the_nan, tmp_path):
-    database, stop = before_the_nan
-    (tmp_path / "whole").mkdir()
+def test_each_call_of_the_commits_around_an_incident_may_fail_once(form, before_the_nan):
+    source, stop = before_the_nan
     faults = Faults()
-    engine, stream = open_copy(database, tmp_path / "whole", faults)
-    stream.start()
-    begun, opened = faults.calls, 0
-    while stream.partition.place.position < stop:
-        before = faults.calls
-        stream.step(min(8, stop - stream.partition.place.position))
-        if not opened and stream.partition.jobs["nan"].correlator.open:
-            begun, opened = before, faults.calls
-    whole = results(engine)
-    engine.dispose()
+    with form.copied(source) as url, form.opened(url, faults) as (engine, stream):
+        stream.start()
+        begun, opened = faults.calls, 0
+        while stream.partition.place.position < stop:
+            before = faults.calls
+            stream.step(min(8, stop - stream.partition.place.position))
+            if not opened and stream.partition.jobs["nan"].correlator.open:
+                begun, opened = before, faults.calls
+        whole = results(engine)
     assert {row["kind"] for row in whole["incident"]} >= {"nonfinite"}
     assert opened - begun > 15
     for call in range(begun + 1, opened + 1):
-        for when in When:
-            folder = tmp_path / f"{call}-{when.value}"
-            folder.mkdir()
-            faults = Faults()
-            engine, stream = open_copy(database, folder, faults)
-            faults.arm(call, when)
-            with pytest.raises(CrashError):
-                start_and_run_to(stream, stop)
-            engine.dispose()
-            engine, stream = open_again(folder)
-            start_and_run_to(stream, stop)
-            found = results(engine)
-            engine.dispose()
-            assert_equal(found, whole)
-            shutil.rmtree(folder)
+        # Where a trial is slow, each call fails in one of the two ways at a time.
+        for when in When if ALL or isinstance(form, SqliteForm) else (random.choice(list(When)),):
+            with form.copied(source) as url:
+                faults = Faults()
+                with form.opened(url, faults) as (_engine, stream):
+                    faults.arm(call, when)
+                    with pytest.raises(CrashError):
+                        start_and_run_to(stream, stop)
+                with form.opened(url) as (engine, stream):
+                    start_and_run_to(stream, stop)
+                    assert_equal(results(engine), whole)

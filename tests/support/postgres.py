@@ -55,6 +55,13 @@ class PostgresDatabases:
         yield self._url(name)
         self._drop(name)
 
+    @contextmanager
+    def copied(self, url: str) -> Iterator[str]:
+        """The URL of a copy of another database, to which nobody may be connected; dropped at the end."""
+        name = self._make(make_url(url).database or "")
+        yield self._url(name)
+        self._drop(name)
+
     def close(self) -> None:
         if self._template:
             self._drop(self._template)

@@ -13,7 +13,7 @@ from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.control.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.control.records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import ALL_JOBS, Entry, Log
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.simulate.batches import batches
@@ -113,11 +113,23 @@ def end_of(entries: list[Timed]) -> FakeClock:
     return FakeClock(START_NS + round(entries[-1].time_s * 1e9))
 
 
-def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors) -> Stream:
-    log, series = SqlLog(engine, clock), SeriesWriter(engine, clock)
+def record_controls(engine: Engine, entries: list[Timed]) -> None:
+    """What people did in a recording, without its telemetry."""
+    clock = FakeClock(START_NS)
+    controls = ControlLog(engine, clock)
+    for timed in entries:
+        if timed.control:
+            clock.now_ns = START_NS + round(timed.time_s * 1e9)
+            with write(engine) as connection:
+                controls.append_in(connection, [timed.entry])
+
+
+def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors, log: Log | None = None) -> Stream:
+    """A stream over the log in the store, or over another one."""
+    series = SeriesWriter(engine, clock)
     return Stream(
         engine,
-        log,
+        log or SqlLog(engine, clock),
         ControlLog(engine, clock),
         clock,
         make_detectors,
