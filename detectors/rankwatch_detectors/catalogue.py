@@ -12,6 +12,7 @@ from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
 from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.stage import StageConfig, StageDetector
 from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
 from rankwatch_detectors.training_curve import CurveConfig, CurveDetector
@@ -28,6 +29,7 @@ class CatalogueConfig:
     local_norm: LocalNormConfig = field(default_factory=LocalNormConfig)
     straggler: StragglerConfig = field(default_factory=StragglerConfig)
     slowdown: SlowdownConfig = field(default_factory=SlowdownConfig)
+    stage: StageConfig = field(default_factory=StageConfig)
     loss: CurveConfig = field(default_factory=CurveConfig)
     grad_norm: CurveConfig = field(
         # Norms scatter in proportion and jump by half without harm: twice the level is the least worth a word.
@@ -50,6 +52,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         LocalNormDetector(config.local_norm),
         StragglerDetector(config.straggler),
         SlowdownDetector(config.slowdown),
+        StageDetector(config.stage),
         CurveDetector(Kind.LOSS_SPIKE, config.loss),
         CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),

@@ -1,0 +1,57 @@
+"""A stage that is slow as a whole is told as a stage, and none of its ranks is accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.simulate.scenario import Job
+
+
+def told(job: Job) -> list[Finding]:
+    bank = detectors()
+    findings = [f for observation in job.observations() for one in bank for f in one.observe(observation)]
+    return [finding for finding in findings if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
+
+
+STAGE_ONE = tuple(range(16, 32))
+
+
+def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
+    job = Job(world_size=64, steps=600, seed=2, pp=4).slow(STAGE_ONE, 300, 1.1, until_step=450)
+    findings = told(job)
+    stage = [finding for finding in findings if finding.scope == "stage:1"]
+    assert [finding.change for finding in stage] == [Change.OPEN, Change.CLOSE]
+    assert (stage[0].severity, stage[0].ranks, stage[0].onset_step) == (Severity.WARNING, (), 300)
+    assert stage[0].detected_step is not None
+    assert stage[0].detected_step <= 312
+    assert not [finding for finding in findings if finding.kind is Kind.STRAGGLER]
+
+
+@pytest.mark.parametrize("pp", [4, 16])
+def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
+    findings = told(Job(world_size=32, steps=400, seed=22, pp=pp).heavy_stage(3, 1.6))
+    assert [(f.scope, f.change, f.severity, f.ranks) for f in findings] == [
+        ("stage:3", Change.OPEN, Severity.INFO, ()),
+    ]
+    assert findings[0].evidence["ratio"] == pytest.approx(1.6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(Job(world_size=64, steps=600, seed=1, pp=4), id="even stages"),
+        pytest.param(Job(world_size=64, steps=600, seed=3, pp=4, tp=2).uneven(0.15), id="uneven sequences"),
+        pytest.param(Job(world_size=64, steps=600, seed=4, pp=2).heavy_stage(1, 1.6), id="two stages"),
+        pytest.param(Job(world_size=64, steps=600, seed=5, pp=4).hiccups(0.01, 0.5).bursts(1e-4), id="hiccups"),
+    ],
+)
+def test_other_jobs_have_no_slow_stage(job: Job) -> None:
+    assert told(job) == []
+
+
+def test_one_slow_rank_is_no_slow_stage() -> None:
+    findings = told(Job(world_size=64, steps=400, seed=6, pp=4).slow(17, 300, 1.2))
+    assert [finding.scope for finding in findings if finding.kind is Kind.STRAGGLER] == ["rank:17"]
+    assert not [finding for finding in findings if finding.scope.startswith("stage:")]
