@@ -33,8 +33,9 @@ class DrivenWorld(World):
         super().__init__(seed, action, faults=faults)
         self.engine = new_database(folder)
         # The disk is not what is tested here, and thousands of views are stored.
-        event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
-        self.engine.dispose()
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
+            self.engine.dispose()
         self._looked_ns = 0
         self.controls = ControlLog(self.engine, self)
         self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.controls, self).run_once for _ in range(2)]

@@ -2,17 +2,14 @@ import pytest
 
 from rankwatch_service.control import audit
 from rankwatch_service.store.engine import read, write
-from tests.support.database import new_database
 
 
 @pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
+def engine(engine):
     for n in range(5):
         with write(engine) as connection:
             audit.append(connection, n, "me", "did", f"thing {n}", "ok", fields={"n": n})
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def verified(engine):

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,9 +15,29 @@ from rankwatch_service.store.migrate import check, configuration, upgrade
 from rankwatch_service.store.models import Base
 
 
+MIGRATE = """
+import os, sys
+from sqlalchemy import event
+from rankwatch_service.store.engine import open_engine
+from rankwatch_service.store.migrate import upgrade
+
+left = int(sys.argv[2])
+
+def count(*_):
+    global left
+    left -= 1
+    if left == 0:
+        os._exit(9)
+
+engine = open_engine(sys.argv[1])
+event.listen(engine, "before_cursor_execute", count)
+upgrade(engine)
+"""
+
+
 @pytest.fixture
-def engine(tmp_path):
-    engine = open_engine(f"sqlite:///{tmp_path}/test.db")
+def engine(empty_database_url):
+    engine = open_engine(empty_database_url)
     yield engine
     engine.dispose()
 
@@ -66,11 +88,11 @@ def test_a_database_of_a_newer_version_is_refused(engine):
         upgrade(engine)
 
 
-def test_several_processes_may_migrate_at_once(tmp_path):
+def test_several_processes_may_migrate_at_once(empty_database_url):
     errors: list[BaseException] = []
 
     def work() -> None:
-        engine = open_engine(f"sqlite:///{tmp_path}/test.db")
+        engine = open_engine(empty_database_url)
         try:
             upgrade(engine)
             check(engine)
@@ -85,6 +107,26 @@ def test_several_processes_may_migrate_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def kill_at_statement(url: str, number: int) -> bool:
+    """Migrate in a process of its own that is gone before its statement `number`; False if it ended before that."""
+    process = subprocess.run([sys.executable, "-c", MIGRATE, url, str(number)], check=False)
+    assert process.returncode in (0, 9)
+    return process.returncode == 9
+
+
+@pytest.mark.integration
+def test_a_migration_that_is_killed_half_way_has_done_nothing_and_the_next_one_completes(empty_database_url):
+    for number in (1, 2, 5, 12, 40):
+        assert kill_at_statement(empty_database_url, number)
+        engine = open_engine(empty_database_url)
+        assert inspect(engine).get_table_names() == []
+        engine.dispose()
+    assert not kill_at_statement(empty_database_url, 100_000)
+    engine = open_engine(empty_database_url)
+    assert differences(engine) == []
+    engine.dispose()
 
 
 def test_data_survives_a_second_upgrade(engine):
@@ -131,12 +173,14 @@ def test_going_back_takes_along_what_stream_has_not_heard_yet(engine):
                 "control_needed) VALUES (0, 10, 1, 1, 1, 0)"
             )
         )
-        connection.execute(text("INSERT INTO control_record VALUES (0, 'j', 'old', 7), (1, 'j', 'new', 8)"))
+        for position, value in enumerate([b"old", b"new"]):
+            row = {"position": position, "value": value}
+            connection.execute(text("INSERT INTO control_record VALUES (:position, 'j', :value, 7)"), row)
     config = configuration()
     with write(engine) as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
     with read(engine) as connection:
         rows = connection.execute(text("SELECT position, kind, value FROM log_record")).all()
-        assert rows == [(10, "control", "new")]
+        assert rows == [(10, "control", b"new")]
         assert connection.scalar(text("SELECT next_position FROM log_partition")) == 11
