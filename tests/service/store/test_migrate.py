@@ -14,7 +14,6 @@ from rankwatch_service.store.errors import SchemaError
 from rankwatch_service.store.migrate import check, configuration, upgrade
 from rankwatch_service.store.models import Base
 
-
 MIGRATE = """
 import os, sys
 from sqlalchemy import event
