@@ -117,6 +117,9 @@ class Frame:
     present: Mapping[str, Bools]
     exact: Mapping[str, Ints] = field(default_factory=dict)
     """Values that must not be rounded: `fingerprint`, `nonfinite`, `nonfinite_first`; `present` applies to them too."""
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What follows from the values alone and several detectors want, such as medians: computed once, by whoever asks
+    first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
+from rankwatch_detectors.median import median
 from rankwatch_detectors.peers import PeerGroups
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.state import Stateful
@@ -166,10 +167,12 @@ class PeerBaseline(Stateful):
         self.rows += calm
         gain = calm / np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
         warm = self.rows <= config.warm_rows
-        reach = config.clip_sigmas * np.sqrt(np.maximum(self._pooled, config.sigma_floor**2))
-        # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
-        clipped = np.clip(residual, -reach, reach)
-        step = np.where(warm, np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual), clipped)
+        reach = config.clip_sigmas * math.sqrt(max(self._pooled, config.sigma_floor**2))
+        step = clipped = np.minimum(np.maximum(residual, -reach), reach)
+        if warm.any():
+            # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
+            near = np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual)
+            step = np.where(warm, near, clipped)
         self.offset += gain * step
         self.level += gain * (logs - self.level)
         self._bound_offsets()
@@ -179,15 +182,15 @@ class PeerBaseline(Stateful):
         elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
             # Nobody can be called abnormal yet, so the scale must stand a slow rank among few: the median does.
             self._pool_rows += 1
-            middle = float(np.median(residual[calm] ** 2)) / CHI_SQUARE_MEDIAN
+            middle = median(residual[calm] ** 2) / CHI_SQUARE_MEDIAN
             self._pooled += (middle - self._pooled) / self._pool_rows
 
     def _bound_offsets(self) -> None:
         if self._pool_rows % self._config.block_rows == 0:
             proper = self.groups.proper
-            self._spread = float(1.4826 * np.median(np.abs(self.offset[proper]))) if proper.any() else 0.0
+            self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
         bound = max(self._config.offset_max, 4.0 * self._spread)
-        np.copyto(self.offset, np.clip(self.offset, -bound, bound), where=self.groups.proper)
+        np.copyto(self.offset, np.minimum(np.maximum(self.offset, -bound), bound), where=self.groups.proper)
 
     def _learn_scatter(self, clipped: Floats, calm: Bools) -> None:
         config = self._config
@@ -195,14 +198,20 @@ class PeerBaseline(Stateful):
         self.variance += calm / config.scatter_rows * (squares - self.variance)
         self._pool_rows += 1
         gain = 1.0 / min(self._pool_rows, config.scatter_rows)
-        self._pooled += gain * (float(squares[calm].mean()) - self._pooled)
+        count = int(np.count_nonzero(calm))
+        if count < calm.size:
+            squares, taught = squares[calm], clipped[calm]
+            clipped = np.where(calm, clipped, 0.0)
+        else:
+            taught = clipped
+        self._pooled += gain * (float(np.add.reduce(squares)) / count - self._pooled)
         if self._compared:
-            self._bias += gain * float(clipped[calm].mean())
-        self._block_sum += np.where(calm, clipped, 0.0)
+            self._bias += gain * (float(np.add.reduce(taught)) / count)
+        self._block_sum += clipped
         self._block_row += 1
         if self._block_row == config.block_rows:
             of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
-            weight = float(calm.sum()) / (float(calm.sum()) + PRIOR_BLOCKS)
+            weight = count / (count + PRIOR_BLOCKS)
             ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
             # 1: independent rows; 16: a block moves as one. Neither side says anything beyond.
             self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight

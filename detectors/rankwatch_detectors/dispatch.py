@@ -24,6 +24,7 @@ from rankwatch_detectors.base import (
     Tick,
 )
 from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.median import median
 from rankwatch_detectors.state import Stateful
 
 ATTEMPT_ENDED = "The attempt ended."
@@ -64,7 +65,8 @@ class DispatchingDetector(Stateful):
 
     def _fits(self, frame: Frame) -> bool:
         """A frame made before the topology became known better has another number of ranks."""
-        return all(present.size == self.world_size for present in frame.present.values())
+        some = next(iter(frame.present.values()), None)
+        return some is None or some.size == self.world_size
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
@@ -101,18 +103,28 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
 
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric and where they are present and finite; None when no rank has any."""
+    key = f"finite {name}"
+    if key not in frame.computed:
+        frame.computed[key] = _finite(frame, name)
+    found: tuple[Floats, Bools] | None = frame.computed[key]
+    return found
+
+
+def typical(frame: Frame, name: str) -> float | None:
+    """Median over the ranks that have a finite value; None when none has."""
+    key = f"typical {name}"
+    if key not in frame.computed:
+        found = finite(frame, name)
+        frame.computed[key] = None if found is None else median(found[0][found[1]])
+    middle: float | None = frame.computed[key]
+    return middle
+
+
+def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     values = frame.values.get(name)
     present = frame.present.get(name)
     if values is None or present is None:
         return None
     usable = present & np.isfinite(values)
+    usable.flags.writeable = False
     return (values, usable) if usable.any() else None
-
-
-def typical(frame: Frame, name: str) -> float | None:
-    """Median over the ranks that have a finite value; None when none has."""
-    found = finite(frame, name)
-    if found is None:
-        return None
-    values, usable = found
-    return float(np.median(values[usable]))

@@ -99,9 +99,9 @@ class LoadModel(Stateful):
         self._rows += 1
         if self._rows > 1:
             gain = 1.0 / min(self._rows - 1, config.memory_rows)
-            self._between += gain * (float(np.mean(np.minimum(change, 1.0))) - self._between)
+            self._between += gain * (_mean(np.minimum(change, 1.0)) - self._between)
             apart = np.minimum((residual - common)[usable] ** 2, 1.0)
-            self._within += gain * (float(np.mean(apart)) - self._within)
+            self._within += gain * (_mean(apart) - self._within)
         ranks = self._replicas.number.size / self._replicas.count
         # The median of n independent values has about pi/2 times the variance of their mean.
         independent = 0.5 * np.pi * self._within / ranks
@@ -110,8 +110,14 @@ class LoadModel(Stateful):
         return common if self._common else np.zeros_like(residual)
 
 
+def _mean(values: Floats) -> float:
+    return float(np.add.reduce(values)) / values.size
+
+
 def _load_features(frame: Frame, usable: Bools, groups: PeerGroups) -> Floats | None:
     """Tokens and squared lengths as logarithms around the peers' median; None where tokens are not reported."""
+    if "tokens" not in frame.values and "tokens_squared" not in frame.values:
+        return None
     rows = []
     for name in ("tokens", "tokens_squared"):
         values, present = frame.values.get(name), frame.present.get(name)

@@ -185,14 +185,13 @@ class NonfiniteDetector(DispatchingDetector):
 def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
     """By metric, the ranks whose present value is not finite; `excused` ranks' norms do not count."""
     bad: dict[str, Bools] = {}
-    for name, values in frame.values.items():
+    # A sum is finite only if all its terms are: one pass for the usual case.
+    with np.errstate(all="ignore"):
+        suspects = [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
+    for name in suspects:
         if name in NOT_TRAINING or name.startswith(NOT_TRAINING_PREFIXES):
             continue
-        # A sum is finite only if all its terms are: one pass for the usual case.
-        with np.errstate(all="ignore"):
-            if math.isfinite(float(values.sum())):
-                continue
-        which = frame.present[name] & ~np.isfinite(values)
+        which = frame.present[name] & ~np.isfinite(frame.values[name])
         if name in NORMS:
             which = which & ~excused
         if which.any():

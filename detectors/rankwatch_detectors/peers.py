@@ -66,7 +66,8 @@ class PeerGroups(Stateful):
         if self._width and bool(usable.all()):
             middle = (self._width - 1) // 2
             rows = values[self._order].reshape(-1, self._width)
-            medians = np.partition(rows, middle, axis=1)[:, middle]
+            rows.partition(middle, axis=1)
+            medians = rows[:, middle]
             return np.asarray(medians[self.number], dtype=np.float64)
         filled = np.where(usable, values, np.inf)
         sorted_values = filled[np.lexsort((filled, self.number))]

@@ -19,6 +19,8 @@ from rankwatch_detectors.state import Stateful
 # Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-8), is not.
 BURST_ROWS = 4
 BURST_MARGIN = 8.0
+# Onset while no run lasts.
+NO_RUN = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class ShiftBank(Stateful):
         self._rows: Floats = np.zeros(shape)
         self._moved: Floats = np.zeros(shape)
         self._total: Floats = np.zeros(shape)
-        self._onset: Floats = np.full(shape, -1.0)
+        self._onset: Floats = np.full(shape, NO_RUN)
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
@@ -81,14 +83,25 @@ class ShiftBank(Stateful):
         However far out, a burst of `BURST_ROWS` rows stays `BURST_MARGIN` below the threshold.
         """
         reach = self._clip_sigmas * sigma
-        clipped = np.clip(residual, -reach, reach)
-        gain = self._levels * (clipped - self._levels / 2) / (sigma * sigma)
-        gain = np.minimum(gain, max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS)
-        self._sums += np.where(judged, gain, 0.0)
-        self._onset[(self._onset < 0) & judged] = step
-        self._rows += judged
-        self._total += np.where(judged, residual, 0.0)
-        self._moved += judged & (np.sign(self._levels) * residual > np.abs(self._levels) / 2)
+        gain: Floats = np.minimum(np.maximum(residual, -reach), reach) - self._levels / 2
+        gain *= self._levels
+        gain /= sigma * sigma
+        np.minimum(gain, max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS, out=gain)
+        moved = np.sign(self._levels) * residual > np.abs(self._levels) / 2
+        begins = self._onset < 0
+        # In the usual case, everyone judged, nothing has to be held back.
+        if judged.all():
+            self._rows += 1.0
+        else:
+            gain[:, ~judged] = 0.0
+            residual = np.where(judged, residual, 0.0)
+            self._rows += judged
+            moved &= judged
+            begins &= judged
+        self._onset += begins * (step - NO_RUN)
+        self._sums += gain
+        self._total += residual
+        self._moved += moved
         self._end_runs(self._sums <= 0.0)
 
     def crossings(self, threshold: float) -> list[Crossing]:
@@ -107,8 +120,9 @@ class ShiftBank(Stateful):
         return found
 
     def _end_runs(self, ended: Bools) -> None:
-        self._sums[ended] = 0.0
-        self._rows[ended] = 0.0
-        self._moved[ended] = 0.0
-        self._total[ended] = 0.0
-        self._onset[ended] = -1.0
+        # Multiplying is several times faster than choosing: about half of all runs end with each row.
+        lasts = np.where(ended, 0.0, 1.0)
+        for of_run in (self._sums, self._rows, self._moved, self._total):
+            np.multiply(of_run, lasts, out=of_run)
+        self._onset *= lasts
+        self._onset += (1.0 - lasts) * NO_RUN

@@ -96,8 +96,10 @@ class Witness(Stateful):
         residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
         limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
-        tested = self.judged.copy()
-        tested[list(frozen)] = False
+        tested = self.judged
+        if frozen:
+            tested = tested.copy()
+            tested[list(frozen)] = False
         self.bank.push(residual, self.sigma, tested, frame.step, limit)
         self._logs, self._residual, self._usable = logs, residual, usable
         return residual, self._crossings(limit, now_s)
@@ -105,7 +107,8 @@ class Witness(Stateful):
     def learn(self, frozen: Sequence[int]) -> None:
         """Learn the row just judged from all ranks but the suspected and the `frozen` ones."""
         calm = self._usable & (self.bank.strongest() < SUSPECT_EVIDENCE)
-        calm[list(frozen)] = False
+        if frozen:
+            calm[list(frozen)] = False
         self.baseline.learn(self._logs, self._residual, calm)
 
     def peers_of(self, rank: int) -> list[int]:

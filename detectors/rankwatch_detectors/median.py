@@ -1,0 +1,16 @@
+"""The median of finite values, as numpy gives it, at a third of the cost for the small arrays of one step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwatch_detectors.base import Floats
+
+
+def median(values: Floats) -> float:
+    """The middle value, or the mean of the two middle ones. At least one value, none of them NaN."""
+    half = values.size // 2
+    if values.size % 2:
+        return float(np.partition(values, half)[half])
+    around = np.partition(values, (half - 1, half))
+    return float((around[half - 1] + around[half]) / 2)
