@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from rankwatch_service.clock import Clock
+from rankwatch_service.store.errors import StoreError
 
 BUSY_S: Final = 0.05
 """Between two looks while an order is open: agents post views that often."""
@@ -64,6 +65,9 @@ class DriverThread(threading.Thread):
                 if self._clock.monotonic_s() - tidied_s >= TIDY_S:
                     tidied_s = self._clock.monotonic_s()
                     self._tidy()
+            except StoreError as error:
+                self._failed()
+                _log.warning("driver_without_database", error=str(error))
             except Exception:  # noqa: BLE001 - see above
                 self._failed()
                 _log.exception("driver_failed")

@@ -12,6 +12,7 @@ from rankwatch_service.api.access import Identity
 from rankwatch_service.api.context import Context, Ctx
 from rankwatch_service.api.gate import session_of
 from rankwatch_service.api.problem import RETRY_AFTER_S, ProblemError
+from rankwatch_service.store.errors import StoreError
 
 STREAMS_MAX: Final = 4_096
 """Open at once in one process: a host each, and the people who look. A stream costs 80 KB."""
@@ -24,7 +25,7 @@ CHECK_S: Final = 10.0
 
 
 class Stream:
-    """One open stream: counted from `async with` on."""
+    """One open stream: counted from `async with` on. Where the database fails it ends; who listens connects again."""
 
     max_of_token = STREAMS_MAX
 
@@ -53,11 +54,12 @@ class Stream:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         streams = self._context.streams
         streams[self._identity.id] -= 1
         if not streams[self._identity.id]:
             del streams[self._identity.id]
+        return isinstance(error, StoreError)
 
 
 class PersonStream(Stream):
