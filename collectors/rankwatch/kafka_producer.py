@@ -6,7 +6,7 @@ And it never goes back to the addresses that it began with, and spins while a br
 acknowledged for `STALL_S`, its messages are given back to whoever sent them, and a new client begins anew. Whoever
 gets a message back keeps it and sends it again; what had arrived all the same arrives twice, under the same number.
 
-The only file of the collectors that imports the Kafka client, and never part of the training process.
+Never part of the training process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Any, Final
 from kafka import KafkaProducer
 from kafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
-from rankwatch.kafka_reason import explained, listen
-from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, client_options, partition_of
+from rankwatch.kafka_client import KafkaAwayError, opened
+from rankwatch.kafka_reason import explained
+from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -215,6 +216,8 @@ class Producer:
             self._away = ""
             self._counts.clients += 1
             return self._serve(client)
+        except KafkaAwayError as error:
+            return str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is: told, and tried again with another client
             return explained(error)
         finally:
@@ -222,9 +225,10 @@ class Producer:
                 _end(client)
 
     def _connect(self) -> KafkaProducer:
-        listen()
-        client = KafkaProducer(
-            **client_options(self._settings),
+        client: KafkaProducer = opened(
+            KafkaProducer,
+            self._settings,
+            CONNECT_S,
             acks="all",
             compression_type=None if self._settings.compression == "none" else self._settings.compression,
             linger_ms=self._linger_ms,
@@ -232,7 +236,6 @@ class Producer:
             max_request_size=MESSAGE_BYTES_MAX,
             delivery_timeout_ms=NO_EXPIRY_MS,
             max_block_ms=int(CONNECT_S * 1000),
-            bootstrap_timeout_ms=int(CONNECT_S * 1000),
             metrics_enabled=False,
         )
         # The option of this name is ignored by the client. A topic that is missing is an error, not an invitation: it
@@ -278,7 +281,7 @@ class Producer:
                 partition=partition_of(message.key, len(client.partitions_for(message.topic))),
             )
         except _TOO_LARGE as error:
-            self._failed(waiting, error)
+            self._refuse(waiting, error)
         else:
             future.add_callback(self._acknowledged, waiting)
             future.add_errback(self._failed, waiting)
@@ -294,16 +297,20 @@ class Producer:
 
     def _failed(self, waiting: _Waiting, error: BaseException) -> None:
         with self._condition:
-            if isinstance(error, _TOO_LARGE):
-                self._heard_s = self._monotonic_s()
-                if self._forget(waiting):
-                    self._counts.refused["too_large"] += 1
-                    waiting.answer.set_result(Refused("too_large", str(error)))
+            if waiting not in self._sent:
                 return
-            if waiting in self._sent:
-                # No message expires, so this is a client that cannot go on, or is not allowed to.
-                self._broken = self._broken or explained(error)
-                self._condition.notify_all()
+            # Only the first one is too large: a client that has met such an error gives it to all that it holds.
+            if isinstance(error, _TOO_LARGE) and not self._broken:
+                self._refuse(waiting, error)
+            # No message expires, so this is a client that cannot go on, or is not allowed to.
+            self._broken = self._broken or explained(error)
+            self._condition.notify_all()
+
+    def _refuse(self, waiting: _Waiting, error: BaseException) -> None:
+        with self._condition:
+            if self._forget(waiting):
+                self._counts.refused["too_large"] += 1
+                waiting.answer.set_result(Refused("too_large", str(error)))
 
     def _forget(self, waiting: _Waiting) -> bool:
         """False where it was given back already."""

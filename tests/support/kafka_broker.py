@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
+from rankwatch.kafka_client import KafkaAwayError, opened
 from rankwatch.kafka_settings import KafkaSettings
-from rankwatch_service.log.kafka import KafkaAwayError, opened
 from tests.support.service_process import free_port
 
 KINDS = ("apache", "noida", "tansu")

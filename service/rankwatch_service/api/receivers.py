@@ -18,8 +18,7 @@ from rankwatch_service.api.once import OnceDep
 from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import audit
-from rankwatch_service.control.records import ReceiverRoute, ReceiversSet, encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.control.receivers import TOPIC_URL, tell_stream
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Outbox
@@ -50,10 +49,12 @@ class ReceiverSettings(BaseModel):
 
     @field_validator("url")
     @classmethod
-    def _is_web_address(cls, url: str) -> str:
+    def _leads_somewhere(cls, url: str) -> str:
+        if url == TOPIC_URL:
+            return url
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise ValueError("must be an http or https address without a user name")
+            raise ValueError("must be an http or https address without a user name, or kafka:")
         return url
 
 
@@ -122,6 +123,7 @@ def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Rece
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
 def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin) -> Response:
     """Tell another receiver about incidents from now on."""
+    _check_topic(context, body)
 
     def work(connection: Connection) -> CreatedReceiver:
         names = set(connection.execute(select(ReceiverRow.name)).scalars())
@@ -145,6 +147,7 @@ def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin
 @router.put("/receivers/{name}")
 def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
     """Change where messages go and which; also switches a disabled receiver on again."""
+    _check_topic(context, body)
     with write(context.engine) as connection:
         columns = body.model_dump(mode="json") | {"disabled_reason": "" if body.enabled else "switched off"}
         if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
@@ -184,14 +187,13 @@ def list_deliveries(
         return fetch_page(connection, query, (DeliveryRow.id,), window, context.seal, purpose, Delivery.model_validate)
 
 
+def _check_topic(context: Context, receiver: ReceiverSettings) -> None:
+    if receiver.url == TOPIC_URL and not context.settings.kafka:
+        raise ProblemError(422, "this service runs without Kafka, so it has no incidents topic")
+
+
 def _changed(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
     """Tell stream who the receivers are now, and the audit trail who changed them."""
-    rows = connection.execute(select(ReceiverRow.__table__).order_by(ReceiverRow.name)).mappings()
-    routes = tuple(
-        ReceiverRoute(row["name"], tuple(row["kinds"]), tuple(row["severities"]), tuple(row["jobs"]), row["enabled"])
-        for row in rows
-    )
-    record = encode_control(ReceiversSet(routes))
-    context.controls.append_in(connection, [Entry(ALL_JOBS, record)])
+    tell_stream(connection, context.controls)
     host = urlsplit(url).hostname or ""  # a webhook's path is often its password
     audit.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

@@ -15,6 +15,8 @@ from rankwatch_service.api.app import create_app
 from rankwatch_service.api.batcher import Batcher
 from rankwatch_service.api.context import Context
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.control.receivers import add_topic_receiver
+from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
@@ -82,6 +84,7 @@ def _application(settings: Settings, engine: Engine, clock: Clock) -> FastAPI:
     from rankwatch_service.log.kafka import ensure_topics_soon  # noqa: PLC0415
 
     ensure_topics_soon(settings, clock)
+    add_topic_receiver(engine, ControlLog(engine, clock), clock)
     intake = KafkaIntake(kafka)
     app = create_app(settings, engine, intake, clock)
     app.state.context.counters.registry.register(ProducerCollector(intake.producer))

@@ -142,7 +142,8 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
 
 
 def _make_topics(configured: Settings) -> None:
-    from rankwatch_service.log.kafka import KafkaAwayError, ensure_topics
+    from rankwatch.kafka_client import KafkaAwayError
+    from rankwatch_service.log.kafka import ensure_topics
 
     try:
         partitions = ensure_topics(configured)

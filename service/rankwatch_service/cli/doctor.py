@@ -127,7 +127,8 @@ def _kafka(configured: Settings) -> Iterator[Check]:
     if not find_spec("kafka"):
         yield Check("Kafka", "finding", "its client is not installed: pip install 'rankwatch[kafka]'")
         return
-    from rankwatch_service.log.kafka import KafkaAwayError, topic_partitions
+    from rankwatch.kafka_client import KafkaAwayError
+    from rankwatch_service.log.kafka import topic_partitions
 
     try:
         found = topic_partitions(configured)

@@ -87,7 +87,8 @@ def _topics_of_its_own(bootstrap: str, prefix: str, environment: Mapping[str, st
 
 
 def _remove(settings: KafkaSettings) -> None:
-    from rankwatch_service.log.kafka import KafkaAwayError, remove_topics  # noqa: PLC0415 - an extra
+    from rankwatch.kafka_client import KafkaAwayError  # noqa: PLC0415 - an extra
+    from rankwatch_service.log.kafka import remove_topics  # noqa: PLC0415
 
     try:
         remove_topics(settings)

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
-from kafka.net.compat import KafkaNetClient
 
-from rankwatch.kafka_reason import explained, listen
-from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, client_options
+from rankwatch.kafka_client import KafkaAwayError, opened
+from rankwatch.kafka_reason import explained
+from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings
 from rankwatch_service.clock import Clock
 from rankwatch_service.settings import Settings
 
-CONNECT_S: Final = 10.0
-"""How long brokers may take to let a client in."""
 RETRY_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
-
-
-class KafkaAwayError(Exception):
-    """No broker answers, or none lets us in; the message says why. Always worth another try."""
 
 
 def ensure_topics(settings: Settings) -> int:
@@ -84,28 +78,6 @@ def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
                 clock.sleep(RETRY_S)
 
     threading.Thread(target=keep_trying, name="topics", daemon=True).start()
-
-
-def opened(kind: Callable[..., Any], kafka: KafkaSettings, within_s: float = CONNECT_S, **more: Any) -> Any:
-    """A client of this kind, once a broker has let it in.
-
-    Raises:
-        KafkaAwayError: none does.
-    """
-    listen()
-    made: list[KafkaNetClient] = []
-
-    def net_client(**options: Any) -> KafkaNetClient:
-        made.append(KafkaNetClient(**options))
-        return made[-1]
-
-    try:
-        within_ms = int(within_s * 1000)
-        return kind(**client_options(kafka), kafka_client=net_client, bootstrap_timeout_ms=within_ms, **more)
-    except (KafkaError, OSError) as error:  # OSError: a certificate's file
-        for one in made:
-            one.close()  # a constructor that fails leaves its thread running
-        raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
 
 
 @contextmanager

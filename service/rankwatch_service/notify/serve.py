@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Final
 
-from rankwatch_service.clock import SystemClock
-from rankwatch_service.notify.notifier import Notifier
+from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.notify.notifier import Notifier, Sends
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import Sender
 from rankwatch_service.settings import Settings
@@ -36,7 +38,7 @@ async def _run(settings: Settings) -> None:
     lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:
-        async with Sender(clock, settings.notify_allow_private) as sender:
+        async with Sender(clock, settings.notify_allow_private) as web, _with_topic(settings, clock, web) as sender:
             notifier = Notifier(
                 OutboxTable(engine, lease), lease, sender, changes, clock, random.SystemRandom(), database
             )
@@ -45,3 +47,19 @@ async def _run(settings: Settings) -> None:
             await notifier.run()
     changes.close()
     engine.dispose()
+
+
+@asynccontextmanager
+async def _with_topic(settings: Settings, clock: Clock, web: Sends) -> AsyncIterator[Sends]:
+    """The sender to webhooks, and to the incidents topic where there is Kafka."""
+    kafka = settings.kafka_settings()
+    if kafka is None:
+        yield web
+        return
+    # The client is an extra; who does not use Kafka does not need it.
+    from rankwatch.kafka_producer import Producer  # noqa: PLC0415
+    from rankwatch_service.notify.topic import TopicSender  # noqa: PLC0415
+
+    producer = Producer(kafka)
+    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, web)
+    await asyncio.to_thread(producer.close, 0.0)

@@ -8,10 +8,11 @@ from typing import Final
 import structlog
 from sqlalchemy import Engine
 
+from rankwatch.kafka_client import KafkaAwayError
 from rankwatch.kafka_producer import Message, Producer
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.kafka import KafkaAwayError, ensure_topics
+from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.log.kafka_log import SESSION_MS, KafkaLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.changes import ChangeWatch

@@ -1,0 +1,315 @@
+"""The producer against real brokers: what it says has arrived has arrived, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+
+from rankwatch import kafka_producer
+from rankwatch.kafka_client import opened
+from rankwatch.kafka_producer import Message, Producer
+from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
+from rankwatch.outcome import Accepted, Later, Outcome, Refused
+from rankwatch_service.log import base
+from rankwatch_service.log.kafka import ensure_topics, topic_partitions
+from rankwatch_service.settings import Settings
+from tests.support.kafka_broker import Broker, GivenBroker, kafka_broker, new_prefix
+from tests.support.kafka_topic import Lying, read_topic
+from tests.support.secure_kafka import secure_kafka
+from tests.support.service_process import free_port, until
+
+pytestmark = pytest.mark.integration
+
+PARTITIONS = 3
+STALL_S = 2.0
+NOBODY = "127.0.0.1:1"
+
+
+def with_topics(bootstrap: str) -> KafkaSettings:
+    """Settings for topics of one's own, which exist."""
+    settings = Settings(kafka=bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
+    assert ensure_topics(settings) == PARTITIONS
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    return kafka
+
+
+@pytest.fixture
+def producers() -> Iterator[list[Producer]]:
+    """Closed at the end."""
+    made: list[Producer] = []
+    yield made
+    for producer in made:
+        producer.close(0.0)
+
+
+def numbered(kafka: KafkaSettings, numbers: range, key: str = "job") -> list[Message]:
+    return [Message(kafka.telemetry_topic, key, b"%d" % number) for number in numbers]
+
+
+def deliver(producer: Producer, messages: list[Message], within_s: float = 60.0) -> list[Later]:
+    """Publish as an agent does: what comes back is sent again, before anything newer. Returns what came back."""
+    put_off: list[Later] = []
+    deadline_s = time.monotonic() + within_s
+    while messages:
+        assert time.monotonic() < deadline_s, f"{len(messages)} left: {put_off[-1:]}"
+        outcomes = producer.publish(messages, 20.0)
+        put_off += [one for one in outcomes if isinstance(one, Later)]
+        messages = [one for one, outcome in zip(messages, outcomes, strict=True) if isinstance(outcome, Later)]
+        if messages:
+            time.sleep(0.05)
+    return put_off
+
+
+def lying(kafka: KafkaSettings, count: int) -> list[Lying]:
+    return read_topic(
+        kafka.bootstrap, kafka.telemetry_topic, lambda found: len({one.value for one in found}) >= count, PARTITIONS
+    )
+
+
+def firsts(found: list[Lying]) -> list[bytes]:
+    """Values in the order in which each came first."""
+    return list(dict.fromkeys(one.value for one in found))
+
+
+def test_messages_arrive_in_order_once_each_in_the_partition_of_their_key(
+    broker: Broker | GivenBroker, producers: list[Producer]
+) -> None:
+    kafka = with_topics(broker.bootstrap)
+    producers.append(Producer(kafka))
+    headers = (("reason", b"none"),)
+    sent = [Message(kafka.telemetry_topic, f"job{n % 7}", b"%d" % n, headers) for n in range(700)]
+    assert producers[0].publish(sent, 30.0) == [Accepted()] * 700
+    found = lying(kafka, 700)
+    assert len(found) == 700
+    for job in (f"job{n}" for n in range(7)):
+        ours = [one for one in found if one.key == job]
+        assert [one.value for one in ours] == [one.value for one in sent if one.key == job]
+        assert {one.partition for one in ours} == {partition_of(job, PARTITIONS)}
+    assert all(one.headers == {"reason": "none"} for one in found)
+    assert all(one.by_broker_clock for one in found) == (broker.kind != "tansu")
+    done = producers[0].counts()
+    assert (done.published, done.published_bytes) == (700, sum(len(one.value) for one in sent))
+    assert producers[0].waiting_bytes == 0
+
+
+def test_both_sides_find_a_job_in_the_same_partition() -> None:
+    names = [f"job {n} ü" for n in range(500)]
+    assert [partition_of(name, 24) for name in names] == [base.partition_of(name, 24) for name in names]
+
+
+def test_the_largest_message_is_taken_and_a_larger_one_refused_for_good(
+    broker: Broker | GivenBroker, producers: list[Producer]
+) -> None:
+    kafka = with_topics(broker.bootstrap)
+    producers.append(Producer(kafka))
+    outcomes = producers[0].publish(
+        [
+            Message(kafka.telemetry_topic, "job", bytes(MESSAGE_BYTES_MAX + 1)),
+            Message(kafka.telemetry_topic, "job", b"small"),
+        ],
+        30.0,
+    )
+    assert isinstance(outcomes[0], Refused)
+    assert outcomes[0].reason == "too_large"
+    assert outcomes[1] == Accepted()
+    assert producers[0].counts().refused == {"too_large": 1}
+    assert firsts(lying(kafka, 1)) == [b"small"]
+
+
+def test_what_the_broker_itself_finds_too_large_is_refused_without_harm_to_others(
+    apache: Broker | GivenBroker, producers: list[Producer]
+) -> None:
+    kafka = KafkaSettings(apache.bootstrap, new_prefix())
+    admin = opened(KafkaAdminClient, kafka)
+    admin.create_topics(
+        {
+            kafka.telemetry_topic: {
+                "num_partitions": PARTITIONS,
+                "replication_factor": 1,
+                "configs": {"max.message.bytes": "10000"},
+            }
+        },
+        wait_for_metadata=True,
+    )
+    admin.close()
+    producers.append(Producer(kafka))
+    large = Message(kafka.telemetry_topic, "job", os.urandom(50_000))
+    small = numbered(kafka, range(10))
+    deliver(producers[0], [*small[:5], large, *small[5:]])
+    assert producers[0].counts().refused == {"too_large": 1}
+    assert firsts(lying(kafka, 10)) == [one.value for one in small]
+
+
+def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(
+    broker: Broker | GivenBroker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_producer, "CONNECT_S", 1.0)
+    settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    producers.append(Producer(kafka))
+    [outcome] = producers[0].publish(numbered(kafka, range(1)), 30.0)
+    assert isinstance(outcome, Later)
+    assert kafka.telemetry_topic in outcome.reason
+    assert set(topic_partitions(settings).values()) == {0}
+    ensure_topics(settings)
+    deliver(producers[0], numbered(kafka, range(1)))
+
+
+@pytest.fixture(scope="module", params=["apache", "noida"])
+def own(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker that may be stopped; every test leaves it running."""
+    with kafka_broker(request.param) as broker:
+        yield broker
+
+
+def test_a_restart_of_the_broker_loses_nothing_and_keeps_the_order(own: Broker, producers: list[Producer]) -> None:
+    kafka = with_topics(own.bootstrap)
+    producers.append(Producer(kafka, stall_s=STALL_S))
+    deliver(producers[0], numbered(kafka, range(50)))
+    restart = threading.Thread(target=own.restart)
+    restart.start()
+    for at in range(50, 250, 10):
+        deliver(producers[0], numbered(kafka, range(at, at + 10)))
+        time.sleep(0.02)
+    restart.join()
+    deliver(producers[0], numbered(kafka, range(250, 260)))
+    found = lying(kafka, 260)
+    assert firsts(found) == [b"%d" % n for n in range(260)]
+
+
+def test_a_hung_broker_gets_its_messages_back_to_the_sender_and_costs_no_cpu(
+    own: Broker, producers: list[Producer]
+) -> None:
+    kafka = with_topics(own.bootstrap)
+    producers.append(Producer(kafka, stall_s=STALL_S))
+    deliver(producers[0], numbered(kafka, range(10)))
+    own.pause()
+    try:
+        outcomes = producers[0].publish(numbered(kafka, range(10, 20)), 30.0)
+        assert [type(one) for one in outcomes] == [Later] * 10
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        time.sleep(3.0)
+        # While the client holds messages it takes 0.9 of a core; that it holds none is what counts here.
+        assert time.process_time() - cpu_s < 0.3 * (time.monotonic() - began_s)
+        began_s = time.monotonic()
+        assert isinstance(producers[0].publish(numbered(kafka, range(10, 11)), 30.0)[0], Later)
+        assert time.monotonic() - began_s < 1.0
+        assert producers[0].waiting_bytes == 0
+    finally:
+        own.resume()
+    deliver(producers[0], numbered(kafka, range(10, 20)))
+    assert firsts(lying(kafka, 20)) == [b"%d" % n for n in range(20)]
+
+
+def test_a_broker_that_comes_back_at_another_address_is_found(own: Broker, producers: list[Producer]) -> None:
+    there, elsewhere = own.port, free_port()
+    kafka = replace(with_topics(own.bootstrap), bootstrap=f"127.0.0.1:{there},127.0.0.1:{elsewhere}")
+    producers.append(Producer(kafka, stall_s=STALL_S))
+    deliver(producers[0], numbered(kafka, range(10)))
+    own.restart(elsewhere)
+    deliver(producers[0], numbered(kafka, range(10, 20)))
+    assert producers[0].counts().clients == 2
+    assert firsts(lying(replace(kafka, bootstrap=own.bootstrap), 20)) == [b"%d" % n for n in range(20)]
+
+
+def test_clients_that_are_replaced_leave_nothing_behind(own: Broker, producers: list[Producer]) -> None:
+    kafka = with_topics(own.bootstrap)
+    producers.append(Producer(kafka, stall_s=0.5))
+    deliver(producers[0], numbered(kafka, range(1)))
+    threads = threading.active_count()
+    for n in range(3):
+        own.pause()
+        assert isinstance(producers[0].publish(numbered(kafka, range(n, n + 1)), 30.0)[0], Later)
+        own.resume()
+        deliver(producers[0], numbered(kafka, range(n, n + 1)))
+    until("the old clients' threads are gone", lambda: threading.active_count() <= threads)
+
+
+def test_while_a_broker_hangs_what_waits_is_bounded(
+    own: Broker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_producer, "WAITING_BYTES_MAX", 200_000)
+    kafka = with_topics(own.bootstrap)
+    producers.append(Producer(kafka, stall_s=STALL_S))
+    deliver(producers[0], numbered(kafka, range(1)))
+    own.pause()
+    try:
+        answers = [producers[0].submit(Message(kafka.telemetry_topic, "job", bytes(10_000))) for _ in range(100)]
+        assert producers[0].waiting_bytes <= 200_000
+        assert sum(one.done() for one in answers) >= 80
+        outcomes = [one.result(30.0) for one in answers]
+    finally:
+        own.resume()
+    assert {type(one) for one in outcomes} == {Later}
+    counts = producers[0].counts().put_off
+    assert counts["full"] >= 80
+    assert sum(counts.values()) == 100
+
+
+def test_closing_publishes_what_waits_and_gives_back_the_rest_in_time(own: Broker, producers: list[Producer]) -> None:
+    kafka = with_topics(own.bootstrap)
+    good, hung = Producer(kafka), Producer(kafka)
+    producers += [good, hung]
+    for producer in producers:
+        deliver(producer, numbered(kafka, range(1)))
+    waiting = [good.submit(one) for one in numbered(kafka, range(1, 101))]
+    good.close(10.0)
+    assert [one.result(0) for one in waiting] == [Accepted()] * 100
+    own.pause()
+    try:
+        late = [hung.submit(one) for one in numbered(kafka, range(101, 111))]
+        began_s = time.monotonic()
+        hung.close(0.5)
+        assert time.monotonic() - began_s < 5.0
+        assert {type(one.result(0)) for one in late} == {Later}
+        assert hung.publish(numbered(kafka, range(1)), 1.0) == [Later("closed")]
+    finally:
+        own.resume()
+
+
+def first_outcome(kafka: KafkaSettings, producers: list[Producer]) -> Outcome:
+    producers.append(Producer(kafka))
+    [outcome] = producers[-1].publish(numbered(kafka, range(1)), 30.0)
+    return outcome
+
+
+def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing(
+    producers: list[Producer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_producer, "CONNECT_S", 0.5)
+    kafka = KafkaSettings(NOBODY)
+    began_s = time.monotonic()
+    producers.append(Producer(kafka))
+    assert time.monotonic() - began_s < 0.3
+    [outcome] = producers[0].publish(numbered(kafka, range(1)), 30.0)
+    assert isinstance(outcome, Later)
+    assert "ECONNREFUSED" in outcome.reason
+    assert producers[0].away == outcome.reason
+    assert producers[0].counts().put_off == {"away": 1}
+
+
+def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_said(
+    tmp_path: Path, producers: list[Producer]
+) -> None:
+    with secure_kafka(tmp_path) as (broker, kafka):
+        ensure_topics(Settings(kafka=broker.bootstrap, kafka_partitions=PARTITIONS))
+        assert first_outcome(kafka, producers) == Accepted()
+        for wrong, told in (
+            (replace(kafka, sasl_password="guessed"), "Authentication failed"),
+            (replace(kafka, ssl_cafile=""), "CERTIFICATE_VERIFY_FAILED"),
+            (replace(kafka, sasl_mechanism="SCRAM-SHA-256"), "UnsupportedSaslMechanism"),
+        ):
+            outcome = first_outcome(wrong, producers)
+            assert isinstance(outcome, Later)
+            assert told in outcome.reason
+            assert "guessed" not in outcome.reason
+        assert len(read_topic(broker.bootstrap, kafka.telemetry_topic, bool, PARTITIONS)) == 1
