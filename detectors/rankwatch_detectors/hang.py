@@ -207,7 +207,7 @@ class HangDetector(DispatchingDetector):
         if len(self._readings) < config.readings_min:
             return config.unknown_s
         # Where only each tenth step is reported, nobody can expect to hear of the others.
-        usual, slow = np.quantile([took_s for took_s, _ in self._readings], [0.5, 0.95]).tolist()
+        usual, slow = map(float, np.quantile([took_s for took_s, _ in self._readings], [0.5, 0.95]))
         return max(config.steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
 
     def usual_step_s(self) -> float:

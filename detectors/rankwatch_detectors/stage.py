@@ -163,7 +163,7 @@ class StageDetector(DispatchingDetector):
         usual = float(np.nanmedian(others)) if np.isfinite(others).any() else math.nan
         since = "from the first step" if onset is None else f"since step {onset}"
         told = "its usual share of" if onset is not None else "as long as"
-        fields = {
+        fields: dict[str, Any] = {
             "severity": Severity.INFO if onset is None else Severity.WARNING,
             "onset_step": frame.step - self._config.standing_rows if onset is None else onset,
             "detected_step": frame.step,

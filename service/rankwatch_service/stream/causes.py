@@ -10,26 +10,33 @@ from rankwatch_detectors.base import Kind
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _STANDSTILL: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST})
 
+_ENDS: Final = _STANDSTILL | {Kind.RESTART_LOOP}
+"""What a job that cannot go on comes to: whatever ends it ends it again after each restart."""
+
 BRINGS: Final[dict[Kind, frozenset[Kind]]] = {
-    Kind.DEVICE_FAULT: frozenset(Kind) - {Kind.RESTART_LOOP},
+    Kind.DEVICE_FAULT: frozenset(Kind),
     Kind.DEVICE_DEGRADED: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.DEVICE_DEGRADED}),
     Kind.NETWORK_DEGRADED: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.NETWORK_DEGRADED}),
     # A dead rank leaves the others waiting; the launcher then ends them, and their agent with them.
-    Kind.RANK_LOST: _STANDSTILL | {Kind.SLOWDOWN, Kind.STRAGGLER},
-    Kind.TELEMETRY_LOST: _STANDSTILL | {Kind.SLOWDOWN},
+    Kind.RANK_LOST: _ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
+    Kind.TELEMETRY_LOST: _ENDS | {Kind.SLOWDOWN},
     # A rank that hangs is ended by somebody in the end.
-    Kind.HANG: _STANDSTILL | {Kind.SLOWDOWN, Kind.STRAGGLER},
+    Kind.HANG: _ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
     # Wrong numbers of one rank are everybody's after the next reduction.
-    Kind.CORRUPTION: _LOSS | {Kind.CORRUPTION, Kind.NONFINITE},
-    Kind.NONFINITE: _LOSS | {Kind.NONFINITE, Kind.CORRUPTION},
+    Kind.CORRUPTION: _LOSS | {Kind.CORRUPTION, Kind.NONFINITE, Kind.RESTART_LOOP},
+    Kind.NONFINITE: _LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
     Kind.GRAD_NORM: _LOSS | {Kind.NONFINITE},
     Kind.LOSS_SPIKE: _LOSS | {Kind.NONFINITE},
     Kind.LOSS_DIVERGENCE: _LOSS | {Kind.NONFINITE},
     Kind.STRAGGLER: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST}),
     Kind.SLOWDOWN: frozenset({Kind.SLOWDOWN}),
-    Kind.RESTART_LOOP: frozenset({Kind.RESTART_LOOP}),
+    # While the loop lasts, each further end of the job is more of the same.
+    Kind.RESTART_LOOP: _ENDS,
 }
 """What each kind may bring with it in the same attempt. Two kinds that bring each other: the earlier one did."""
+
+BECOMES: Final[dict[Kind, Kind]] = {Kind.LOSS_SPIKE: Kind.LOSS_DIVERGENCE}
+"""What a trouble turns out to be when it does not pass: the incident goes on under the graver name."""
 
 
 class Reach(Enum):

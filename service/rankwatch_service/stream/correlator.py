@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwatch_detectors.base import Change, Finding, Severity
-from rankwatch_service.stream.causes import BRINGS, CAUSE_ORDER, LASTING, Reach, reach
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.stream.causes import BECOMES, BRINGS, CAUSE_ORDER, LASTING, Reach, reach
 from rankwatch_service.stream.incidents import (
     LISTED_MAX,
     Incident,
@@ -125,7 +125,7 @@ class Correlator:
         ]
 
     def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Told]:
-        """Take findings that came together; causes are sorted before their effects."""
+        """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
         told: list[Told] = []
         for finding in sorted(findings, key=_precedence):
             known = self._find(finding)
@@ -135,7 +135,7 @@ class Correlator:
                 told += self._update(*known, finding, roster)
             else:
                 told += self._open(finding, roster)
-        return told
+        return _once(told)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
         """A person says that it is over."""
@@ -164,7 +164,8 @@ class Correlator:
         # What is told of an attempt that is over already is over as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
         for incident in reversed(self.open):
-            if _may_bring(part, incident.first, roster) and _earlier(part, incident.first):
+            became = BECOMES.get(incident.kind) is part.kind and incident.attempt == part.attempt
+            if became or (_may_bring(part, incident.first, roster) and _earlier(part, incident.first)):
                 return self._take_over(incident, part, finding, roster)
             if any(_may_bring(other, part, roster) for other in incident.parts if other.is_open):
                 return self._join(incident, part, finding, roster)
@@ -200,11 +201,15 @@ class Correlator:
         """The finding is a consequence, or more of the same on the same hosts."""
         self._keep(incident, part, finding)
         if part.kind is not incident.kind or part.kind not in LASTING or set(part.ranks) <= set(incident.ranks):
-            return [Told(incident, Moment.EVIDENCE, f"brought with it: {finding.summary}", fields=part.told())]
+            what = Moment.UPDATED if part.kind is Kind.RESTART_LOOP else Moment.EVIDENCE
+            return [Told(incident, what, f"brought with it: {finding.summary}", fields=part.told())]
+        before = incident.scope
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
         _locate(incident, roster)
         _widen(incident, roster)
-        return [Told(incident, Moment.UPDATED, f"also: {finding.summary}", fields=part.told())]
+        # One more rank of the same host is a line in the incident; that it is the host is news.
+        what = Moment.EVIDENCE if incident.scope == before else Moment.UPDATED
+        return [Told(incident, what, f"also: {finding.summary}", fields=part.told())]
 
     def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
         """The finding came first and may have brought what the incident was opened for."""
@@ -217,7 +222,8 @@ class Correlator:
         incident.score, incident.confidence = _number(finding.score, math.inf), _number(finding.confidence, 0.0)
         incident.evidence = {**finding.evidence, str(before): dict(incident.evidence)}
         _locate(incident, roster)
-        return [Told(incident, Moment.UPDATED, f"{before} was brought by: {finding.summary}", fields=part.told())]
+        how = "has become" if BECOMES.get(before) is part.kind else "was brought by"
+        return [Told(incident, Moment.UPDATED, f"{before} {how}: {finding.summary}", fields=part.told())]
 
     def _keep(self, incident: Incident, part: Part, finding: Finding) -> None:
         incident.parts_total += 1
@@ -293,14 +299,26 @@ class Correlator:
         self._incidents = {incident.id: incident for incident in incidents}
 
 
-def _precedence(finding: Finding) -> tuple[float, int, str]:
-    return (finding.onset_time_s, CAUSE_ORDER.index(finding.kind), finding.scope)
+def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
+    ends = finding.change is Change.CLOSE
+    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), finding.scope)
+
+
+def _once(told: list[Told]) -> list[Told]:
+    """Of several things worth telling about one incident at once the first one is told, with all the rest in it."""
+    seen: set[str] = set()
+    for news in told:
+        if news.what is Moment.UPDATED and news.incident.id in seen:
+            news.what = Moment.EVIDENCE
+        if news.what in (Moment.OPENED, Moment.UPDATED):
+            seen.add(news.incident.id)
+    return told
 
 
 def _may_bring(cause: Part, effect: Part, roster: Roster) -> bool:
     if effect.kind not in BRINGS[cause.kind]:
         return False
-    if cause.attempt != effect.attempt and cause.kind not in LASTING:
+    if cause.attempt != effect.attempt and cause.kind not in LASTING and effect.kind is not Kind.RESTART_LOOP:
         return False
     if reach(cause.kind, effect.kind) is Reach.JOB:
         return True

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Occurrence
+from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.control.ledger import Entry
 from rankwatch_service.control.records import ControlRecord, Judgement, OrderPhase
 from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.stream.assembler import Assembler
-from rankwatch_service.stream.bank import Bank
 from rankwatch_service.stream.books import Books
 from rankwatch_service.stream.causes import ON_RECORD
 from rankwatch_service.stream.correlator import Correlator, Told
@@ -22,14 +21,13 @@ from rankwatch_service.stream.decode import Bundle, Checked
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects
 from rankwatch_service.stream.incidents import Incident, Moment, Transition, derived, unix_ns
+from rankwatch_service.stream.judge import Judge, MakeDetectors
 from rankwatch_service.stream.portrait import Portrait
 from rankwatch_service.stream.response import Responder, Situation
 from rankwatch_service.stream.stacks import attach_stack
 
 REST_AFTER_S: Final = 3_600.0
 """A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
-
-MakeDetectors = Callable[[], Sequence[Detector]]
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> where to read on, by name."""
@@ -41,18 +39,21 @@ class JobStream:
     def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, desk: Desk) -> None:
         self.job = job
         self.desk = desk
-        self.correlator = Correlator(job)
         self.books = Books()
         self.cold: list[str] = []
         """Detectors that began cold when this state was restored."""
-        self._make_detectors = make_detectors
         self._links = links
         self._assembler = Assembler()
-        self._bank = Bank(make_detectors)
+        self._judge = Judge(job, make_detectors)
         self._responder = Responder()
         self._portrait = Portrait(job)
         self._heard_s = 0.0
         self._resting = False
+
+    @property
+    def correlator(self) -> Correlator:
+        """The incidents."""
+        return self._judge.correlator
 
     @property
     def resting(self) -> bool:
@@ -112,7 +113,8 @@ class JobStream:
         self._portray(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
             self._resting = True
-            self._assembler, self._bank = Assembler(), Bank(self._make_detectors)
+            self._assembler = Assembler()
+            self._judge.rest()
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
@@ -120,11 +122,9 @@ class JobStream:
         for observation in observations:
             if isinstance(observation, AttemptStart):
                 self._attempt_start(observation, now_s, effects)
-            findings, failures = self._bank.observe(observation)
+            told, failures = self._judge.observe(observation, self._assembler.roster)
             effects.failures += [(self.job, failure) for failure in failures]
-            if findings:
-                told = self.correlator.judge(findings, self._assembler.roster)
-                self._tell(told, now_s, effects)
+            self._tell(told, now_s, effects)
             if isinstance(observation, Frame):
                 self._frame(observation, now_s, effects)
             elif isinstance(observation, Occurrence):
@@ -135,7 +135,6 @@ class JobStream:
         if start.attempt != before:
             if before:
                 effects.attempts.setdefault((self.job, before), {})["ended_unix_ns"] = unix_ns(now_s)
-            self.correlator.begin(start.attempt)
             self.books.begin(start.attempt, now_s)
         row = self._portrait.attempt_row(start, self._assembler.roster, now_s)
         effects.attempts.setdefault((self.job, start.attempt), {}).update(row)
@@ -146,7 +145,6 @@ class JobStream:
         if frame.family != "steps":
             return
         self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
-        self._tell(self.correlator.progress(frame.attempt, frame.step, now_s), now_s, effects)
 
     def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
         if occurrence.kind == "checkpoint_saved":
@@ -268,8 +266,7 @@ class JobStream:
         return {
             "desk": self.desk.state(),
             "assembler": self._assembler.state(),
-            "bank": self._bank.state(),
-            "correlator": self.correlator.state(),
+            **self._judge.state(),
             "books": self.books.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
             "portrait": self._portrait.state(),
@@ -284,8 +281,7 @@ class JobStream:
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.roster.topology(), state["heard_s"])
-        self.cold = self._bank.restore(state["bank"], start)
-        self.correlator.restore(state["correlator"])
+        self.cold = self._judge.restore(state, start)
         self.books = Books.restored(state["books"])
         self._responder.restore(state["history"])
         self._portrait.restore(state["portrait"])

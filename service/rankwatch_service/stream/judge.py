@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation
 from rankwatch_service.stream.bank import Bank, Failure
@@ -17,6 +18,7 @@ class Judge:
 
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
+        self._make_detectors = make_detectors
         self._bank = Bank(make_detectors)
 
     def observe(self, observation: Observation, roster: Roster) -> tuple[list[Told], list[Failure]]:
@@ -28,3 +30,17 @@ class Judge:
         if isinstance(observation, Frame) and observation.family == "steps":
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         return told, failures
+
+    def rest(self) -> None:
+        """Let go of the detectors; the incidents stay."""
+        self._bank = Bank(self._make_detectors)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        return {"bank": self._bank.state(), "correlator": self.correlator.state()}
+
+    def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
+        """Take up what `state` gave; returns the names of the detectors that begin cold, in the running attempt."""
+        cold = self._bank.restore(state["bank"], start)
+        self.correlator.restore(state["correlator"])
+        return cold

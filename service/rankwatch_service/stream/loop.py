@@ -26,7 +26,8 @@ from rankwatch_service.stream import snapshots
 from rankwatch_service.stream.adopt import adopt
 from rankwatch_service.stream.commit import Place, StoredTick, claim, commit
 from rankwatch_service.stream.effects import Effects, Refused
-from rankwatch_service.stream.job import Links, MakeDetectors
+from rankwatch_service.stream.job import Links
+from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.partition import TICK_S, Partition
 
 RECORDS_MAX: Final = 2_048

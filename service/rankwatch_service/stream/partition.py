@@ -20,7 +20,8 @@ from rankwatch_service.stream.commit import Place, StoredTick
 from rankwatch_service.stream.decode import BadBatchError, Reason, opened, read, read_together
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects, Refused
-from rankwatch_service.stream.job import JobStream, Links, MakeDetectors
+from rankwatch_service.stream.job import JobStream, Links
+from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.snapshots import Saved
 
 TICK_S: Final = 1.0

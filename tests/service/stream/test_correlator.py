@@ -126,12 +126,14 @@ def test_an_incident_lasts_as_long_as_any_of_its_parts(correlator):
 
 def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:4")) == [("opened", "straggler")]
-    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("updated", "straggler")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("evidence", "straggler")]
     (incident,) = correlator.open
     assert (incident.scope, incident.ranks) == ("rank:4", (4, 5))
-    judge(correlator, finding(Kind.STRAGGLER, scope="rank:6"))
-    assert (incident.scope, incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6), ["node-1"])
-    assert incident.summary.startswith("3 of 4 ranks of host node-1")
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:6")) == [("updated", "straggler")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
+    correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], ROSTER)
+    assert (incident.scope, incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
+    assert incident.summary.startswith("4 of 4 ranks of host node-1")
 
 
 def test_graver_is_an_update_and_more_of_the_same_is_evidence(correlator):
@@ -229,3 +231,34 @@ def test_a_person_can_end_an_incident_and_its_detectors_end_is_ignored(correlato
     assert correlator.open == []
     assert judge(correlator, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == []
     assert correlator.get(incident.id) is incident
+
+
+def test_a_host_whose_ranks_come_together_is_one_notification(correlator):
+    ranks = [finding(Kind.STRAGGLER, scope=f"rank:{rank}") for rank in (4, 5, 6, 7)]
+    assert judge(correlator, *ranks) == [("opened", "straggler"), *[("evidence", "straggler")] * 3]
+    (incident,) = correlator.open
+    assert incident.scope == "host:node-1"
+
+
+def test_a_spike_that_does_not_come_back_becomes_a_divergence_in_the_same_incident(correlator):
+    judge(correlator, finding(Kind.LOSS_SPIKE, severity=Severity.INFO))
+    spike = correlator.open[0]
+    turn = (finding(Kind.LOSS_SPIKE, Change.CLOSE), finding(Kind.LOSS_DIVERGENCE, severity=Severity.CRITICAL))
+    assert judge(correlator, *turn) == [("updated", "loss_divergence")]
+    (incident,) = correlator.open
+    assert incident is spike
+    assert (incident.kind, incident.severity) == (Kind.LOSS_DIVERGENCE, Severity.CRITICAL)
+    assert judge(correlator, finding(Kind.LOSS_DIVERGENCE, Change.CLOSE)) == [("resolved", "loss_divergence")]
+
+
+def test_a_job_that_dies_again_and_again_is_one_incident_from_the_loop_on(correlator):
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:3"))
+    correlator.begin("m.0")
+    loop = finding(Kind.RESTART_LOOP, attempt="m.0", severity=Severity.CRITICAL, onset_time_s=1_100.0)
+    assert judge(correlator, loop) == [("updated", "rank_lost")]
+    again = finding(Kind.RANK_LOST, scope="rank:3", attempt="m.0", onset_time_s=1_200.0)
+    assert judge(correlator, again) == [("evidence", "rank_lost")]
+    correlator.begin("n.0")
+    over = finding(Kind.RESTART_LOOP, Change.CLOSE, attempt="n.0")
+    assert judge(correlator, over) == []
+    assert go_on(correlator, "n.0") == ["resolved"]
