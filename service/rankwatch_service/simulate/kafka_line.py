@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -12,7 +12,7 @@ from rankwatch.outcome import Later, Refused
 from rankwatch_service.simulate.live import Line, NotYetError, RefusedError
 
 WITHIN_S: Final = 5.0
-"""How long one batch waits for its acknowledgement before it counts as not yet taken."""
+"""How long batches wait for their acknowledgements before they count as not yet taken."""
 END_S: Final = 5.0
 
 
@@ -31,12 +31,12 @@ class _KafkaLine:
         self._producer = producer
         self._topic = topic
 
-    def send(self, job: str, body: bytes) -> None:
-        (outcome,) = self._producer.publish([Message(self._topic, job, body)], WITHIN_S)
-        if isinstance(outcome, Refused):
-            raise RefusedError(f"Kafka: {outcome.reason} {outcome.detail}")
-        if isinstance(outcome, Later):
-            raise NotYetError(f"Kafka: {outcome.reason}", outcome.after_s or 0.0)
+    def send(self, job: str, bodies: Sequence[bytes]) -> None:
+        for outcome in self._producer.publish([Message(self._topic, job, body) for body in bodies], WITHIN_S):
+            if isinstance(outcome, Refused):
+                raise RefusedError(f"Kafka: {outcome.reason} {outcome.detail}")
+            if isinstance(outcome, Later):
+                raise NotYetError(f"Kafka: {outcome.reason}", outcome.after_s or 0.0)
 
     def close(self) -> None:
         """The producer is everybody's, and ends with the job."""

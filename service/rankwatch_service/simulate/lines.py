@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import httpx2
@@ -20,8 +21,12 @@ class HttpLine:
         headers = {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
 
-    def send(self, job: str, body: bytes) -> None:  # noqa: ARG002 - the batch names its job
-        """Send one batch; see `live.Line`."""
+    def send(self, job: str, bodies: Sequence[bytes]) -> None:  # noqa: ARG002 - a batch names its job
+        """Send batches one after the other; see `live.Line`."""
+        for body in bodies:
+            self._post(body)
+
+    def _post(self, body: bytes) -> None:
         try:
             answer = self._client.post("/api/v1/telemetry", content=body)
         except httpx2.TransportError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from zlib import crc32
@@ -23,6 +23,9 @@ HOSTS_PER_LINE: Final = 8
 LINES_MAX: Final = 16
 WAITING_MAX: Final = 64
 """Batches for each line: 64 x 20 KB (64 rank-steps of 16 metrics, progress) are about 1 MB."""
+
+TOGETHER_MAX: Final = 32
+"""Batches of one line that are handed over at a time, where so many wait."""
 
 FLUSH_S: Final = 0.15
 """Steps of so long travel in one batch, as agents send them."""
@@ -50,11 +53,11 @@ class RefusedError(Exception):
 class Line(Protocol):
     """One way into the service, used by one thread."""
 
-    def send(self, job: str, body: bytes) -> None:
-        """Return once the batch is durable there.
+    def send(self, job: str, bodies: Sequence[bytes]) -> None:
+        """Return once these batches are durable there, in their order.
 
         Raises:
-            NotYetError: try again.
+            NotYetError: try again; what was taken already changes nothing when it comes twice.
             RefusedError: do not.
         """
         ...
@@ -101,7 +104,9 @@ def send_job(
     begins_unix_ns = pace.clock.unix_ns()
     job.launch = f"sim-{begins_unix_ns // 10**9}-"
     hosts = len(set(job.topology().host))
-    lines = [_Sender(name, connect, pace.clock, sent) for _ in range(min(-(-hosts // HOSTS_PER_LINE), LINES_MAX))]
+    lines = [
+        _Sender(name, connect, pace.clock, sent, stopped) for _ in range(min(-(-hosts // HOSTS_PER_LINE), LINES_MAX))
+    ]
     for line in lines:
         line.start()
     try:
@@ -143,12 +148,15 @@ def _paced(
 class _Sender(threading.Thread):
     """Sends what it is offered, one batch after the other."""
 
-    def __init__(self, job: str, connect: Callable[[], Line], clock: Clock, sent: Sent) -> None:
+    def __init__(
+        self, job: str, connect: Callable[[], Line], clock: Clock, sent: Sent, stopped: Callable[[], bool]
+    ) -> None:
         super().__init__(name="simulated hosts", daemon=True)
         self._job = job
         self._connect = connect
         self._clock = clock
         self._sent = sent
+        self._stopped = stopped
         self._waiting: queue.Queue[tuple[bytes, int] | None] = queue.Queue(WAITING_MAX)
 
     def offer(self, body: bytes, rank_steps: int) -> None:
@@ -177,29 +185,46 @@ class _Sender(threading.Thread):
                     continue
                 if entry is None:
                     return
+                entries, ended = self._with_what_waits(entry)
                 line = line or self._connect()
-                self._deliver(line, *entry)
+                self._deliver(line, entries)
+                if ended:
+                    return
         except (RefusedError, NotYetError) as error:
             self._sent.failure = str(error)
         finally:
             if line is not None:
                 line.close()
 
-    def _deliver(self, line: Line, body: bytes, rank_steps: int) -> None:
+    def _with_what_waits(self, first: tuple[bytes, int]) -> tuple[list[tuple[bytes, int]], bool]:
+        """This entry and those behind it, and whether that was the end."""
+        entries = [first]
+        while len(entries) < TOGETHER_MAX:
+            try:
+                entry = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if entry is None:
+                return entries, True
+            entries.append(entry)
+        return entries, False
+
+    def _deliver(self, line: Line, entries: Sequence[tuple[bytes, int]]) -> None:
+        bodies = [body for body, _ in entries]
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         pause_s = PAUSE_FIRST_S
         while True:
             try:
-                line.send(self._job, body)
+                line.send(self._job, bodies)
                 break
             except NotYetError as error:
-                if self._clock.monotonic_s() > deadline_s:
+                if self._stopped() or self._clock.monotonic_s() > deadline_s:
                     raise
                 with self._sent.lock:
                     self._sent.tried_again += 1
                 self._clock.sleep(min(max(error.after_s, pause_s), PAUSE_MAX_S))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
         with self._sent.lock:
-            self._sent.batches += 1
-            self._sent.bytes += len(body)
-            self._sent.rank_steps += rank_steps
+            self._sent.batches += len(bodies)
+            self._sent.bytes += sum(map(len, bodies))
+            self._sent.rank_steps += sum(rank_steps for _, rank_steps in entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 
 from rankwatch import wire
 from rankwatch_service.clock import SystemClock
@@ -22,16 +23,17 @@ class Desk:
         self.closed = 0
         self._lock = threading.Lock()
 
-    def send(self, job: str, body: bytes) -> None:
-        batch = wire.decode_batch(body)
-        assert batch.job == job
+    def send(self, job: str, bodies: Sequence[bytes]) -> None:
+        batches = [wire.decode_batch(body) for body in bodies]
+        assert {batch.job for batch in batches} == {job}
         with self._lock:
             if self.refuse:
                 raise RefusedError("never")
             if self.not_yet:
                 self.not_yet -= 1
                 raise NotYetError("busy", 0.01)
-            self.taken[batch.host].append(batch)
+            for batch in batches:
+                self.taken[batch.host].append(batch)
 
     def close(self) -> None:
         with self._lock:
