@@ -24,6 +24,7 @@ from rankwatch_service.api import (
     incidents,
     jobs,
     metrics,
+    partitions,
     policy,
     problem,
     receivers,
@@ -64,6 +65,7 @@ RESOURCES: Final = (
     receivers,
     silences,
     hosts,
+    partitions,
     events,
     policy,
     audit_trail,
@@ -103,7 +105,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
 def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> Context:
     registry = CollectorRegistry()
     counters = Counters(registry)
-    registry.register(StoreCollector(engine, clock))
+    registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
     authority = Authority(engine, clock)
 
     def tidy_up() -> None:

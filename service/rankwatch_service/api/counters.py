@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
+from rankwatch_service.api.stream_state import partitions, processes
 from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import (
@@ -21,10 +22,8 @@ from rankwatch_service.store.models import (
     DeadLetter,
     Incident,
     Job,
-    LogPartition,
     Order,
     Outbox,
-    StreamPosition,
 )
 
 JOBS_MAX: Final = 200
@@ -58,9 +57,10 @@ class Counters:
 class StoreCollector(Collector):
     """Reads gauges from the database at each scrape."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, log_in_store: bool) -> None:
         self._engine = engine
         self._clock = clock
+        self._log_in_store = log_in_store
 
     def collect(self) -> Iterator[Metric]:
         """All families, from one consistent read."""
@@ -89,13 +89,7 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
         age_s = 0.0 if oldest is None else max(self._clock.unix_ns() - oldest, 0) / 1e9
         yield GaugeMetricFamily("rankwatch_outbox_oldest_age_seconds", "Age of the oldest of them", age_s)
-        lag = GaugeMetricFamily("rankwatch_stream_lag_records", "Records not yet committed", labels=["partition"])
-        ends = select(LogPartition.partition, LogPartition.next_position, StreamPosition.position).outerjoin(
-            StreamPosition, StreamPosition.partition == LogPartition.partition
-        )
-        for partition, end, position in connection.execute(ends):
-            lag.add_metric([str(partition)], end - (position or 0))
-        yield lag
+        yield from self._stream(connection)
         seen = GaugeMetricFamily("rankwatch_job_last_seen_timestamp_seconds", "Last telemetry", labels=["job"])
         step = GaugeMetricFamily("rankwatch_job_step", "Step that all ranks have reached", labels=["job"])
         newest = select(Job.name, Job.last_seen_unix_ns, Job.step).order_by(Job.last_seen_unix_ns.desc())
@@ -104,3 +98,25 @@ class StoreCollector(Collector):
             step.add_metric([name], reached)
         yield seen
         yield step
+
+    def _stream(self, connection: Connection) -> Iterator[Metric]:
+        now = self._clock.unix_ns()
+        lag = GaugeMetricFamily("rankwatch_stream_lag_records", "Records not yet committed", labels=["partition"])
+        epoch = GaugeMetricFamily("rankwatch_stream_epoch", "Times a process took it over", labels=["partition"])
+        lost = GaugeMetricFamily("rankwatch_stream_lost_records", "Gone before they were read", labels=["partition"])
+        tick = GaugeMetricFamily("rankwatch_stream_tick_age_seconds", "Age of its time", labels=["partition"])
+        report = GaugeMetricFamily("rankwatch_stream_report_age_seconds", "Silence of its owner", labels=["partition"])
+        for state in partitions(connection, self._log_in_store):
+            name = [str(state.partition)]
+            lag.add_metric(name, state.lag)
+            epoch.add_metric(name, state.epoch)
+            if state.owner:
+                lost.add_metric(name, state.lost_records)
+                report.add_metric(name, max(now - state.reported_unix_ns, 0) / 1e9)
+            if state.tick_unix_ns:
+                tick.add_metric(name, max(now - state.tick_unix_ns, 0) / 1e9)
+        happened = CounterMetricFamily("rankwatch_stream_events", "What befell a process", labels=["process", "what"])
+        for process in processes(connection):
+            for what, count in process.counters.items():
+                happened.add_metric([process.owner, what], count)
+        yield from (lag, epoch, lost, tick, report, happened)

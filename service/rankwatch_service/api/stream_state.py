@@ -1,0 +1,89 @@
+"""How far stream is, read from the store: partitions with their owners, and processes, as they last told."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+from sqlalchemy import Connection, select
+
+from rankwatch_service.store.models import LogPartition, StreamPosition, StreamProcess, StreamReport
+
+
+class PartitionState(BaseModel):
+    """One partition of the log of telemetry."""
+
+    partition: int
+    owner: str
+    """HOST:PID of the process that said so; empty where none has yet."""
+    epoch: int
+    """Raised whenever a process takes the partition over."""
+    position: int
+    """Committed up to here."""
+    end: int
+    """Where the next record will lie; with Kafka, as its owner last knew."""
+    lag: int
+    """Records that are not committed yet."""
+    lost_records: int
+    """Records that the log had forgotten before this owner could read them."""
+    tick_unix_ns: int
+    """Time up to which it has lived; stands still while none of its jobs is awake."""
+    reported_unix_ns: int
+
+
+class ProcessState(BaseModel):
+    """One stream process of the last 24 hours."""
+
+    owner: str
+    started_unix_ns: int
+    counters: dict[str, int]
+    """What happened since it began, by name."""
+    reported_unix_ns: int
+
+
+class StreamState(BaseModel):
+    """Everything that is known of stream."""
+
+    partitions: list[PartitionState]
+    processes: list[ProcessState]
+
+
+def partitions(connection: Connection, in_store: bool) -> list[PartitionState]:
+    """All partitions that were ever owned or, where the log lies in the store, written to."""
+    committed = {row.partition: row for row in connection.execute(select(StreamPosition.__table__))}
+    reports = {row.partition: row for row in connection.execute(select(StreamReport.__table__))}
+    ends: dict[int, int] = {}
+    if in_store:
+        written = connection.execute(select(LogPartition.partition, LogPartition.next_position))
+        ends = {partition: end for partition, end in written}  # noqa: C416 - rows are no tuples to the type checker
+    found = []
+    for partition in sorted({*committed, *ends}):
+        row, report = committed.get(partition), reports.get(partition)
+        position = row.position if row is not None else 0
+        end = ends.get(partition, report.end if report is not None else position)
+        found.append(
+            PartitionState(
+                partition=partition,
+                owner=report.owner if report is not None else "",
+                epoch=row.epoch if row is not None else 0,
+                position=position,
+                end=end,
+                lag=max(end - position, 0),
+                lost_records=report.lost_records if report is not None else 0,
+                tick_unix_ns=report.tick_unix_ns if report is not None else 0,
+                reported_unix_ns=report.at_unix_ns if report is not None else 0,
+            )
+        )
+    return found
+
+
+def processes(connection: Connection) -> list[ProcessState]:
+    """Processes of the last 24 hours, those that began last first."""
+    rows = connection.execute(select(StreamProcess.__table__).order_by(StreamProcess.started_unix_ns.desc()))
+    return [
+        ProcessState(
+            owner=row.owner,
+            started_unix_ns=row.started_unix_ns,
+            counters=row.counters,
+            reported_unix_ns=row.at_unix_ns,
+        )
+        for row in rows
+    ]
