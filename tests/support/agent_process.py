@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankwatch import layout
@@ -16,12 +16,14 @@ from tests.support.agent_service import until
 class AgentProcess:
     """An agent of one job in a directory."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], job: str = "gpt") -> None:
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str], job: str = "gpt", arguments: Sequence[str] = ()
+    ) -> None:
         self._lock = layout.agent_lock_path(str(directory), job)
         self._log = directory / f"{layout.file_stem(job)}.agent.log"
         home = {"HOME": str(directory / "home"), "XDG_CONFIG_HOME": ""}
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-m", "rankwatch.agent", "--dir", str(directory), "--job", job],
+            [sys.executable, "-m", "rankwatch.agent", "--dir", str(directory), "--job", job, *arguments],
             env={**os.environ, **home, **environment},
             start_new_session=True,
         )

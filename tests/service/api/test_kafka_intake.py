@@ -1,0 +1,108 @@
+"""Telemetry over HTTP into a real broker."""
+
+import time
+
+import pytest
+
+from rankwatch import kafka_producer, wire
+from rankwatch.kafka_settings import KafkaSettings, partition_of
+from rankwatch_service.api import kafka_intake
+from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector
+from rankwatch_service.log.kafka import ensure_topics
+from rankwatch_service.settings import Settings
+from tests.support.api import running_api
+from tests.support.kafka_broker import kafka_broker, new_prefix
+from tests.support.kafka_topic import read_topic
+from tests.support.service_process import until
+
+pytestmark = pytest.mark.integration
+
+MSGPACK = {"content-type": "application/msgpack"}
+PARTITIONS = 4
+NOBODY = "127.0.0.1:1"
+
+
+def batch(seq: int = 0, job: str = "j") -> bytes:
+    return wire.encode(wire.Batch(1, job, "l.0", "h", "b", seq, 0))
+
+
+def send(api, body, headers=MSGPACK):
+    return api.ask("POST", "/api/v1/telemetry", content=body, headers=headers)
+
+
+def topics_at(bootstrap: str) -> KafkaSettings:
+    settings = Settings(kafka=bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
+    ensure_topics(settings)
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    return kafka
+
+
+def test_what_was_answered_202_lies_in_the_topic_as_it_came(any_broker, tmp_path):
+    kafka = topics_at(any_broker.bootstrap)
+    intake = KafkaIntake(kafka)
+    bodies = [batch(seq, f"job{seq % 5}") for seq in range(40)]
+    with running_api(tmp_path, intake=intake) as api:
+        api.app.state.context.counters.registry.register(ProducerCollector(intake.producer))
+        assert [send(api, body).status_code for body in bodies] == [202] * 40
+        said = send(
+            api,
+            b'{"schema":1,"job":"plain","attempt":"l.0","host":"h","boot":"b","seq":0,"sent_unix_ns":0}',
+            {"content-type": "application/json"},
+        )
+        assert said.status_code == 202
+        metrics = api.get("/metrics").text
+        assert "rankwatch_kafka_published_total 41.0" in metrics
+        assert "rankwatch_kafka_away 0.0" in metrics
+        assert api.log.read(0, 0, 10) == []
+    found = read_topic(kafka.bootstrap, kafka.telemetry_topic, lambda all_: len(all_) >= 41, PARTITIONS)
+    assert sorted(one.value for one in found if one.key != "plain") == sorted(bodies)
+    assert {one.partition for one in found if one.key == "job3"} == {partition_of("job3", PARTITIONS)}
+    (plain,) = (one for one in found if one.key == "plain")
+    assert wire.decode_batch(plain.value).job == "plain"
+
+
+def test_without_a_broker_telemetry_is_503_in_bounded_time_and_everything_else_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(kafka_producer, "CONNECT_S", 1.0)
+    with running_api(tmp_path, intake=KafkaIntake(KafkaSettings(NOBODY))) as api:
+        for _ in range(3):
+            began_s = time.monotonic()
+            answer = send(api, batch())
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "ECONNREFUSED" in answer.json()["detail"]
+            assert time.monotonic() - began_s < kafka_intake.ANSWER_WITHIN_S + 5.0
+        assert api.get("/api/v1/jobs").status_code == 200
+        assert api.get("/readyz").status_code == 200
+        assert 'rankwatch_ingest_batches_total{result="busy"} 3.0' in api.get("/metrics").text
+
+
+def test_a_broker_that_hangs_makes_no_request_hang_and_takes_the_same_batch_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(kafka_intake, "ANSWER_WITHIN_S", 1.0)
+    with kafka_broker("noida") as broker:
+        kafka = topics_at(broker.bootstrap)
+        with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:
+            assert send(api, batch(0)).status_code == 202
+            broker.pause()
+            try:
+                began_s = time.monotonic()
+                answer = send(api, batch(1))
+                assert answer.status_code == 503
+                assert "has not acknowledged" in answer.json()["detail"]
+                assert time.monotonic() - began_s < 6.0
+                assert api.get("/api/v1/jobs").status_code == 200
+            finally:
+                broker.resume()
+            until("the batch is taken", lambda: send(api, batch(1)).status_code == 202)
+        found = read_topic(broker.bootstrap, kafka.telemetry_topic, lambda all_: len(all_) >= 2, PARTITIONS)
+        assert {one.value for one in found} == {batch(0), batch(1)}
+
+
+def test_what_brokers_never_take_is_413_and_a_dead_letter(any_broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(kafka_producer, "MESSAGE_BYTES_MAX", 1_000)
+    kafka = topics_at(any_broker.bootstrap)
+    large = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=(wire.Event("n" * 2_000, 1),)))
+    with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:
+        answer = send(api, large)
+        assert answer.status_code == 413
+        assert 'rankwatch_ingest_batches_total{result="too_large"} 1.0' in api.get("/metrics").text
+        assert send(api, batch()).status_code == 202

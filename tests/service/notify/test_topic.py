@@ -1,0 +1,145 @@
+"""Incidents into a topic of a real broker."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from sqlalchemy import insert, select
+
+from rankwatch import kafka_producer
+from rankwatch.kafka_producer import Producer
+from rankwatch.kafka_settings import KafkaSettings
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.control.receivers import TOPIC_RECEIVER, TOPIC_URL, add_topic_receiver
+from rankwatch_service.control.records import ReceiversSet, decode_control
+from rankwatch_service.log.control import ControlLog
+from rankwatch_service.log.kafka import ensure_topics
+from rankwatch_service.notify.payload import incident_message
+from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.notify.schedule import Outcome
+from rankwatch_service.notify.topic import TopicSender
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Audit, Outbox, Receiver
+from tests.support.incidents import incident_row, receiver_row, transition_row
+from tests.support.kafka_broker import new_prefix
+from tests.support.kafka_topic import read_topic
+from tests.support.service_process import until
+
+SOURCE = "https://watch.example"
+BODY = incident_message(incident_row(), transition_row(), {})
+
+
+class Web:
+    """Says how it was asked."""
+
+    async def send(self, url, secret, message_id, body):
+        return Outcome(204, f"{url} {secret} {message_id}", 0.0)
+
+
+def send(kafka: KafkaSettings, url: str) -> Outcome:
+    async def once() -> Outcome:
+        producer = Producer(kafka)
+        sender = TopicSender(producer, kafka.incidents_topic, SOURCE, SystemClock(), Web())
+        outcome = await sender.send(url, "whsec_x", "msg_1", BODY)
+        await asyncio.to_thread(producer.close, 1.0)
+        return outcome
+
+    return asyncio.run(once())
+
+
+def settings_at(bootstrap: str) -> Settings:
+    settings = Settings(kafka=bootstrap, kafka_prefix=new_prefix(), kafka_partitions=1)
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.mark.integration
+def test_a_message_is_a_cloud_event_with_the_notification_s_id(any_broker):
+    kafka = settings_at(any_broker.bootstrap).kafka_settings()
+    outcome = send(kafka, TOPIC_URL)
+    assert outcome.delivered, outcome.error
+    (event,) = read_topic(kafka.bootstrap, kafka.incidents_topic, bool)
+    told = json.loads(BODY)
+    assert event.value == BODY
+    assert event.key == told["data"]["job"]
+    assert event.headers == {
+        "ce_specversion": "1.0",
+        "ce_id": "msg_1",
+        "ce_source": SOURCE,
+        "ce_type": "io.rankwatch.incident.opened",
+        "ce_time": told["timestamp"],
+        "ce_subject": told["data"]["id"],
+        "content-type": "application/json",
+    }
+
+
+def test_without_a_broker_it_is_a_failure_that_says_why_and_webhooks_go_on(monkeypatch):
+    monkeypatch.setattr(kafka_producer, "CONNECT_S", 0.5)
+    nobody = KafkaSettings("127.0.0.1:1")
+    outcome = send(nobody, TOPIC_URL)
+    assert (outcome.status, outcome.delivered) == (None, False)
+    assert "ECONNREFUSED" in outcome.error
+    assert send(nobody, "https://a.example/hook").error == "https://a.example/hook whsec_x msg_1"
+
+
+def test_the_topic_becomes_a_receiver_once_and_stream_hears_of_it(engine):
+    clock = SystemClock()
+    controls = ControlLog(engine, clock)
+    begin = controls.end()
+    add_topic_receiver(engine, controls, clock)
+    add_topic_receiver(engine, controls, clock)
+    with read(engine) as connection:
+        (row,) = connection.execute(select(Receiver.__table__)).mappings()
+        (audited,) = connection.execute(select(Audit.__table__)).mappings()
+    assert (row["name"], row["url"], row["enabled"]) == (TOPIC_RECEIVER, TOPIC_URL, True)
+    assert audited["target"] == TOPIC_RECEIVER
+    (record,) = controls.read(begin, 10)
+    told = decode_control(record.value)
+    assert isinstance(told, ReceiversSet)
+    assert [route.name for route in told.receivers] == [TOPIC_RECEIVER]
+
+
+@pytest.mark.integration
+def test_the_notifier_brings_what_was_committed_to_the_topic_in_order(any_broker, engine):
+    settings = settings_at(any_broker.bootstrap)
+    kafka = settings.kafka_settings()
+    environment = {
+        **os.environ,
+        "RANKWATCH_DATABASE_URL": engine.url.render_as_string(hide_password=False),
+        "RANKWATCH_KAFKA": settings.kafka,
+        "RANKWATCH_KAFKA_PREFIX": settings.kafka_prefix,
+    }
+    receiver = receiver_row(name=TOPIC_RECEIVER, url=TOPIC_URL)
+    rows = []
+    for n in range(5):
+        for number, what in enumerate(("opened", "updated", "resolved"), 1):
+            rows += outbox_rows(
+                incident_row(id=f"inc_{n}"), transition_row(what, number), [receiver], [], {}, time.time_ns()
+            )
+    with write(engine) as connection:
+        connection.execute(insert(Receiver).values(**receiver))
+        connection.execute(insert(Outbox), rows)
+    command = [sys.executable, "-m", "rankwatch_service", "notify"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        found = read_topic(kafka.bootstrap, kafka.incidents_topic, lambda all_: len(all_) >= 15, within_s=60.0)
+        for n in range(5):
+            ours = [one for one in found if one.headers["ce_subject"] == f"inc_{n}"]
+            assert [one.headers["ce_type"].rpartition(".")[2] for one in ours] == ["opened", "updated", "resolved"]
+        assert {one.headers["ce_id"] for one in found} == {row["id"] for row in rows}
+        until("all are marked delivered", lambda: states(engine) == {"delivered"})
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def states(engine):
+    with read(engine) as connection:
+        return set(connection.scalars(select(Outbox.state)))
