@@ -17,7 +17,8 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
-from rankwatch_service.store.series_query import Mark, heat_map
+from rankwatch_service.store.rollup import Mark
+from rankwatch_service.store.series_query import heat_map
 
 RANKS = 64
 STEPS = 600

@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import select
 
 from rankwatch.wire import METRIC_NAME_BYTES_MAX
-from rankwatch_detectors.base import Floats
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Job
+from rankwatch_service.store.rollup import Single
 from rankwatch_service.store.series_query import (
     POINTS_MAX,
     RANKS_MAX,
+    HeatMap,
     Reduce,
-    TooMuchError,
+    Side,
     heat_map,
     metrics,
     series,
@@ -32,13 +34,19 @@ DIGITS: Final = 5
 """Significant digits of a value: more than a pixel can show."""
 
 COLUMNS_MAX: Final = 1_000
-HEAT_CELLS_MAX: Final = 60_000
-"""Cells of one heat map: 200 KB as it is sent, compressed. More ranks get fewer columns."""
+ROWS_MAX: Final = 1_024
+"""Rows of a heat map: more ranks share them, the highest (or lowest) value of each row shows."""
+
+JSON_CELLS_MAX: Final = 60_000
+TILE_CELLS_MAX: Final = 320_000
+"""Cells of one heat map: 200 KB as it is sent, compressed. More rows get fewer columns."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 # The prefix `phase.` comes on top of a name.
 MetricName = Annotated[str, Query(min_length=1, max_length=METRIC_NAME_BYTES_MAX + 6)]
 Step = Annotated[int | None, Query(ge=0, lt=2**53)]
+Columns = Annotated[int, Query(ge=1, le=COLUMNS_MAX)]
+Rows = Annotated[int, Query(ge=1, le=ROWS_MAX)]
 Values = list[float | None]
 
 
@@ -75,10 +83,13 @@ class Series(BaseModel):
 
 
 class Heat(BaseModel):
-    """A metric over ranks and steps: `high[rank][column]`, `mark` as in `Line`. `step` is each column's first."""
+    """A metric over ranks and steps: `high[row][column]`, `mark` as in `Line`. `step` is each column's first step,
+    `rank` each row's first rank.
+    """
 
     metric: str
     step: list[int]
+    rank: list[int]
     high: list[Values]
     mark: list[list[int]]
 
@@ -105,10 +116,7 @@ def show_series(
     """A metric over steps, one segment for each attempt. `ranks` are like 0,4-7."""
     _require_job(context, job)
     chosen = _ranks(ranks) if ranks else []
-    try:
-        found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
-    except TooMuchError as error:
-        raise ProblemError(422, str(error)) from error
+    found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
     segments = [
         Segment(
             attempt=segment.attempt,
@@ -129,23 +137,67 @@ def show_heat_map(
     context: Ctx,
     _identity: Reader,
     metric: MetricName,
-    columns: Annotated[int, Query(ge=1, le=COLUMNS_MAX)] = 300,
+    columns: Columns = 300,
+    rows: Rows = ROWS_MAX,
     from_step: Step = None,
     to_step: Step = None,
 ) -> Heat:
-    """A metric over all ranks and steps, in at most `columns` columns, fewer for many ranks."""
-    ranks = max(_require_job(context, job), 1)
-    fitting = max(HEAT_CELLS_MAX // ranks, 1)
-    try:
-        found = heat_map(context.engine, job, metric, min(columns, fitting), from_step or 0, to_step)
-    except TooMuchError as error:
-        raise ProblemError(422, str(error)) from error
+    """A metric over all ranks and steps: in at most `rows` rows and `columns` columns, fewer of these for many rows.
+    Each cell shows the highest value that it stands for.
+    """
+    ranks = _require_job(context, job)
+    found = _heat_map(context, job, metric, ranks, (columns, rows, JSON_CELLS_MAX), (from_step, to_step), Side.HIGH)
     return Heat(
         metric=metric,
         step=found.step.tolist(),
-        high=[_shown(row) for row in found.high],
-        mark=np.asarray(found.mark).tolist(),
+        rank=found.rank.tolist(),
+        high=[_shown(row) for row in found.value],
+        mark=found.mark.tolist(),
     )
+
+
+@router.get(
+    "/heatmap.bin",
+    description=LAYOUT,
+    response_class=Response,
+    responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def show_heat_tile(
+    job: str,
+    request: Request,
+    context: Ctx,
+    _identity: Reader,
+    metric: MetricName,
+    columns: Columns = 300,
+    rows: Rows = ROWS_MAX,
+    from_step: Step = None,
+    to_step: Step = None,
+    side: Side = Side.HIGH,
+) -> Response:
+    """As `LAYOUT` says."""
+    ranks = _require_job(context, job)
+    found = _heat_map(context, job, metric, ranks, (columns, rows, TILE_CELLS_MAX), (from_step, to_step), side)
+    data = tile(found)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(data, media_type=MEDIA_TYPE)
+    headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(gzipped(data), media_type=MEDIA_TYPE, headers=headers)
+
+
+def _heat_map(
+    context: Context,
+    job: str,
+    metric: str,
+    ranks: int,
+    size: tuple[int, int, int],
+    steps: tuple[int | None, int | None],
+    side: Side,
+) -> HeatMap:
+    """A map of (columns, rows, cells) at most."""
+    columns, rows, cells = size
+    fitting = cells // min(rows, max(ranks, 1))
+    from_step, to_step = steps
+    return heat_map(context.engine, job, metric, min(columns, fitting), rows, from_step or 0, to_step, side)
 
 
 def _require_job(context: Context, job: str) -> int:
@@ -173,6 +225,6 @@ def _ranks(text: str) -> list[int]:
     return chosen
 
 
-def _shown(values: Floats) -> Values:
+def _shown(values: Single) -> Values:
     """Values as JSON has them; what is not finite is told by its mark."""
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]

@@ -217,10 +217,7 @@ class Attempt(Base):
 
 
 class SeriesChunk(Base):
-    """Values of one metric over CHUNK_STEPS steps and all ranks: zstd of shuffled float32 [step, rank].
-
-    NaN is kept; "not measured" is the NaN with payload ABSENT.
-    """
+    """Values of one metric over CHUNK_STEPS steps and all ranks, as `store.chunks` encodes them."""
 
     __tablename__ = "series_chunk"
     job: Mapped[str] = mapped_column(primary_key=True)
@@ -232,7 +229,35 @@ class SeriesChunk(Base):
     steps: Mapped[int]
     ranks: Mapped[int]
     data: Mapped[bytes]
-    at_unix_ns: Mapped[int] = mapped_column(index=True)
+    size_bytes: Mapped[int] = mapped_column(default=0)
+    """Of the data."""
+    at_unix_ns: Mapped[int]
+    __table_args__ = (
+        Index("ix_series_chunk_steps", "job", "metric", "chunk"),
+        Index("ix_series_chunk_age", "at_unix_ns", "size_bytes"),
+    )
+
+
+class SeriesRollup(Base):
+    """BRANCHES buckets of one metric, as `store.rollup` packs them: what remains when the raw chunks have left."""
+
+    __tablename__ = "series_rollup"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """A bucket has CHUNK_STEPS * BRANCHES ** (level - 1) steps."""
+    chunk: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """first step // steps of all buckets"""
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    ranks: Mapped[int]
+    low: Mapped[bytes]
+    high: Mapped[bytes]
+    mark: Mapped[bytes]
+    lines: Mapped[bytes]
+    size_bytes: Mapped[int]
+    """Of low, high, mark and lines."""
+    at_unix_ns: Mapped[int]
+    __table_args__ = (Index("ix_series_rollup_age", "at_unix_ns", "size_bytes"),)
 
 
 # ---- incidents and notifications -----------------------------------------------------------------------------------

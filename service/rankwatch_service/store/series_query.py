@@ -1,29 +1,45 @@
-"""Reads series for charts: never more points than pixels, and never an extreme or a NaN hidden by that."""
+"""Series as charts draw them: never more points than pixels, and never an extreme or a NaN hidden by that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from typing import Final
+from enum import StrEnum
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Engine, select
 
-from rankwatch_detectors.base import Floats, Ints
-from rankwatch_service.store.chunks import CHUNK_STEPS, Cells, absent, decoded, widened
+from rankwatch_detectors.base import Ints
+from rankwatch_service.store.chunks import ABSENT_BITS, blank, decoded
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Attempt, SeriesChunk
+from rankwatch_service.store.models import SeriesChunk, SeriesRollup
+from rankwatch_service.store.rollup import (
+    LINES,
+    Mark,
+    Marks,
+    Single,
+    bucket_steps,
+    extremes,
+    lines,
+    marks,
+    unpacked_lines,
+    unpacked_mark,
+)
+from rankwatch_service.store.series_read import Part, Range, Reader
 
 POINTS_MAX: Final = 4_000
 """Points of one line: the widest screens have so many pixels."""
 
-CELLS_MAX: Final = 20_000_000
-"""Values read by one query: 0.2 GB at their widest, about a second. A longer range must be asked for in parts."""
+LINE_CELLS_MAX: Final = 2_000_000
+MAP_CELLS_MAX: Final = 6_000_000
+"""Values that a line or a heat map is made of, at most: 50 ms. Of more steps or ranks a coarser level is read."""
 
 RANKS_MAX: Final = 64
 """Lines of single ranks in one answer; more can be shown as a fan or a heat map."""
+
+STEP_MAX: Final = 2**53
 
 
 class Reduce(StrEnum):
@@ -39,26 +55,21 @@ class Reduce(StrEnum):
     """Four lines: p5, p50, p95, max."""
 
 
-_SHARES: Final[dict[Reduce, tuple[tuple[str, float], ...]]] = {
-    Reduce.MIN: (("min", 0.0),),
-    Reduce.MEDIAN: (("median", 0.5),),
-    Reduce.MAX: (("max", 1.0),),
-    Reduce.FAN: (("p5", 0.05), ("p50", 0.5), ("p95", 0.95), ("max", 1.0)),
+class Side(StrEnum):
+    """Which extreme a cell of a heat map shows."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+_DRAWN: Final[dict[Reduce, tuple[tuple[str, str], ...]]] = {
+    Reduce.MEAN: (("mean", "mean"),),
+    Reduce.MEDIAN: (("median", "p50"),),
+    Reduce.MIN: (("min", "min"),),
+    Reduce.MAX: (("max", "max"),),
+    Reduce.FAN: (("p5", "p5"), ("p50", "p50"), ("p95", "p95"), ("max", "max")),
 }
-
-
-class Mark(IntEnum):
-    """What is worth marking in a bucket of values; the highest one that occurs counts."""
-
-    ABSENT = 0
-    FINITE = 1
-    NEGATIVE_INF = 2
-    POSITIVE_INF = 3
-    NAN = 4
-
-
-class TooMuchError(ValueError):
-    """The query would read more than `CELLS_MAX` values."""
+"""Names of the lines, and which of `LINES` they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +77,9 @@ class Line:
     """Values at the steps of its segment. Where `mark` is not FINITE alone, low and high are of the finite values."""
 
     name: str
-    low: Floats
-    high: Floats
-    mark: NDArray[np.uint8]
+    low: Single
+    high: Single
+    mark: Marks
     """`Mark` of each point."""
 
 
@@ -87,18 +98,44 @@ class HeatMap:
 
     step: Ints
     """First step of each column."""
-    low: Floats
-    """[rank, column], of the finite values; NaN where there are none."""
-    high: Floats
-    mark: NDArray[np.uint8]
-    """[rank, column], `Mark`."""
+    rank: Ints
+    """First rank of each row; it goes up to the next one's, the last to `ranks`."""
+    ranks: int
+    value: Single
+    """[row, column], the highest or lowest of the finite values; NaN where there are none."""
+    mark: Marks
+    """[row, column], `Mark`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Consecutive points of one attempt, [point, line or rank]; steps may repeat, and then belong together."""
+
+    attempt: str
+    step: Ints
+    low: Single
+    high: Single
+    """Empty, as `low`, where it is not asked for."""
+    mark: Marks
+
+    def chosen(self, at: NDArray[np.bool_]) -> _Points:
+        """Some of them."""
+        low, high = (ends[at] if len(ends) else ends for ends in (self.low, self.high))
+        return _Points(self.attempt, self.step[at], low, high, self.mark[at])
 
 
 def metrics(engine: Engine, job: str) -> list[str]:
     """Names of the metrics that a job has, sorted."""
     with read(engine) as connection:
-        names = connection.scalars(select(SeriesChunk.metric).where(SeriesChunk.job == job).distinct())
-        return sorted(names)
+        found = set[str]()
+        for column, of_job in ((SeriesChunk.metric, SeriesChunk.job), (SeriesRollup.metric, SeriesRollup.job)):
+            # From name to name, each found through the index: a job has many chunks and few metrics.
+            name: str | None = ""
+            while name is not None:
+                following = select(column).where(of_job == job, column > name).order_by(column).limit(1)
+                name = connection.scalar(following)
+                found |= {name} if name is not None else set()
+        return sorted(found)
 
 
 def series(
@@ -113,6 +150,9 @@ def series(
 ) -> list[Segment]:
     """A metric over steps, one segment for each attempt, in their order.
 
+    Over a long range the lines of chosen ranks are bands in which they ran: between the reduction of the ranks' lowest
+    values of a point and that of their highest ones.
+
     Args:
         engine: the store.
         job: whose.
@@ -122,124 +162,182 @@ def series(
         ranks: these alone, at most RANKS_MAX for `NONE`; empty: all.
         reduce: how ranks become lines.
         points: at most so many for each line of the whole answer.
-
-    Raises:
-        TooMuchError: the range is too long to be read at once.
     """
-    parts = _load(engine, job, metric, from_step, to_step)
-    steps_total = sum(len(steps) for _, steps, _ in parts)
-    per_point = -(-steps_total // max(1, min(points, POINTS_MAX)))
-    segments = []
-    for attempt, steps, cells in parts:
-        chosen = _chosen(cells, ranks, reduce)
-        lines = _reduced(cells[:, chosen], chosen, reduce)
-        starts = np.arange(0, len(steps), max(per_point, 1))
-        segments.append(Segment(attempt, steps[starts], [_bucketed(*line, starts) for line in lines]))
-    return segments
+    wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
+    by_rank = reduce is Reduce.NONE or len(ranks) > 0
+    columns = [SeriesRollup.low, SeriesRollup.high, SeriesRollup.mark] if by_rank else [SeriesRollup.lines]
+    with read(engine) as connection:
+        reader = Reader(connection, wanted)
+        level = reader.level(points, LINE_CELLS_MAX)
+        parts = reader.parts(level, columns)
+    names = [name for name, _ in _DRAWN.get(reduce, ())]
+    drawn = [LINES.index(of) for _, of in _DRAWN.get(reduce, ())]
+    found: dict[str, list[_Points]] = {}
+    for part in parts:
+        if by_rank:
+            every = _ranks_of(part, level)
+            chosen = _chosen(every.low.shape[1], ranks, reduce)
+            one = _of_ranks(every, chosen, drawn)
+            names = [f"rank:{rank}" for rank in chosen] if reduce is Reduce.NONE else names
+        else:
+            one = _drawn_of(part, level, drawn)
+        measured = (one.step >= 0) & (one.mark != Mark.ABSENT).any(axis=1)
+        if measured.any():
+            found.setdefault(part.attempt, []).append(one.chosen(measured))
+    return _segments(found, names, points)
 
 
 def heat_map(
-    engine: Engine, job: str, metric: str, columns: int = 300, from_step: int = 0, to_step: int | None = None
+    engine: Engine,
+    job: str,
+    metric: str,
+    columns: int = 300,
+    rows: int = 1_024,
+    from_step: int = 0,
+    to_step: int | None = None,
+    side: Side = Side.HIGH,
 ) -> HeatMap:
-    """A metric over all ranks and steps, in at most `columns` columns.
-
-    Raises:
-        TooMuchError: the range is too long to be read at once.
-    """
-    parts = _load(engine, job, metric, from_step, to_step)
-    if not parts:
-        empty = np.zeros((0, 0))
-        return HeatMap(np.zeros(0, dtype=np.int64), empty, empty, empty.astype(np.uint8))
-    width = max(cells.shape[1] for _, _, cells in parts)
-    newest: dict[int, tuple[int, int]] = {}
-    for index, (_, steps, _) in enumerate(parts):
-        newest |= {int(step): (index, row) for row, step in enumerate(steps)}
-    order = sorted(newest)
-    rows = (parts[index][2][row : row + 1] for index, row in (newest[step] for step in order))
-    cells = np.concatenate([widened(row, width) for row in rows])
-    starts = np.arange(0, len(order), max(1, -(-len(order) // max(1, min(columns, POINTS_MAX)))))
-    low, high, mark = _extremes(cells.astype(np.float64), ~absent(cells), starts)
-    return HeatMap(np.array(order, dtype=np.int64)[starts], low.T, high.T, mark.T)
-
-
-def _load(engine: Engine, job: str, metric: str, from_step: int, to_step: int | None) -> list[tuple[str, Ints, Cells]]:
-    """(attempt, steps that have any value, cells [step, rank]) in the order of attempts."""
-    first = max(from_step, 0) // CHUNK_STEPS
-    where = [SeriesChunk.job == job, SeriesChunk.metric == metric, SeriesChunk.chunk >= first]
-    if to_step is not None:
-        where.append(SeriesChunk.chunk <= to_step // CHUNK_STEPS)
+    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks."""
+    wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
     with read(engine) as connection:
-        sizes = connection.execute(select(SeriesChunk.ranks).where(*where)).scalars().all()
-        if sum(sizes) * CHUNK_STEPS > CELLS_MAX:
-            raise TooMuchError(f"more than {CELLS_MAX} values: ask for fewer steps")
-        numbers = _attempt_numbers(connection, job)
-        rows = connection.execute(select(SeriesChunk.__table__).where(*where).order_by(SeriesChunk.chunk)).all()
-    by_attempt: dict[str, list[tuple[int, Cells]]] = {}
-    for row in rows:
-        by_attempt.setdefault(row.attempt, []).append((row.first_step, decoded(row.data, row.ranks)[: row.steps]))
-    parts = []
-    for attempt in sorted(by_attempt, key=lambda name: (numbers.get(name, 0), name)):
-        width = max(cells.shape[1] for _, cells in by_attempt[attempt])
-        steps = np.concatenate([np.arange(begin, begin + len(cells)) for begin, cells in by_attempt[attempt]])
-        joined = np.concatenate([widened(cells, width) for _, cells in by_attempt[attempt]])
-        keep = (steps >= from_step) & (to_step is None or steps <= to_step) & ~absent(joined).all(axis=1)
-        if keep.any():
-            parts.append((attempt, steps[keep], joined[keep]))
-    return parts
+        reader = Reader(connection, wanted)
+        level = reader.level(columns, MAP_CELLS_MAX)
+        parts = reader.parts(level, [getattr(SeriesRollup, side), SeriesRollup.mark])
+    found = _newest_only([_ranks_of(part, level, side) for part in parts], reader, level)
+    if not found:
+        none = np.zeros(0, dtype=np.int64)
+        return HeatMap(none, none, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.uint8))
+    width = max(one.mark.shape[1] for one in found)
+    per_row = -(-width // max(rows, 1))
+    ranks = np.arange(0, width, per_row)
+    join = np.fmax if side is Side.HIGH else np.fmin
+    step = np.concatenate([one.step for one in found])
+    value = _stacked([one.high if side is Side.HIGH else one.low for one in found], width, np.float32(np.nan))
+    mark = _stacked([one.mark for one in found], width, np.uint8(Mark.ABSENT))
+    step, starts, value, mark = _grouped(step, columns, value, mark)
+    value, mark = join.reduceat(value, starts, axis=0), np.maximum.reduceat(mark, starts, axis=0)
+    if per_row > 1:
+        value, mark = join.reduceat(value, ranks, axis=1), np.maximum.reduceat(mark, ranks, axis=1)
+    return HeatMap(step[starts], ranks, width, value.T, mark.T)
 
 
-def _attempt_numbers(connection: Connection, job: str) -> dict[str, int]:
-    rows = connection.execute(select(Attempt.attempt, Attempt.number).where(Attempt.job == job))
-    return {row.attempt: row.number for row in rows}
+# ---- points of a part ----------------------------------------------------------------------------------------------
 
 
-def _chosen(cells: Cells, ranks: Sequence[int], reduce: Reduce) -> Ints:
-    chosen = np.array([rank for rank in ranks if 0 <= rank < cells.shape[1]], dtype=np.int64)
-    if not len(ranks):
-        chosen = np.arange(cells.shape[1])
+def _ranks_of(part: Part, level: int, side: Side | None = None) -> _Points:
+    """A part by rank; with a side, only that extreme is filled in."""
+    if part.cells is not None:
+        return _measured(part, part.cells, level)
+    row, inside = part.row, part.step >= 0
+    assert row is not None
+    low, high = (
+        decoded(getattr(row, end))[inside] if side in (None, end) else np.zeros((0, 0), np.float32) for end in Side
+    )
+    return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside])
+
+
+def _measured(part: Part, cells: Single, level: int) -> _Points:
+    """What was measured [step, rank or line] as points of a level."""
+    if level:
+        low, high, mark = extremes(cells)
+        width = bucket_steps(level)
+        return _Points(part.attempt, part.step[:1] // width * width, low[None], high[None], mark[None])
+    mark = marks(cells)
+    bounded = np.where(mark == Mark.FINITE, cells, np.float32(np.nan))
+    return _Points(part.attempt, part.step, bounded, bounded, mark)
+
+
+def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
+    """Of some ranks alone; with `drawn`, their lines."""
+    low, high, mark = points.low[:, chosen], points.high[:, chosen], points.mark[:, chosen]
+    if not drawn:
+        return _Points(points.attempt, points.step, low, high, mark)
+    worst = mark.max(axis=1, initial=Mark.ABSENT)[:, None].repeat(len(drawn), axis=1)
+    return _Points(points.attempt, points.step, _lines_of(low)[:, drawn], _lines_of(high)[:, drawn], worst)
+
+
+def _lines_of(ends: Single) -> Single:
+    """`lines` of the finite values."""
+    held = np.ascontiguousarray(ends)
+    held.view(np.uint32)[np.isnan(held)] = ABSENT_BITS
+    return lines(held) if held.shape[1] else blank(len(held), len(LINES))
+
+
+def _drawn_of(part: Part, level: int, drawn: list[int]) -> _Points:
+    """A part's lines over all ranks."""
+    if part.cells is not None:
+        return _measured(part, lines(part.cells)[:, drawn], level)
+    assert part.row is not None
+    inside = part.step >= 0
+    low, high, mark = unpacked_lines(part.row.lines)
+    low, high, mark = low[:, drawn], high[:, drawn], mark[:, drawn]
+    return _Points(part.attempt, part.step[inside], low[inside], high[inside], mark[inside])
+
+
+def _chosen(held: int, ranks: Sequence[int], reduce: Reduce) -> list[int]:
+    chosen = [rank for rank in ranks if 0 <= rank < held] if len(ranks) else list(range(held))
     return chosen[:RANKS_MAX] if reduce is Reduce.NONE else chosen
 
 
-def _reduced(cells: Cells, ranks: Ints, reduce: Reduce) -> list[tuple[str, Floats, NDArray[np.bool_]]]:
-    """(name, values by step, present by step). A NaN of any rank makes its step's reduced value NaN."""
-    present = ~absent(cells)
-    values = cells.astype(np.float64)
-    if reduce is Reduce.NONE:
-        return [(f"rank:{rank}", values[:, index], present[:, index]) for index, rank in enumerate(ranks)]
-    bad = np.any(np.isnan(values) & present, axis=1)
-    count = present.sum(axis=1)
-    # What is absent sorts behind everything else, so that the k-th value of a row is the k-th measured one.
-    held = np.sort(np.where(present, values, np.inf), axis=1) if len(ranks) else np.full((len(cells), 1), np.nan)
-    if reduce is Reduce.MEAN:
-        with np.errstate(invalid="ignore"):
-            mean = np.where(present, values, 0.0).sum(axis=1) / np.maximum(count, 1)
-        lines = [("mean", mean)]
-    else:
-        rows = np.arange(len(held))
-        lines = [
-            (name, held[rows, np.rint(share * np.maximum(count - 1, 0)).astype(np.int64)])
-            for name, share in _SHARES[reduce]
-        ]
-    return [(name, np.where(bad, np.nan, line), count > 0) for name, line in lines]
+# ---- points together -----------------------------------------------------------------------------------------------
 
 
-def _bucketed(name: str, values: Floats, present: NDArray[np.bool_], starts: Ints) -> Line:
-    low, high, mark = _extremes(values[:, None], present[:, None], starts)
-    return Line(name, low[:, 0], high[:, 0], mark[:, 0])
+def _segments(found: dict[str, list[_Points]], names: list[str], points: int) -> list[Segment]:
+    counts = {attempt: len(np.unique(np.concatenate([one.step for one in parts]))) for attempt, parts in found.items()}
+    total = sum(counts.values())
+    share = min(1.0, min(points, POINTS_MAX) / max(total, 1))
+    segments = []
+    for attempt, parts in found.items():
+        width = max(one.mark.shape[1] for one in parts)
+        step = np.concatenate([one.step for one in parts])
+        low = _stacked([one.low for one in parts], width, np.float32(np.nan))
+        high = _stacked([one.high for one in parts], width, np.float32(np.nan))
+        mark = _stacked([one.mark for one in parts], width, np.uint8(Mark.ABSENT))
+        step, starts, low, high, mark = _grouped(step, int(counts[attempt] * share), low, high, mark)
+        low, high = np.fmin.reduceat(low, starts, axis=0), np.fmax.reduceat(high, starts, axis=0)
+        mark = np.maximum.reduceat(mark, starts, axis=0)
+        drawn = [Line(name, low[:, at], high[:, at], mark[:, at]) for at, name in enumerate(names)]
+        segments.append(Segment(attempt, step[starts], drawn))
+    return segments
 
 
-def _extremes(values: Floats, present: NDArray[np.bool_], starts: Ints) -> tuple[Floats, Floats, NDArray[np.uint8]]:
-    """Lowest and highest finite value and the mark of each bucket of rows."""
-    finite = present & np.isfinite(values)
-    low = np.minimum.reduceat(np.where(finite, values, np.inf), starts, axis=0)
-    high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts, axis=0)
-    none = ~np.logical_or.reduceat(finite, starts, axis=0)
-    marks = np.where(finite, Mark.FINITE, Mark.ABSENT).astype(np.uint8)
-    marks[present & (values == -np.inf)] = Mark.NEGATIVE_INF
-    marks[present & (values == np.inf)] = Mark.POSITIVE_INF
-    marks[present & np.isnan(values)] = Mark.NAN
-    return (
-        np.where(none, np.nan, low),
-        np.where(none, np.nan, high),
-        np.maximum.reduceat(marks, starts, axis=0),
-    )
+def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Points]:
+    """Without what a later attempt repeated; of a bucket in which it began the rest stays."""
+    attempts = list(dict.fromkeys(one.attempt for one in points))
+    kept: list[_Points] = []
+    repeated = np.zeros(0, dtype=np.int64)
+    for attempt in reversed(attempts):
+        mine = [one for one in points if one.attempt == attempt and (one.mark != Mark.ABSENT).any()]
+        for one in mine:
+            fresh = (one.mark != Mark.ABSENT).any(axis=1) & ~np.isin(one.step, repeated)
+            if fresh.all():
+                kept.append(one)
+            elif fresh.any():
+                kept.append(one.chosen(fresh))
+        own = np.concatenate([repeated, *(one.step[(one.mark != Mark.ABSENT).any(axis=1)] for one in mine)])
+        began = reader.began.get(attempt)
+        if level and began is not None:
+            own = own[own != began // bucket_steps(level) * bucket_steps(level)]
+        repeated = np.unique(own)
+    return kept
+
+
+def _stacked(arrays: list[NDArray[Any]], width: int, fill: Any) -> NDArray[Any]:
+    if all(array.shape[1] == width for array in arrays):
+        return np.concatenate(arrays)
+    wide = np.full((sum(map(len, arrays)), width), fill)
+    at = 0
+    for array in arrays:
+        wide[at : at + len(array), : array.shape[1]] = array
+        at += len(array)
+    return wide
+
+
+def _grouped(step: Ints, points: int, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Steps in order, where the groups of steps of each of at most `points` points begin, and the arrays likewise."""
+    if np.any(step[1:] < step[:-1]):
+        order = np.argsort(step, kind="stable")
+        step, arrays = step[order], tuple(array[order] for array in arrays)
+    firsts = np.flatnonzero(np.diff(step, prepend=-1))
+    count = min(len(firsts), max(1, min(points, POINTS_MAX)))
+    return step, firsts[np.arange(count) * len(firsts) // max(count, 1)], *arrays

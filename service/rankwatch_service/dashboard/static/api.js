@@ -15,9 +15,18 @@ export function now() {
 }
 
 export function get(path, query = {}) {
+  return ask("GET", asked(path, query));
+}
+
+// What is not JSON, as an ArrayBuffer.
+export function getBytes(path, query = {}) {
+  return ask("GET", asked(path, query), undefined, (answer) => answer.arrayBuffer());
+}
+
+function asked(path, query) {
   const chosen = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const search = new URLSearchParams(chosen).toString();
-  return ask("GET", search ? `${path}?${search}` : path);
+  return search ? `${path}?${search}` : path;
 }
 
 export function post(path, body) {
@@ -28,8 +37,8 @@ export function remove(path) {
   return ask("DELETE", path);
 }
 
-async function ask(method, path, body) {
-  const headers = { Accept: "application/json" };
+async function ask(method, path, body, read = (answer) => answer.json().catch(() => null)) {
+  const headers = { Accept: "*/*" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET") headers["Idempotency-Key"] = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
   let answer;
@@ -46,9 +55,11 @@ async function ask(method, path, body) {
     location.replace(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     return new Promise(() => {}); // the page is about to be left
   }
-  const content = answer.status === 204 ? null : await answer.json().catch(() => null);
-  if (!answer.ok) throw new Refused(answer.status, content?.detail ?? content?.title ?? `refused (${answer.status})`);
-  return content;
+  if (!answer.ok) {
+    const problem = await answer.json().catch(() => null);
+    throw new Refused(answer.status, problem?.detail ?? problem?.title ?? `refused (${answer.status})`);
+  }
+  return answer.status === 204 ? null : read(answer);
 }
 
 export const path = (...parts) => parts.map(encodeURIComponent).join("/");

@@ -1,8 +1,8 @@
 // Rank × step heat map on a canvas: one image draw for all cells, marks for NaN, Inf and missing that do not depend on
 // colour, incidents outlined, a tooltip for the cell under the pointer.
 //
-// A grid is {steps, ranks, values, kinds}, a column from its step up to the next one's: for column c and row r the cell r * columns + c; `kinds` says what
-// a cell is (KIND), `values` counts only where it is FINITE.
+// A grid is {steps, ranks, rankCount, values, kinds}: a column goes from its step up to the next one's, a row from its rank up to the next one's, the last
+// to `rankCount`. Column c and row r are the cell r * columns + c; `kinds` says what a cell is (KIND), `values` counts only where it is FINITE.
 
 import { css, packed, palette } from "./cividis.js";
 import { h } from "./dom.js";
@@ -147,7 +147,7 @@ export class HeatMap {
   }
 
   #outline(context, plotHeight) {
-    const lineOf = new Map(this.rows.map((row, place) => [this.grid.ranks[row], Math.floor(place / this.fold)]));
+    const lineOf = new Map(this.rows.flatMap((row, place) => this.#ranksOf(row).map((rank) => [rank, Math.floor(place / this.fold)])));
     const floor = getComputedStyle(this.canvas).getPropertyValue("--surface");
     for (const outline of this.outlines) {
       const from = LEFT_PX + Math.max(0, this.#column(outline.from)) * this.columnPx;
@@ -165,6 +165,12 @@ export class HeatMap {
         }
       }
     }
+  }
+
+  #ranksOf(row) {
+    const { ranks, rankCount } = this.grid;
+    const from = ranks[row];
+    return Array.from({ length: (ranks[row + 1] ?? rankCount) - from }, (_, n) => from + n);
   }
 
   // The column of a step; steps before the grid give -1, later ones the last column.
@@ -207,10 +213,11 @@ export class HeatMap {
     const at = this.#at(event);
     this.tip.hidden = at === null;
     if (at === null) return;
-    const { cell, rank, column } = at;
+    const { cell, ranks, column } = at;
+    const [first, last] = [ranks[0], ranks.at(-1)];
     const value = this.grid.kinds[cell] === KIND.FINITE ? measured(this.metric, this.grid.values[cell]) : ["", "NaN", "Inf", "−Inf", "not measured"][this.grid.kinds[cell]];
     const relative = this.relative && this.grid.kinds[cell] === KIND.FINITE ? ` (${number(this.shaded[cell], 3)} × median)` : "";
-    this.tip.textContent = `${this.names(rank)} · step ${number(this.grid.steps[column])}\n${value}${relative}`;
+    this.tip.textContent = `${first === last ? this.names(first) : `ranks ${first}–${last}`} · step ${number(this.grid.steps[column])}\n${value}${relative}`;
     const box = this.canvas.parentElement.getBoundingClientRect();
     const x = event.clientX - box.left;
     this.tip.style.left = `${Math.min(box.width - this.tip.offsetWidth - 4, Math.max(4, x + 14))}px`;
@@ -224,7 +231,7 @@ export class HeatMap {
     const line = Math.floor((event.clientY - box.top) / this.rowPx);
     if (column < 0 || column >= this.grid.steps.length || line < 0 || line >= this.lines) return null;
     const cell = this.#cell(line, column);
-    return { cell, column, rank: this.grid.ranks[Math.floor(cell / this.grid.steps.length)] };
+    return { cell, column, ranks: this.#ranksOf(Math.floor(cell / this.grid.steps.length)) };
   }
 
   #legend() {

@@ -1,6 +1,6 @@
 // A job's measured values, as charts take them.
 
-import { get, path } from "./api.js";
+import { get, getBytes, path } from "./api.js";
 import { KIND } from "./heatmap.js";
 
 const POINTS = 320;
@@ -82,9 +82,33 @@ export async function metricsOf(job) {
 
 // A grid for HeatMap; null where this job does not measure the metric.
 export async function grid(job, metric, columns, { from = null, to = null } = {}) {
-  const found = await get(path("jobs", job, "heatmap"), { metric, columns, from_step: from, to_step: to }).catch(unmeasured);
-  if (!found?.step.length) return null;
-  const values = Float32Array.from(found.high.flat(), (value) => finite(value) ?? 0);
-  const kinds = Uint8Array.from(found.mark.flat(), (mark) => KIND_OF_MARK[mark]);
-  return { steps: found.step, ranks: found.high.map((_, rank) => rank), values, kinds };
+  const bytes = await getBytes(path("jobs", job, "heatmap.bin"), { metric, columns, from_step: from, to_step: to }).catch(unmeasured);
+  const found = bytes && decoded(bytes);
+  return found?.steps.length ? found : null;
+}
+
+const KIND_OF_CODE = [KIND.MISSING, KIND.NAN, KIND.INF, KIND.MINUS_INF];
+const HEADER_BYTES = 24;
+
+// The layout stands at this path in openapi.json. Every part begins where its type wants it to.
+function decoded(bytes) {
+  const view = new DataView(bytes);
+  const [columns, rows, rankCount] = [4, 8, 12].map((at) => view.getUint32(at, true));
+  const [scale, levels] = [16, 20].map((at) => view.getFloat32(at, true));
+  const cells = rows * columns;
+  const steps = Array.from(new Float64Array(bytes, HEADER_BYTES, columns));
+  const ranks = Array.from(new Uint32Array(bytes, HEADER_BYTES + 8 * columns, rows));
+  const centre = new Float32Array(bytes, HEADER_BYTES + 8 * columns + 4 * rows, columns);
+  const lower = new Uint8Array(bytes, HEADER_BYTES + 12 * columns + 4 * rows, cells);
+  const upper = new Uint8Array(bytes, HEADER_BYTES + 12 * columns + 4 * rows + cells, cells);
+  const values = new Float32Array(cells);
+  const kinds = new Uint8Array(cells);
+  for (let cell = 0; cell < cells; cell += 1) {
+    const code = lower[cell] + 256 * upper[cell];
+    kinds[cell] = KIND_OF_CODE[code] ?? KIND.FINITE;
+    if (code < KIND_OF_CODE.length) continue;
+    const n = code % 2 ? (3 - code) / 2 : (code - 4) / 2;
+    values[cell] = centre[cell % columns] + scale * Math.sinh(n / levels);
+  }
+  return { steps, ranks, rankCount, values, kinds };
 }

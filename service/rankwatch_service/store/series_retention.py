@@ -1,0 +1,70 @@
+"""How long series are kept, and how much of them: the oldest leave first, raw chunks long before roll-ups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, delete, func, select, tuple_
+
+from rankwatch_service.store.engine import read, write_aside
+from rankwatch_service.store.models import SeriesChunk, SeriesRollup
+
+TRIM_ROWS: Final = 500
+"""Removed in one transaction."""
+
+PASS_ROWS: Final = 20_000
+"""Removed in one pass: about a second; the next pass goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The bounds of one tier; whichever is reached first."""
+
+    keep_ns: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What one pass removed."""
+
+    chunks: int
+    rollups: int
+
+
+def trim(engine: Engine, raw: Tier, rolled: Tier, now_unix_ns: int) -> Trimmed:
+    """Remove what is past its time or too much; ages count from when a row was last written."""
+    chunks = _trimmed(engine, SeriesChunk, raw, now_unix_ns)
+    return Trimmed(chunks, _trimmed(engine, SeriesRollup, rolled, now_unix_ns))
+
+
+def kept_bytes(engine: Engine) -> tuple[int, int]:
+    """Bytes of raw chunks and of roll-ups; row overhead comes on top."""
+    with read(engine) as connection:
+        sums = [connection.scalar(select(func.sum(model.size_bytes))) for model in (SeriesChunk, SeriesRollup)]
+    return int(sums[0] or 0), int(sums[1] or 0)
+
+
+def _trimmed(engine: Engine, model: type[SeriesChunk | SeriesRollup], tier: Tier, now_unix_ns: int) -> int:
+    keys = list(model.__table__.primary_key)
+    with read(engine) as connection:
+        excess = int(connection.scalar(select(func.sum(model.size_bytes))) or 0) - tier.bytes_max
+    gone = 0
+    while gone < PASS_ROWS:
+        with read(engine) as connection:
+            oldest = connection.execute(
+                select(*keys, model.at_unix_ns, model.size_bytes).order_by(model.at_unix_ns).limit(TRIM_ROWS)
+            ).all()
+        leaving = []
+        for *key, at_unix_ns, size_bytes in oldest:
+            if excess <= 0 and at_unix_ns >= now_unix_ns - tier.keep_ns:
+                break
+            excess -= size_bytes
+            leaving.append(tuple(key))
+        if not leaving:
+            break
+        with write_aside(engine) as connection:
+            connection.execute(delete(model).where(tuple_(*keys).in_(sorted(leaving))))
+        gone += len(leaving)
+    return gone
