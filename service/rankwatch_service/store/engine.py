@@ -157,7 +157,7 @@ def _one_line(error: DBAPIError) -> str:
 
 def _postgres_engine(url: URL, role: str) -> Engine:
     try:
-        return create_engine(
+        engine = create_engine(
             url,
             json_serializer=_json,
             connect_args=postgres.connect_arguments(url, role),
@@ -169,6 +169,8 @@ def _postgres_engine(url: URL, role: str) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise StoreAddressError("PostgreSQL needs psycopg: pip install 'rankwatch[postgres]'") from error
+    event.listen(engine, "connect", lambda connection, _record: postgres.take_any_text(connection))
+    return engine
 
 
 def _is_postgres(engine: Engine) -> bool:

@@ -78,6 +78,20 @@ def connect_arguments(url: URL, role: str) -> dict[str, Any]:
     }
 
 
+def take_any_text(dbapi_connection: Any) -> None:
+    """Let a new connection take every text: the character NUL, which PostgreSQL has no place for, becomes U+FFFD.
+
+    It comes from outside, in the output of a job for instance, and must not stop whoever has to store it.
+    """
+    from psycopg.types.string import StrDumperUnknown  # noqa: PLC0415 - only where PostgreSQL is used
+
+    class AnyText(StrDumperUnknown):
+        def dump(self, obj: str) -> Any:
+            return super().dump(obj.replace("\0", "\ufffd"))
+
+    dbapi_connection.adapters.register_dumper(str, AnyText)
+
+
 def take_turn(connection: Connection) -> None:
     """Wait for the turn to write, keep it to the end of the transaction, and announce the write when it commits."""
     connection.execute(_TAKE_TURN, {"key": _TURN, "channel": CHANNEL})

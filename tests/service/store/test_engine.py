@@ -125,6 +125,16 @@ def test_a_reader_never_sees_an_id_before_a_smaller_one(engine):
             thread.join()
 
 
+def test_a_text_with_any_character_can_be_stored_and_looked_for(engine):
+    name = "a\0b \u2603 \U0001f600"
+    with write(engine) as connection:
+        connection.execute(text("CREATE TABLE named (name TEXT, told JSON)"))
+        connection.execute(text("INSERT INTO named VALUES (:name, :told)"), {"name": name, "told": '{"x":"\\u0000"}'})
+    with read(engine) as connection:
+        (found,) = connection.execute(text("SELECT name FROM named WHERE name = :name"), {"name": name}).scalars()
+    assert found.replace("\0", "\ufffd") == name.replace("\0", "\ufffd")
+
+
 def test_only_a_writer_is_in_turn(engine):
     with write(engine) as connection:
         assert in_turn(connection)
