@@ -81,6 +81,22 @@ def test_one_file_alone_imports(module, only):
     assert files_that_import(module) == {only}
 
 
+def test_the_kafka_client_is_imported_only_where_kafka_is_spoken_to():
+    assert files_that_import("kafka") == {
+        "collectors/rankwatch/kafka_client.py",
+        "collectors/rankwatch/kafka_producer.py",
+        "service/rankwatch_service/log/kafka.py",
+        "service/rankwatch_service/log/kafka_log.py",
+    }
+
+
+@pytest.mark.parametrize(
+    "module", ["rankwatch.agent.worker", "rankwatch_service.settings", "rankwatch_service.api.serve"]
+)
+def test_who_does_not_use_kafka_does_not_need_its_client(module):
+    assert not {name for name in modules_after(f"import {module}") if name.split(".")[0] == "kafka"}
+
+
 def test_torch_is_imported_only_where_tensors_are():
     allowed = ("collectors/rankwatch/torch_probe/", "service/rankwatch_service/demo/")
     assert not {path for path in files_that_import("torch") if not path.startswith(allowed)}
