@@ -1,6 +1,7 @@
 """How well the detectors find injected faults, and how rarely they find what is not there.
 
     python benchmarks/detection.py [--seeds 5] [--clean-steps 20000] [--sizes 8,64,1024] [--markdown FILE]
+                                   [--only TEXT] [--peers]
 
 Every line is a synthetic job of `rankwatch_service.simulate` with labels, judged by the whole catalogue at its
 defaults. A finding counts as right if its kind and its ranks are the label's; anything else that opens, other than
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwatch_detectors.base import Change, Finding, Frame, Kind
+from rankwatch_detectors.base import Change, Finding, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
 
@@ -61,6 +62,9 @@ def cases(largest: int) -> list[Case]:
         Case("two at once, +10 %", lambda s: Job(64, 300, s).slow((3, 40), 200, 1.1), 1.1),
         Case("whole host, +10 %", lambda s: Job(64, 300, s, tp=2).slow(tuple(range(8, 16)), 200, 1.1), 1.1),
         Case("every second step, x1.2", lambda s: Job(64, 400, s).slow(5, 200, 1.2, every=2)),
+        Case("staircase, 5 x 3 %", staircase),
+        Case("for 300 steps, +10 %", lambda s: Job(64, 700, s).slow(5, 200, 1.1, until_step=500), 1.1),
+        Case("with a loss spike at once, +10 %", lambda s: Job(64, 400, s).slow(5, 200, 1.1).loss_spike(205, 3.0), 1.1),
         Case("from the first step, +30 %", lambda s: Job(64, 100, s).slow(5, 0, 1.3)),
         Case("waits for data, +30 %", lambda s: Job(64, 300, s).slow(5, 200, 1.3, data_wait=True), 1.3),
         Case("uneven sequences, +10 %", lambda s: Job(64, 300, s, tp=2, pp=4).uneven(0.15).slow(5, 200, 1.1), 1.1),
@@ -81,9 +85,30 @@ def cases(largest: int) -> list[Case]:
     return lines
 
 
+NEGATIVES = [
+    Case("no fault: clean", lambda s: Job(64, 400, s)),
+    Case("no fault: one rank half again as fast", lambda s: Job(64, 400, s).slow(7, 200, 1 / 1.5)),
+    Case("no fault: uneven sequences", lambda s: Job(64, 400, s, tp=2, pp=4).uneven(0.15)),
+    Case("no fault: garbage collection, bursts", lambda s: Job(64, 400, s).hiccups(0.01, 0.5).bursts(1e-4)),
+    Case("no fault: heavy stage", lambda s: Job(64, 400, s, pp=4).heavy_stage(3, 1.6)),
+    Case("no fault: evaluations", lambda s: Job(64, 400, s).standstill(100, 60.0, "eval")),
+]
+"""Jobs in which nothing is wrong, for the comparison with other rules."""
+SILENT_STEPS = 100
+
+
 def shared(seed: int) -> Job:
     """Four CPU ranks on two cores, ten steps a second."""
     return Job(4, 300, seed, step_s=0.1, noise=0.04, accelerated=False, contention=0.3)
+
+
+def staircase(seed: int) -> Job:
+    """Five small steps up, each too small to see for long, one fault together."""
+    job = Job(64, 700, seed)
+    for stair in range(5):
+        job.slow(5, 200 + 50 * stair, 1.03)
+    del job.labels[1:]
+    return job
 
 
 def clean(ranks: int, steps: int, seed: int) -> Job:
@@ -146,6 +171,70 @@ def _delay(finding: Finding, at_step: int) -> float:
     return (finding.detected_step or 0) - at_step
 
 
+def of_peers(seeds: int, only: str) -> list[list[str]]:
+    """The same lines for other projects' rules and for ours: found, rightly named, and what else was said."""
+    from peer_rules import rules
+
+    names = ["rankwatch", *(rule.name for rule in rules())]
+    score = {name: [0, 0, 0, 0] for name in names}
+    lines = []
+    for case in [case for case in (*cases(64), *NEGATIVES) if only in case.name]:
+        cells: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in names}
+        for seed in range(seeds):
+            job = case.job(seed)
+            for name, said in _all_said(job).items():
+                for index, count in enumerate(_counts(job, said)):
+                    cells[name][index] += count
+                    score[name][index] += count
+        for name, (labels, found, named, false) in cells.items():
+            if labels or false:
+                lines.append([case.name, name, f"{found}/{labels}", f"{named}/{labels}", str(false)])
+    totals = [["all lines", n, f"{f}/{t}", f"{r}/{t}", str(w)] for n, (t, f, r, w) in score.items()]
+    return [*lines, *totals]
+
+
+def _all_said(job: Job) -> dict[str, list[tuple[Kind, int | None, int]]]:
+    """By rule: each kind and rank it named, with the step, once for as long as it goes on saying so."""
+    from peer_rules import rules
+
+    bank, others = detectors(), rules()
+    said: dict[str, list[tuple[Kind, int | None, int]]] = {"rankwatch": [], **{rule.name: [] for rule in others}}
+    last: dict[tuple[str, Kind, int | None], int] = {}
+    step = 0
+    for observation in job.observations():
+        step = observation.step if isinstance(observation, Frame) else step
+        for detector in bank:
+            for finding in detector.observe(observation):
+                if finding.change is Change.OPEN and finding.severity is not Severity.INFO:
+                    said["rankwatch"] += [(finding.kind, rank, step) for rank in finding.ranks or (None,)]
+        for rule in others:
+            for kind, rank in rule.observe(observation):
+                key = (rule.name, kind, rank)
+                # A report each minute about the same rank is one incident.
+                if step - last.get(key, -SILENT_STEPS) >= SILENT_STEPS:
+                    said[rule.name].append((kind, rank, step))
+                last[key] = step
+    return said
+
+
+def _counts(job: Job, said: list[tuple[Kind, int | None, int]]) -> tuple[int, int, int, int]:
+    """Labels, labels found, labels rightly named, and incidents that answer no label."""
+    labels = [(label, rank) for label in job.labels for rank in (label.ranks or (None,))]
+    of_loss = {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE}
+    found = named = 0
+    for label, rank in labels:
+        kinds = of_loss if label.kind in of_loss else {label.kind}
+        inside = [who for kind, who, step in said if kind in kinds and step >= label.at_step]
+        found += bool(inside)
+        named += rank in inside
+    kinds = {label.kind for label in job.labels}
+    kinds |= set().union(*(BRINGS.get(kind, set()) for kind in kinds)) | (of_loss if kinds & of_loss else set())
+    culprits = {rank for _, rank in labels}
+    before = min((label.at_step for label in job.labels), default=job.steps)
+    false = sum(k not in kinds or step < before or (w is not None and w not in culprits) for k, w, step in said)
+    return len(labels), found, named, false
+
+
 def false_incidents(ranks: int, steps: int, seeds: int) -> list[str]:
     """Clean jobs: incidents opened, and what that says about a week."""
     opened = [f for seed in range(seeds) for f in findings_of(clean(ranks, steps, seed)) if f.change is Change.OPEN]
@@ -186,23 +275,35 @@ def main() -> None:
     parser.add_argument(
         "--sizes", default="8,64,1024", help="ranks of the clean jobs; the largest also bounds the faults"
     )
+    parser.add_argument("--only", default="", help="only the faults with this in their name, and nothing else")
+    parser.add_argument("--peers", action="store_true", help="compare with other projects' rules instead")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file as well")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
+    if options.peers:
+        lines = of_peers(options.seeds, options.only)
+        _write(table(["line", "rule", "found", "named", "false incidents"], lines), options.markdown)
+        return
     lines = []
-    for case in cases(max(sizes)):
+    for case in [case for case in cases(max(sizes)) if options.only in case.name]:
         lines.append(measure(case, options.seeds))
         print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
     head = ["fault", "found", "named", "delay, median (steps)", "worst", "x bound", "false incidents"]
+    if options.only:
+        _write(table(head, lines), options.markdown)
+        return
     parts = ["### Injected faults", table(head, lines), "### Clean jobs"]
     cleans = [false_incidents(size, max(options.clean_steps * 8 // max(size, 8), 3000), 2) for size in sizes]
     parts.append(table(["ranks", "job-weeks", "false incidents", "kinds", "95 % upper bound per job-week"], cleans))
     parts.append("### Speed, one core")
     parts.append(table(["ranks", "ms a step", "ms a tick", "ns a rank and step"], [speed(size, 120) for size in sizes]))
-    text = "\n\n".join(parts) + "\n"
+    _write("\n\n".join(parts), options.markdown)
+
+
+def _write(text: str, path: Path | None) -> None:
     print(text)
-    if options.markdown:
-        options.markdown.write_text(text)
+    if path:
+        path.write_text(text + "\n")
 
 
 if __name__ == "__main__":

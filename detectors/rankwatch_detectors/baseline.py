@@ -143,7 +143,9 @@ class PeerBaseline(Stateful):
             rows: length of the run that is compared with the baseline; None = what no run can get below.
         """
         before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
-        shares = 1.0 / before + (1.0 / rows if rows else 0.0)
+        # An offset held at its bound is no estimate that could be off: it is where explaining by silicon ends.
+        pinned = bool(self.groups.proper[rank]) and abs(float(self.offset[rank])) >= self._bound
+        shares = (0.0 if pinned else 1.0 / before) + (1.0 / rows if rows else 0.0)
         return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
 
     def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
@@ -189,8 +191,13 @@ class PeerBaseline(Stateful):
         if self._pool_rows % self._config.block_rows == 0:
             proper = self.groups.proper
             self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
-        bound = max(self._config.offset_max, 4.0 * self._spread)
+        bound = self._bound
         np.copyto(self.offset, np.minimum(np.maximum(self.offset, -bound), bound), where=self.groups.proper)
+
+    @property
+    def _bound(self) -> float:
+        """The largest standing offset that silicon explains here."""
+        return max(self._config.offset_max, 4.0 * self._spread)
 
     def _learn_scatter(self, clipped: Floats, calm: Bools) -> None:
         config = self._config

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.base import Change, Finding, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.stage import StageConfig, StageDetector
 from rankwatch_service.simulate.scenario import Job
 
 
@@ -55,3 +56,18 @@ def test_one_slow_rank_is_no_slow_stage() -> None:
     findings = told(Job(world_size=64, steps=400, seed=6, pp=4).slow(17, 300, 1.2))
     assert [finding.scope for finding in findings if finding.kind is Kind.STRAGGLER] == ["rank:17"]
     assert not [finding for finding in findings if finding.scope.startswith("stage:")]
+
+
+@pytest.mark.parametrize("cut", [15, 250, 303, 306, 330, 460])
+def test_a_snapshot_taken_anywhere_goes_on_as_if_nothing_had_been(cut: int) -> None:
+    job = Job(world_size=32, steps=520, seed=7, pp=4).heavy_stage(3, 1.5).slow(tuple(range(8, 16)), 300, 1.1, 450)
+    observations = list(job.observations())
+    whole = StageDetector(StageConfig())
+    wanted = [finding for observation in observations for finding in whole.observe(observation)]
+    first, second = StageDetector(StageConfig()), StageDetector(StageConfig())
+    at = next(index for index, one in enumerate(observations) if isinstance(one, Frame) and one.step == cut)
+    findings = [finding for observation in observations[:at] for finding in first.observe(observation)]
+    second.restore(first.snapshot())
+    findings += [finding for observation in observations[at:] for finding in second.observe(observation)]
+    assert findings == wanted
+    assert len(wanted) >= 3
