@@ -74,6 +74,15 @@ class Settings(BaseSettings):
     kafka_retention_hours: int = Field(default=48, ge=1)
     """How long telemetry stays in Kafka, for topics that are made: the longest outage of stream that loses nothing."""
 
+    series_raw_hours: int = Field(default=7 * 24, ge=1)
+    """How long every step of every rank is kept for charts."""
+    series_raw_bytes: int = Field(default=20 * 1024**3, ge=0)
+    """The most that these may take: 10 days of 64 ranks x 20 metrics at 10 steps/s and 1.8 bytes a value."""
+    series_rollup_days: int = Field(default=365, ge=1)
+    """How long roll-ups are kept: lowest, highest and worst value of each rank in 64 steps and more."""
+    series_rollup_bytes: int = Field(default=5 * 1024**3, ge=0)
+    """The most that these may take."""
+
     @model_validator(mode="after")
     def _kafka_can_connect(self) -> Settings:
         self.kafka_settings()

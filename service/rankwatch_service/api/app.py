@@ -53,6 +53,7 @@ from rankwatch_service.dashboard import mount
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.series_retention import tiers, trim
 
 BASE: Final = "/api/v1"
 RESOURCES: Final = (
@@ -111,6 +112,9 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
     def tidy_up() -> None:
         authority.store_last_used()
         tidy(engine, clock.unix_ns())
+        gone = trim(engine, *tiers(settings), clock.unix_ns())
+        for tier, rows in (("raw", gone.chunks), ("rollup", gone.rollups)):
+            counters.series_trimmed.labels(tier).inc(rows)
 
     def keep_views(views: Sequence[View]) -> None:
         store_views(engine, views, clock.unix_ns())

@@ -25,6 +25,7 @@ from rankwatch_service.store.models import (
     Order,
     Outbox,
 )
+from rankwatch_service.store.series_retention import kept_bytes
 
 JOBS_MAX: Final = 200
 """Jobs with a line of their own, those heard of last."""
@@ -48,6 +49,12 @@ class Counters:
         self.views = Counter("rankwatch_agent_views", "Views of agents stored", registry=registry)
         self.streams_refused = Counter(
             "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
+        )
+        self.series_trimmed = Counter(
+            "rankwatch_series_trimmed",
+            "Rows of series removed for age or size",
+            ["tier"],
+            registry=registry,
         )
         self.driver_failures = Counter(
             "rankwatch_driver_failures", "Passes over the orders that failed and were tried again", registry=registry
@@ -84,6 +91,10 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("rankwatch_orders_open", "Orders being carried out", orders)
         letters = connection.scalar(select(func.max(DeadLetter.id))) or 0
         yield CounterMetricFamily("rankwatch_dead_letters", "Records that could not be used", value=letters)
+        sizes = GaugeMetricFamily("rankwatch_series_bytes", "Series stored", labels=["tier"])
+        for tier, size in zip(("raw", "rollup"), kept_bytes(connection), strict=True):
+            sizes.add_metric([tier], size)
+        yield sizes
         waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
         depth, oldest = connection.execute(waiting).one()
         yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)

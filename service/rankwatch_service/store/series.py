@@ -131,7 +131,3 @@ class SeriesWriter:
                 rows += rollup_rows(job, attempt, buffer.metrics, level, number, row.buckets, now)
         put(self._engine, SeriesRollup, rows)
         buffer.let_rows_go()
-
-
-def trim(engine: Engine) -> None:
-    """Nothing: the api trims."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, delete, func, select, tuple_
+from sqlalchemy import Connection, Engine, delete, func, select, tuple_
 
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import SeriesChunk, SeriesRollup
 
@@ -33,23 +34,29 @@ class Trimmed:
     rollups: int
 
 
+def tiers(settings: Settings) -> tuple[Tier, Tier]:
+    """The bounds of the raw chunks and of the roll-ups."""
+    raw = Tier(settings.series_raw_hours * 3_600 * 10**9, settings.series_raw_bytes)
+    return raw, Tier(settings.series_rollup_days * 86_400 * 10**9, settings.series_rollup_bytes)
+
+
 def trim(engine: Engine, raw: Tier, rolled: Tier, now_unix_ns: int) -> Trimmed:
     """Remove what is past its time or too much; ages count from when a row was last written."""
     chunks = _trimmed(engine, SeriesChunk, raw, now_unix_ns)
     return Trimmed(chunks, _trimmed(engine, SeriesRollup, rolled, now_unix_ns))
 
 
-def kept_bytes(engine: Engine) -> tuple[int, int]:
+def kept_bytes(connection: Connection) -> tuple[int, int]:
     """Bytes of raw chunks and of roll-ups; row overhead comes on top."""
-    with read(engine) as connection:
-        sums = [connection.scalar(select(func.sum(model.size_bytes))) for model in (SeriesChunk, SeriesRollup)]
-    return int(sums[0] or 0), int(sums[1] or 0)
+    raw, rolled = (connection.scalar(select(func.sum(model.size_bytes))) for model in (SeriesChunk, SeriesRollup))
+    return int(raw or 0), int(rolled or 0)
 
 
 def _trimmed(engine: Engine, model: type[SeriesChunk | SeriesRollup], tier: Tier, now_unix_ns: int) -> int:
     keys = list(model.__table__.primary_key)
     with read(engine) as connection:
-        excess = int(connection.scalar(select(func.sum(model.size_bytes))) or 0) - tier.bytes_max
+        raw, rolled = kept_bytes(connection)
+    excess = (raw if model is SeriesChunk else rolled) - tier.bytes_max
     gone = 0
     while gone < PASS_ROWS:
         with read(engine) as connection:

@@ -20,7 +20,6 @@ from rankwatch_service.log.base import LogError
 from rankwatch_service.log.control import ControlTail
 from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.errors import StoreBusyError
-from rankwatch_service.store.series import trim
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import RECORDS_MAX, Started, Stream
 from rankwatch_service.stream.report import Counts, PartitionReport, Reporter
@@ -37,9 +36,6 @@ SAVE_S: Final = 0.25
 
 REPORT_S: Final = 5.0
 """Between reports. They are for people: a partition whose report is older than 15 s has no owner that lives."""
-
-SERIES_TRIM_S: Final = 600.0
-"""Between looks at how large the series have become."""
 
 _log = structlog.get_logger(__name__)
 
@@ -136,7 +132,7 @@ class Member:
         self._make_stream = make_stream
         self._slots: dict[int, _Slot] = {}
         self._reporter = Reporter(engine, clock, f"{socket.gethostname()}:{os.getpid()}")
-        self._reported_s = self._trimmed_s = clock.monotonic_s()
+        self._reported_s = clock.monotonic_s()
 
     def run(self, stop: Stop) -> None:
         """Go on until asked to stop, then save everything.
@@ -228,9 +224,6 @@ class Member:
             if now_s - self._reported_s >= REPORT_S:
                 self._reported_s = now_s
                 self._report()
-            if now_s - self._trimmed_s >= SERIES_TRIM_S:
-                self._trimmed_s = now_s
-                trim(self._engine)
         except StoreBusyError as error:
             _log.warning("not_reported", error=str(error))
 
