@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.kafka_producer import Producer
+from rankwatch.kafka_settings import KafkaSettings
+from rankwatch_service.api.kafka_intake import ProducerCollector
 from rankwatch_service.settings import Settings
 from tests.support.api import running_api
+from tests.support.service_process import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 
@@ -41,6 +45,10 @@ def test_every_metric_of_the_real_page_is_explained_and_no_other(tmp_path: Path)
     with running_api(tmp_path) as api:
         text = api.get("/metrics").text
     real = re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
+    # With Kafka there are those of the producer besides.
+    producer = Producer(KafkaSettings(f"127.0.0.1:{free_port()}"))
+    real += [family.name for family in ProducerCollector(producer).collect()]
+    producer.close(0.0)
     assert sorted(first_column("What each metric means")) == sorted(real)
 
 
