@@ -5,7 +5,6 @@ or is counted as given up: nothing is unaccounted for.
 """
 
 import json
-import os
 import statistics
 import subprocess
 from collections.abc import Iterator
@@ -20,14 +19,18 @@ from tests.support.agent_service import AgentService, until
 from tests.support.kafka_broker import kafka_broker
 from tests.support.kafka_sink import KafkaSink
 from tests.support.recording_rank import RecordingRank
+from tests.support.trials import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RANKS = 4
 WARM_STEPS = 200
 TROUBLES = {"away": 8_000, "silent": 8_000, "silent with a full disk": 40_000}
 """Steps of each rank meanwhile: 4 x 40,000 rows of 12 metrics are more than memory and a small disk hold."""
-ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
-TRIALS = [(taker, trouble) for taker in ("http", "kafka") for trouble in TROUBLES]
+TRIALS = [
+    pytest.param(taker, trouble, marks=marks)
+    for taker, marks in (("http", ()), ("kafka", long_trial))
+    for trouble in TROUBLES
+]
 STEP_S = 0.0002
 SMALL_DISK_KB = 1_024
 MEMORY_GROWTH_MAX_KB = 8 * MEMORY_BYTES_MAX // 1_024
@@ -78,9 +81,7 @@ def rows_told(service: AgentService | KafkaSink) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("taker", "trouble"), [one for one in TRIALS if ALL or one[0] == "http" or one[1] == "silent with a full disk"]
-)
+@pytest.mark.parametrize(("taker", "trouble"), TRIALS)
 def test_what_fits_arrives_after_an_outage_and_the_rest_is_counted_to_the_row(tmp_path, taker, trouble):
     steps = TROUBLES[trouble]
     with ExitStack() as stack:

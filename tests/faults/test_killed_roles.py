@@ -4,7 +4,6 @@ Each trial plays three jobs in real time and compares with the run in which noth
 everything at once; `RANKWATCH_FAULT_TRIALS=all` (`make faults`) runs each fault by itself, on every form it applies to.
 """
 
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from tests.support.chaos import kills, pauses
 from tests.support.cluster import Cluster
 from tests.support.forms import FORMS, cluster_of
 from tests.support.trial import Act, rank_steps
+from tests.support.trials import long_trial
 from tests.support.webhook_receiver import Answer, webhook_receiver
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
 PLAY_S = 28.0
-"""Of the small scenario, as far as faults are injected; its last job ends after 32 s."""
+"""Of the small scenario, as far as faults are injected; its last job ends after 36 s."""
 
 
 def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
@@ -33,11 +32,11 @@ def api_and_notifier_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
 
 
 def broker_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
-    return kills(cluster, seed, 6.5, PLAY_S, only=("broker",))
+    return kills(cluster, seed, 11.0, PLAY_S, only=("broker",))
 
 
 def broker_silent(cluster: Cluster, seed: int) -> Iterable[Act]:
-    return pauses(cluster, "broker", 12.0, 15.0)
+    return pauses(cluster, "broker", 8.0, 14.0)
 
 
 def database_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
@@ -85,10 +84,9 @@ FAULTS = {
     "everything": Fault(everything, ("kafka",), doubled_max=8, usual=True),
 }
 TRIALS = [
-    pytest.param(name, form, id=f"{name}-{form}")
+    pytest.param(name, form, id=f"{name}-{form}", marks=() if fault.usual else long_trial)
     for name, fault in FAULTS.items()
     for form in fault.forms
-    if ALL or fault.usual
 ]
 
 

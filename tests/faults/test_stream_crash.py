@@ -4,7 +4,6 @@ The reference is the run of the same recorded log without faults. Ticks are deri
 same in every run too. Both forms: everything in SQLite, and Kafka with PostgreSQL.
 """
 
-import os
 import random
 
 import pytest
@@ -16,9 +15,9 @@ from tests.support.kafka_broker import missing, shared
 from tests.support.recorded_forms import KafkaForm, SqliteForm
 from tests.support.recording import recording, results
 from tests.support.stream_process import recorded_unix_ns
+from tests.support.trials import ALL
 
 ENTRIES = recording()
-ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
 CRASH_TRIALS = {"sqlite": 100, "kafka": 20}
 
 

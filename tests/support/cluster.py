@@ -145,6 +145,7 @@ class Cluster:
         (self.servers.get(name) or self.roles[name]).kill()
 
     def restart(self, name: str) -> None:
+        """Start it again; returns before it is ready."""
         (self.servers.get(name) or self.roles[name]).start()
 
     def pause(self, name: str) -> None:
@@ -189,13 +190,13 @@ class Cluster:
         return sum(end - done.get(one.partition, 0) for one, end in ends.items())
 
     def undelivered(self) -> int:
-        """Messages to the receiver that are still to be delivered."""
+        """Messages that are still to be delivered, to whomever."""
         with read(self.engine) as connection:
-            waiting = select(Outbox.id).where(Outbox.receiver == RECEIVER, Outbox.state == "waiting")
+            waiting = select(Outbox.id).where(Outbox.state == "waiting")
             return len(connection.scalars(waiting).all())
 
     def outcome(self) -> Outcome:
-        return outcome_of(self.engine)
+        return outcome_of(self.engine, RECEIVER)
 
     def catch_up(self, within_s: float) -> float:
         """Wait until no record waits; returns the seconds it took."""

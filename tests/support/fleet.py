@@ -49,27 +49,27 @@ class FleetSettings:
 
 
 def small() -> dict[str, Job]:
-    """Three jobs of half a minute with one fault each, or two."""
+    """Three jobs of half a minute with one fault each, or two. The hang outlasts any outage of the log."""
     size = {"step_s": 0.25, "ranks_per_host": 4}
     return {
         "alpha": Job(world_size=16, steps=110, seed=31, **size).slow(5, 50, 2.0, until_step=80),
         "beta": Job(world_size=8, steps=130, seed=32, **size).nonfinite(3, 60).loss_spike(95, 3.0, 4),
-        "gamma": Job(world_size=8, steps=80, seed=33, **size).hang(2, 45, seconds=12.0),
+        "gamma": Job(world_size=8, steps=75, seed=33, **size).hang(2, 45, seconds=20.0),
     }
 
 
 def large() -> dict[str, Job]:
     """1,024 ranks for ten minutes with eight faults, and two small jobs beside them, for other partitions."""
     size = {"step_s": 1.0, "ranks_per_host": 64}
-    main = Job(world_size=1_024, steps=520, seed=41, **size)
+    main = Job(world_size=1_024, steps=605, seed=41, **size)
     main.slow(17, 60, 1.3, until_step=110).nonfinite(700, 140).loss_spike(170, 3.0, 4).flip(900, 190)
-    main.slow((300, 301), 220, 1.5, until_step=260).hang(512, 290, seconds=20.0).norm_spike(330, 8.0, 3)
+    main.slow((300, 301), 220, 1.5, until_step=260).hang(512, 290, seconds=40.0).norm_spike(330, 8.0, 3)
     main.slow(1_023, 380, 1.2, until_step=430).nonfinite(1, 470)
     side = {"step_s": 0.5, "ranks_per_host": 8}
     return {
         "main": main,
-        "left": Job(world_size=16, steps=900, seed=42, **side).slow(3, 300, 1.5, until_step=420).nonfinite(9, 700),
-        "right": Job(world_size=16, steps=900, seed=43, **side).hang(5, 250, seconds=15.0).loss_spike(600, 3.0, 4),
+        "left": Job(world_size=16, steps=1_300, seed=42, **side).slow(3, 300, 1.5, until_step=420).nonfinite(9, 700),
+        "right": Job(world_size=16, steps=1_250, seed=43, **side).hang(5, 250, seconds=40.0).loss_spike(600, 3.0, 4),
     }
 
 

@@ -9,10 +9,27 @@ from pathlib import Path
 from rankwatch.kafka_settings import KafkaSettings
 from tests.support.cluster import Cluster, Server
 from tests.support.database import new_database
-from tests.support.kafka_broker import kafka_broker, new_prefix
+from tests.support.kafka_broker import Broker, kafka_broker, new_prefix
 from tests.support.postgres import postgres_server
 
 FORMS = ("sqlite", "postgresql", "kafka")
+
+
+class Unhurried:
+    """A broker whose start does not wait until it is ready, since other things go on meanwhile."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @property
+    def pid(self) -> int:
+        return self._broker.pid
+
+    def start(self) -> None:
+        self._broker.start(ready=False)
+
+    def kill(self) -> None:
+        self._broker.kill()
 
 
 @contextmanager
@@ -40,7 +57,7 @@ def cluster_of(
             url = postgres.url()
         if form == "kafka":
             broker = stack.enter_context(kafka_broker(kind))
-            servers["broker"] = broker
+            servers["broker"] = Unhurried(broker)
             kafka = KafkaSettings(broker.bootstrap, new_prefix())
         cluster = Cluster(folder, url, streams if kafka else 1, servers, kafka, notifiers)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, true
 
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.store.engine import open_engine, read
@@ -46,7 +46,9 @@ def with_body(timed: Timed, body: bytes, time_s: float | None = None) -> Timed:
     return replace(timed, time_s=timed.time_s if time_s is None else time_s, entry=replace(timed.entry, value=body))
 
 
-def outcome_of(engine: Engine) -> Outcome:
+def outcome_of(engine: Engine, receiver: str | None = None) -> Outcome:
+    """What the database says; of the messages only those to one receiver, if one is named."""
+    theirs = true() if receiver is None else Outbox.receiver == receiver
     with read(engine) as connection:
         incidents = connection.execute(
             select(
@@ -64,7 +66,7 @@ def outcome_of(engine: Engine) -> Outcome:
                 Incident, Incident.id == Command.incident_id
             )
         )
-        messages = connection.scalars(select(Outbox.id))
+        messages = connection.scalars(select(Outbox.id).where(theirs))
         turns = connection.execute(
             select(
                 Incident.job,
