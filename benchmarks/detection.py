@@ -175,21 +175,21 @@ def of_peers(seeds: int, only: str) -> list[list[str]]:
     """The same lines for other projects' rules and for ours: found, rightly named, and what else was said."""
     from peer_rules import rules
 
-    names = ["rankwatch", *(rule.name for rule in rules())]
-    score = {name: [0, 0, 0, 0] for name in names}
+    kinds = {"rankwatch": frozenset(Kind), **{rule.name: rule.kinds for rule in rules()}}
+    score = {name: [0, 0, 0, 0] for name in kinds}
     lines = []
     for case in [case for case in (*cases(64), *NEGATIVES) if only in case.name]:
-        cells: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in names}
+        cells: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in kinds}
         for seed in range(seeds):
             job = case.job(seed)
             for name, said in _all_said(job).items():
-                for index, count in enumerate(_counts(job, said)):
+                for index, count in enumerate(_counts(job, said, kinds[name])):
                     cells[name][index] += count
                     score[name][index] += count
         for name, (labels, found, named, false) in cells.items():
             if labels or false:
                 lines.append([case.name, name, f"{found}/{labels}", f"{named}/{labels}", str(false)])
-    totals = [["all lines", n, f"{f}/{t}", f"{r}/{t}", str(w)] for n, (t, f, r, w) in score.items()]
+    totals = [["all lines that it can answer", n, f"{f}/{t}", f"{r}/{t}", str(w)] for n, (t, f, r, w) in score.items()]
     return [*lines, *totals]
 
 
@@ -200,12 +200,15 @@ def _all_said(job: Job) -> dict[str, list[tuple[Kind, int | None, int]]]:
     bank, others = detectors(), rules()
     said: dict[str, list[tuple[Kind, int | None, int]]] = {"rankwatch": [], **{rule.name: [] for rule in others}}
     last: dict[tuple[str, Kind, int | None], int] = {}
+    labelled = {label.kind for label in job.labels}
     step = 0
     for observation in job.observations():
         step = observation.step if isinstance(observation, Frame) else step
         for detector in bank:
             for finding in detector.observe(observation):
-                if finding.change is Change.OPEN and finding.severity is not Severity.INFO:
+                # What is said for information disturbs nobody: it can be right and not false.
+                disturbs = finding.severity is not Severity.INFO or finding.kind in labelled
+                if finding.change is Change.OPEN and disturbs:
                     said["rankwatch"] += [(finding.kind, rank, step) for rank in finding.ranks or (None,)]
         for rule in others:
             for kind, rank in rule.observe(observation):
@@ -217,20 +220,21 @@ def _all_said(job: Job) -> dict[str, list[tuple[Kind, int | None, int]]]:
     return said
 
 
-def _counts(job: Job, said: list[tuple[Kind, int | None, int]]) -> tuple[int, int, int, int]:
-    """Labels, labels found, labels rightly named, and incidents that answer no label."""
-    labels = [(label, rank) for label in job.labels for rank in (label.ranks or (None,))]
+def _counts(job: Job, said: list[tuple[Kind, int | None, int]], answers: frozenset[Kind]) -> tuple[int, int, int, int]:
+    """Labels of the kinds that a rule answers, those found, those rightly named, and incidents that answer no label."""
+    labels = [(label, rank) for label in job.labels for rank in (label.ranks or (None,)) if label.kind in answers]
     of_loss = {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE}
     found = named = 0
     for label, rank in labels:
         kinds = of_loss if label.kind in of_loss else {label.kind}
-        inside = [who for kind, who, step in said if kind in kinds and step >= label.at_step]
+        # A step that hangs is never finished: the newest one is the one before.
+        inside = [who for kind, who, step in said if kind in kinds and step >= label.at_step - 1]
         found += bool(inside)
         named += rank in inside
     kinds = {label.kind for label in job.labels}
     kinds |= set().union(*(BRINGS.get(kind, set()) for kind in kinds)) | (of_loss if kinds & of_loss else set())
-    culprits = {rank for _, rank in labels}
-    before = min((label.at_step for label in job.labels), default=job.steps)
+    culprits = {rank for label in job.labels for rank in label.ranks}
+    before = min((label.at_step - 1 for label in job.labels), default=job.steps)
     false = sum(k not in kinds or step < before or (w is not None and w not in culprits) for k, w, step in said)
     return len(labels), found, named, false
 

@@ -1,0 +1,189 @@
+"""Recorded jobs replayed: the incidents that the stream would have opened, with the times of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from rankwatch_detectors.base import Frame, Kind
+from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_service.cli.app import app
+from rankwatch_service.replay.configure import read_config
+from rankwatch_service.replay.report import as_json, unshared
+from rankwatch_service.replay.run import Outcome, replay
+from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.scenario import Job
+
+COLUMNS = {"busy_s": "busy_s", "step_time_s": "step_time_s", "loss": "loss", "data_wait_s": "phase.data_wait"}
+
+
+def recorded(job: Job, path: Path) -> Path:
+    """The job's step records as a Parquet file, one row for each rank and step."""
+    topology, parts = job.topology(), []
+    for frame in job.observations():
+        if isinstance(frame, Frame):
+            columns = {"time_s": np.full(job.world_size, frame.time_s), "step": np.full(job.world_size, frame.step)}
+            columns |= {"rank": np.arange(job.world_size), "dp": topology.dp, "tp": topology.tp, "pp": topology.pp}
+            columns |= {name: frame.values[metric] for name, metric in COLUMNS.items()}
+            columns |= {name: frame.exact[name] for name in ("nonfinite", "fingerprint") if name in frame.exact}
+            parts.append(pa.table({"host": list(topology.host), **columns}))
+    parquet.write_table(pa.concat_tables(parts, promote_options="default"), path, row_group_size=5_000)
+    return path
+
+
+def replayed(path: Path, *configs: str) -> Outcome:
+    return replay(
+        [open_source(path)],
+        {},
+        [read_config(config) for config in configs] or [CatalogueConfig()],
+        job="test",
+        until_step=None,
+        progress=lambda done, total: None,
+    )
+
+
+def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
+    job = Job(world_size=32, steps=320, seed=3).slow(17, 200, 1.2, until_step=280)
+    outcome = replayed(recorded(job, tmp_path / "job.parquet"))
+    (told,) = [as_json(incident, outcome.named) for incident in outcome.incidents[0]]
+    assert (told["kind"], told["ranks"], told["hosts"], told["onset_step"]) == ("straggler", [17], ["host-2"], 200)
+    assert 204 <= told["detected_step"] <= 212
+    assert 280 < told["resolved_step"] <= 310
+    assert told["onset_time_s"] < told["detected_time_s"] < 320
+    assert (outcome.rows, outcome.frames, outcome.ranks) == (32 * 320, 320, 32)
+    assert not outcome.left_out
+
+
+def test_the_size_of_the_batches_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankwatch_service.replay import parquet_file
+
+    job = Job(world_size=8, steps=300, seed=4).slow(3, 100, 1.5, until_step=160).flip(5, 205).nonfinite(2, 250)
+    path = recorded(job, tmp_path / "job.parquet")
+    whole = [as_json(incident, named=True) for incident in replayed(path).incidents[0]]
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 77)
+    assert [as_json(incident, named=True) for incident in replayed(path).incidents[0]] == whole
+    assert [told["kind"] for told in whole] == ["straggler", "corruption"]
+    # Wrong bits bring wrong numbers: the NaN that follows is a consequence.
+    assert [part["kind"] for part in whole[1]["consequences"]] == ["nonfinite"]
+
+
+def series(tmp_path: Path, rows: list[str], head: str = "time_s,step,loss,kind") -> Path:
+    path = tmp_path / "series.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_a_gap_in_the_times_is_a_hang_and_one_beside_an_evaluation_is_none(tmp_path: Path) -> None:
+    steps = [f"{step},{step},2,train" for step in range(60)]
+    hung = [*steps, *(f"{step + 40},{step},2,train" for step in range(60, 90))]
+    (incident,) = replayed(series(tmp_path, hung)).incidents[0]
+    assert (incident.kind, incident.first.onset_step, incident.state) == (Kind.HANG, 60, "resolved")
+    assert 59 < incident.detected_time_s <= 59 + 8
+    assert incident.summary.startswith("No progress in step 60")
+    evaluated = [*steps, "99,59,,eval", *(f"{step + 40},{step},2,train" for step in range(60, 90))]
+    assert replayed(series(tmp_path, evaluated)).incidents == [[]]
+
+
+def test_a_stall_shows_in_step_times_where_there_are_no_others(tmp_path: Path) -> None:
+    rows = [f"{step},{80 if step == 70 else 2},2" for step in range(120)]
+    (incident,) = replayed(series(tmp_path, rows, "step,step_time_s,loss")).incidents[0]
+    assert (incident.kind, incident.first.onset_step) == (Kind.HANG, 70)
+
+
+def test_a_clock_that_was_set_back_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    rows = [f"{step if step < 50 else step - 50},{step},2,train" for step in range(100)]
+    outcome = replayed(series(tmp_path, rows))
+    assert (outcome.frames, outcome.incidents) == (100, [[]])
+
+
+def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
+    job = Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.05).flip(5, 205)
+    outcome = replayed(recorded(job, tmp_path / "job.parquet"), "default", "straggler.wall.ratio_min=1.5")
+    only_first, only_second = unshared(*outcome.incidents)
+    assert [(str(one.kind), one.ranks) for one in only_first] == [("straggler", (3,))]
+    assert only_second == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("straggler.budgets=1", "there is no setting straggler.budgets"),
+        ("stragglers.budget=1", "there is no setting stragglers"),
+        ("straggler.budget=low", "straggler.budget: Expected `float`"),
+        ("straggler", "is neither a .toml or .json file nor DETECTOR.SETTING=VALUE"),
+        ("missing.toml", "missing.toml"),
+    ],
+)
+def test_settings_that_are_none_are_said(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"\S") as caught:
+        read_config(text)
+    assert said in str(caught.value)
+
+
+def test_settings_come_from_files_as_well(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[straggler]\nbudget = 9\n[straggler.wall]\nratios = [1.5]\nratio_min = 1.4\n")
+    (tmp_path / "a.json").write_text('{"hang": {"floor_s": 9.5}}')
+    assert read_config(str(tmp_path / "a.toml")).straggler.wall.ratios == (1.5,)
+    assert read_config(str(tmp_path / "a.json")).hang.floor_s == 9.5
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["replay", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path) -> None:
+    path = recorded(Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.3), tmp_path / "job.parquet")
+    code, out, _ = run(str(path), "--json")
+    told, last = [json.loads(line) for line in out.splitlines()]
+    assert (code, told["kind"], told["ranks"], told["resolved_step"]) == (0, "straggler", [3], None)
+    assert (last["summary"]["rows"], last["summary"]["incidents"]) == (16 * 260, 1)
+    code, out, _ = run(str(path))
+    assert code == 0
+    assert "Rank 3 on host-0 takes 1.3" in out
+    assert "Read 4160 rows" in out
+
+
+def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) -> None:
+    broken = series(tmp_path, ["1,one,2,train"])
+    code, _, err = run(str(broken))
+    assert code == 1
+    assert "row 1, column step: 'one' is not a number" in err
+    code, out, _ = run(str(series(tmp_path, [f"{step},{step},2,train" for step in range(50)])))
+    assert code == 0
+    assert "No incident." in out
+    assert "Not looked for, since the file lacks it: slow ranks" in out
+
+
+def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path))
+    for step in range(120):
+        for tag, value in (("train/loss", 9.0 if step == 100 else 2.0 + 0.01 * (step % 7)), ("lr", 1e-4)):
+            summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(event_pb2.Event(wall_time=1e9 + step, step=step, summary=summary))
+    writer.close()
+    (path,) = tmp_path.glob("events.out.tfevents*")
+    outcome = replay(
+        [open_source(path)],
+        {"train/loss": "loss"},
+        [CatalogueConfig()],
+        job="test",
+        until_step=None,
+        progress=lambda done, total: None,
+    )
+    (incident,) = outcome.incidents[0]
+    assert (incident.kind, incident.first.onset_step, incident.resolved_step is not None) == (
+        Kind.LOSS_SPIKE,
+        100,
+        True,
+    )
+    assert sorted(outcome.metrics) == ["loss", "lr"]
