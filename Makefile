@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 TEST_ARGS ?=
+CHAOS_ARGS ?=
+N ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration up bench soak clean
+.PHONY: help demo test check unit integration up bench soak faults chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +44,13 @@ bench: $(VENV)/.installed ## every benchmark, one table each
 
 soak: $(VENV)/.installed ## ten clean demo jobs in a row, also with two CPU burners beside them, and 50 command trials
 	$(BIN)/python -m tests.soak
+
+faults: $(VENV)/.installed ## every fault on every form it applies to, N times in a row (make faults N=10)
+	@for n in $$(seq $(N)); do echo "== $$n of $(N)"; \
+	  RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/faults $(TEST_ARGS) || exit 1; done
+
+chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while something is killed every 20 s (CHAOS_ARGS="--seed 1")
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
