@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankwatch.kafka_settings import KafkaSettings, client_options
 from rankwatch_service.api.access import Scope, TokenKind, create_token
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.control.receivers import TOPIC_RECEIVER
 from rankwatch_service.store.engine import StoreBusyError, open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import LogPartition, Outbox, StreamPosition
@@ -194,6 +195,28 @@ class Cluster:
         with read(self.engine) as connection:
             waiting = select(Outbox.id).where(Outbox.state == "waiting")
             return len(connection.scalars(waiting).all())
+
+    def owed_to_the_topic(self) -> frozenset[str]:
+        """Ids of the messages for the incidents topic; none without Kafka."""
+        with read(self.engine) as connection:
+            return frozenset(connection.scalars(select(Outbox.id).where(Outbox.receiver == TOPIC_RECEIVER)))
+
+    def published(self) -> list[str]:
+        """Ids of the events in the incidents topic, in their order; none without Kafka."""
+        if self.kafka is None:
+            return []
+        consumer = KafkaConsumer(**client_options(self.kafka), auto_offset_reset="earliest")
+        place = TopicPartition(self.kafka.incidents_topic, 0)
+        try:
+            consumer.assign([place])
+            end = consumer.end_offsets([place])[place]
+            found: list[str] = []
+            while consumer.position(place) < end:
+                for messages in consumer.poll(timeout_ms=500).values():
+                    found += [dict(message.headers)["ce_id"].decode() for message in messages]
+            return found
+        finally:
+            consumer.close(autocommit=False, timeout_ms=1_000)
 
     def outcome(self) -> Outcome:
         return outcome_of(self.engine, RECEIVER)

@@ -35,6 +35,9 @@ class Trial:
     ids: list[str]
     """Of the webhooks that arrived, in their order."""
     bodies: list[bytes]
+    owed_to_the_topic: frozenset[str]
+    published: list[str]
+    """Ids of the events in the incidents topic."""
     caught_up_s: float
     """From the last act until no record waited, while the play went on."""
     settle_s: float
@@ -56,6 +59,7 @@ class Trial:
         _same("commands", self.found.commands, self.expected.commands)
         _same("transitions", self.found.turns, self.expected.turns)
         _same("webhooks", frozenset(self.ids), self.found.messages)
+        _same("events in the topic", frozenset(self.published), self.owed_to_the_topic)
         assert self.doubled <= doubled_max, Counter(self.ids).most_common(5)
         numbers: dict[str, list[int]] = {}
         for body in dict(zip(self.ids, self.bodies, strict=True)).values():
@@ -89,7 +93,8 @@ def run(cluster: Cluster, receiver: WebhookReceiver, scenario: str, acts: Iterab
     settle_s = cluster.settle()
     assert not cluster.died()
     bodies = [call.body for call in receiver.calls]
-    return Trial(expected, cluster.outcome(), receiver.ids, bodies, caught_up_s, settle_s, done)
+    found, owed, published = cluster.outcome(), cluster.owed_to_the_topic(), cluster.published()
+    return Trial(expected, found, receiver.ids, bodies, owed, published, caught_up_s, settle_s, done)
 
 
 def rank_steps(cluster: Cluster, scenario: str) -> tuple[int, int]:
