@@ -1,19 +1,23 @@
 """What the agent costs: CPU, memory and bytes, with real recorders, a real HTTP sink and the real agent.
 
-    python benchmarks/agent.py [--seconds 30] [--ranks 8] [--rate 10]
+    python benchmarks/agent.py [--seconds 30] [--ranks 8] [--rate 10] [--kafka apache|noida|tansu]
 
 Each rank is a process that writes 16 metrics a step (12 logged values and the 4 times of every step). The devices are
 stand-ins for NVML (eight, read through the real `nvml.py` once a second). CPU and memory are those of supervisor and
-worker together, from /proc, after a warm-up of 3 s.
+worker together, from /proc, after a warm-up of 3 s. With `--kafka` telemetry goes to a broker of that kind, started
+here.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,8 +26,11 @@ sys.path.insert(0, str(ROOT))
 from rankwatch import wire  # noqa: E402
 from rankwatch.agent.draft import Draft, Numbering  # noqa: E402
 from rankwatch.reader import StepEntry  # noqa: E402
+from rankwatch_service.log.kafka import ensure_topics  # noqa: E402
+from rankwatch_service.settings import Settings  # noqa: E402
 from tests.support.agent_process import AgentProcess  # noqa: E402
 from tests.support.agent_service import AgentService, until  # noqa: E402
+from tests.support.kafka_broker import KINDS, kafka_broker  # noqa: E402
 
 WARM_UP_S = 3.0
 
@@ -104,19 +111,48 @@ def in_order(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.3f} / {max(seconds):.3f}"
 
 
+@contextlib.contextmanager
+def by_way_of(kind: str | None, service: AgentService) -> Iterator[dict[str, str]]:
+    """The agent's environment; what it publishes to a broker is read there and handed to the service."""
+    if kind is None:
+        yield {}
+        return
+    from kafka import KafkaConsumer, TopicPartition
+
+    with kafka_broker(kind) as broker:
+        settings = Settings(kafka=broker.bootstrap, kafka_partitions=1)
+        ensure_topics(settings)
+        consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest")
+        consumer.assign([TopicPartition(settings.kafka_settings().telemetry_topic, 0)])
+        done = threading.Event()
+
+        def follow() -> None:
+            while not done.is_set():
+                for records in consumer.poll(timeout_ms=100).values():
+                    service.batches += [wire.decode_batch(record.value) for record in records]
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        yield {"RANKWATCH_KAFKA": broker.bootstrap}
+        done.set()
+        reader.join()
+        consumer.close(timeout_ms=1_000)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--kafka", choices=KINDS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, AgentService() as service:
+    with tempfile.TemporaryDirectory() as folder, AgentService() as service, by_way_of(options.kafka, service) as kafka:
         directory = Path(folder)
         ranks = [
             subprocess.Popen([sys.executable, "-c", RANK, folder, str(rank), str(options.ranks), str(options.rate)])
             for rank in range(options.ranks)
         ]
-        environment = {**service.environment, "PYTHONPATH": str(ROOT / "tests/support/nvml")}
+        environment = {**service.environment, **kafka, "PYTHONPATH": str(ROOT / "tests/support/nvml")}
         try:
             with AgentProcess(directory, environment) as agent:
                 until(lambda: len(service.rows()) > options.ranks)
@@ -142,7 +178,8 @@ def main() -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        print(f"{options.ranks} ranks x {options.rate:g} steps/s x 16 metrics, {elapsed_s:.0f} s")
+        way = options.kafka or "HTTP"
+        print(f"{way}: {options.ranks} ranks x {options.rate:g} steps/s x 16 metrics, {elapsed_s:.0f} s")
         for name, value in (
             ("CPU, supervisor and worker, % of a core", f"{100 * sum(used) / elapsed_s:.2f}"),
             ("memory, resident, supervisor + worker, MB", " + ".join(f"{rss / 1e6:.1f}" for rss, _ in memory)),

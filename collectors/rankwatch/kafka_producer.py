@@ -44,7 +44,7 @@ CONNECT_S: Final = 5.0
 RECONNECT_FIRST_S: Final = 0.25
 RECONNECT_MAX_S: Final = 2.0
 LOOK_S: Final = 0.25
-"""Between looks at whether acknowledgements still come."""
+"""Between looks at whether acknowledgements still come, while some are waited for."""
 STUCK_RATIO: Final = 5
 """One message that waits this many times `STALL_S`, a minute, is stuck although others are acknowledged: its partition
 has no leader. It must not hold the bound on bytes against the others."""
@@ -247,7 +247,8 @@ class Producer:
         self._broken = ""
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._queue or self._broken or self._done(), LOOK_S)
+                look_s = LOOK_S if self._sent or self._deadline_s is not None else None
+                self._condition.wait_for(lambda: self._queue or self._broken or self._done(), look_s)
                 fresh = list(self._queue)
                 self._queue.clear()
                 self._sent.update(dict.fromkeys(fresh, self._monotonic_s()))

@@ -21,9 +21,10 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
+from rankwatch.kafka_client import KafkaAwayError, opened
 from rankwatch.kafka_producer import Message, Producer
-from rankwatch.kafka_reason import explained, listen
-from rankwatch.kafka_settings import KafkaSettings, client_options
+from rankwatch.kafka_reason import explained
+from rankwatch.kafka_settings import KafkaSettings
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import READ_BYTES_MAX, Entry, LogError, Record, partition_of
@@ -43,7 +44,7 @@ SESSION_MS: Final = 10_000
 HEARTBEAT_MS: Final = 3_000
 """A member that is silent for a session has lost its partitions; three heartbeats fit."""
 
-CONNECT_MS: Final = 3_000
+CONNECT_S: Final = 3.0
 """How long brokers may take to let a consumer in."""
 
 ENDS_S: Final = 1.0
@@ -329,11 +330,10 @@ class KafkaLog:
             raise LogError(f"Kafka at {self._settings.bootstrap} does not answer")
         self._opened_s = now_s
         topic = self._settings.telemetry_topic
-        listen()
         try:
-            consumer = KafkaConsumer(**self._options())
-        except (KafkaError, OSError) as error:  # OSError: a certificate's file
-            raise LogError(f"Kafka at {self._settings.bootstrap}: {explained(error)}") from error
+            consumer: KafkaConsumer = opened(KafkaConsumer, self._settings, CONNECT_S, **self._options())
+        except KafkaAwayError as error:
+            raise LogError(str(error)) from error
         # The option of this name is ignored by the client, and a topic made by asking has the wrong partitions.
         consumer._client.cluster.config["allow_auto_create_topics"] = False
         found = self._found_partitions(consumer, topic)
@@ -358,8 +358,7 @@ class KafkaLog:
             return set()
 
     def _options(self) -> dict[str, Any]:
-        options = client_options(self._settings) | {
-            "bootstrap_timeout_ms": CONNECT_MS,
+        options = {
             "auto_offset_reset": "earliest",
             "enable_auto_commit": False,
             "fetch_max_wait_ms": FETCH_WAIT_MS,

@@ -1,16 +1,21 @@
 """The Kafka form of the log, against the brokers that can be had."""
 
+import time
+from contextlib import suppress
+
 import pytest
 
-from rankwatch.kafka_producer import Producer
+from rankwatch.kafka_producer import Message, Producer
+from rankwatch.outcome import Accepted
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_log
-from rankwatch_service.log.base import LogError
+from rankwatch_service.log.base import LogError, partition_of
 from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.log.kafka_log import KafkaLog
 from rankwatch_service.settings import Settings
 from tests.service.log.contract import LogContract, entry, values
-from tests.support.kafka_broker import new_prefix, shared
+from tests.support.kafka_broker import kafka_broker, new_prefix, shared
+from tests.support.service_process import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -96,3 +101,69 @@ def test_each_partition_is_read_from_where_its_reader_stands(log):
             seen[partition] += [int(record.value) for record in records]
             places[partition] += len(records)
     assert all(numbers == list(range(5, 20)) for numbers in seen.values())
+
+
+@pytest.fixture
+def movable(monkeypatch):
+    """A broker of the test's own that can go away, with a topic, and a log that loses patience quickly."""
+    monkeypatch.setattr(kafka_log, "SILENCE_S", 2.0)
+    monkeypatch.setattr(kafka_log, "CONNECT_S", 1.0)
+    second = free_port()
+    with kafka_broker("apache") as broker:
+        both = f"{broker.bootstrap},127.0.0.1:{second}"
+        settings = Settings(kafka=both, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
+        ensure_topics(settings)
+        kafka = settings.kafka_settings()
+        log = KafkaLog(kafka, SystemClock(), group="group", session_ms=2_000)
+        yield broker, kafka, log, second
+        log.close()
+
+
+def publish(kafka, *bodies: bytes) -> None:
+    producer = Producer(kafka)
+    outcomes = producer.publish([Message(kafka.telemetry_topic, "job", body) for body in bodies], 30.0)
+    producer.close(2.0)
+    assert outcomes == [Accepted()] * len(bodies)
+
+
+def fetched(log, partition: int, position: int, count: int) -> list[bytes]:
+    """So many records, through whatever happens to the broker."""
+    found, deadline_s = [], time.monotonic() + 60.0
+    while len(found) < count:
+        assert time.monotonic() < deadline_s, found
+        try:
+            log.fetch(0.05)
+            if partition in log.assigned:
+                found += [record.value for record in log.read(partition, position + len(found), 10)]
+        except LogError:
+            time.sleep(0.05)
+    return found
+
+
+def test_a_consumer_whose_brokers_all_moved_is_replaced_and_goes_on_where_it_stood(movable):
+    broker, kafka, log, second = movable
+    partition = partition_of("job", PARTITIONS)
+    publish(kafka, b"0", b"1")
+    assert fetched(log, partition, 0, 2) == [b"0", b"1"]
+    broker.restart(port=second)
+    publish(kafka, b"2", b"3")
+    assert fetched(log, partition, 2, 2) == [b"2", b"3"]
+    assert log.counts["rebuilds"] >= 1
+
+
+def test_while_no_broker_answers_nothing_is_taken_for_silence(movable):
+    broker, kafka, log, _ = movable
+    partition = partition_of("job", PARTITIONS)
+    publish(kafka, b"0")
+    assert fetched(log, partition, 0, 1) == [b"0"]
+    while not log.drained(partition, 1):
+        log.fetch(0.05)
+    broker.pause()
+    deadline_s = time.monotonic() + 30.0
+    while log.drained(partition, 1):
+        assert time.monotonic() < deadline_s
+        with suppress(LogError):
+            log.fetch(0.05)
+    broker.resume()
+    publish(kafka, b"1")
+    assert fetched(log, partition, 1, 1) == [b"1"]
