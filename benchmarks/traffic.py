@@ -29,9 +29,9 @@ METRICS = (
     "loss",
     "grad_norm",
     "local_grad_norm",
-    "learning_rate",
-    "load_balance_loss",
-    "throughput",
+    "lr",
+    "aux_loss",
+    "mfu",
 )
 """Sixteen metrics of a rank-step; besides them travel the step, the rank, two times and the count of NaN gradients."""
 
@@ -96,7 +96,7 @@ class Traffic:
             norm * np.exp(0.1 * random.standard_normal(shape)),
             np.full(shape, 3e-4),
             0.01 * np.exp(0.1 * random.standard_normal(shape)),
-            4096 / seconds,
+            0.4 * busy / seconds,
         )
         return np.stack(columns).astype(np.float32)
 

@@ -150,7 +150,7 @@ EVENT_KINDS: Final = (
 )
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message. `boot` and `seq` number a sender's messages about a job: a repeat changes nothing, a gap is told."""
 
     schema: int

@@ -22,8 +22,9 @@ COLUMNS_MAX: Final = 160
 EXACT: Final[tuple[str, ...]] = ("fingerprint", "nonfinite", "nonfinite_first")
 """Columns whose bits count: they stay integers."""
 
-NOT_METRICS: Final = frozenset({"step", "rank", "kind", "time_unix_ns", *EXACT})
-"""Columns that are not in `Records.values`. Agents' clocks are for display; nothing here reads them."""
+NOT_METRICS: Final = frozenset({"step", "rank", "kind", "time_unix_ns", "relative_step", *EXACT})
+"""Columns that are not in `Records.values`. Agents' clocks and their count of steps are for display; nothing here reads
+them."""
 
 _DTYPES: Final = {name: np.dtype(f"<{name}") for name in ("u1", "u2", "u4", "i8", "f4", "f8")}
 
