@@ -1,8 +1,8 @@
 """The agents of simulated jobs, in real time: `python -m tests.support.fleet SETTINGS.json`.
 
 Each host of each job has the real sender with its spool, so that outages are lived through as a host lives through
-them; only the ranks are made up. Half of the hosts send over HTTP and half to Kafka, where there is one. Ends when
-everything was accepted, and says how many messages that were.
+them; only the ranks are made up. Where there is Kafka, every other job's agents publish to it themselves, and the rest
+sends over HTTP. Ends when everything was accepted, and says how many messages that were.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class FleetSettings:
 
 
 def small() -> dict[str, Job]:
-    """Three jobs of half a minute with one fault each, or two. The hang outlasts any outage of the log."""
-    size = {"step_s": 0.25, "ranks_per_host": 4}
+    """Three jobs of half a minute with one fault each. The hang outlasts any outage of the log."""
+    size = {"step_s": 0.5, "ranks_per_host": 4}
     return {
-        "alpha": Job(world_size=16, steps=110, seed=31, **size).slow(5, 50, 2.0, until_step=80),
-        "beta": Job(world_size=8, steps=130, seed=32, **size).nonfinite(3, 60).loss_spike(95, 3.0, 4),
-        "gamma": Job(world_size=8, steps=75, seed=33, **size).hang(2, 45, seconds=20.0),
+        "alpha": Job(world_size=16, steps=62, seed=31, **size).slow(5, 30, 2.0, until_step=48),
+        "beta": Job(world_size=8, steps=72, seed=32, **size).nonfinite(3, 35),
+        "gamma": Job(world_size=8, steps=38, seed=33, **size).hang(2, 25, seconds=20.0),
     }
 
 
@@ -97,6 +97,7 @@ class Fleet:
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
+        self._jobs = list(SCENARIOS[settings.scenario]())
         self._senders: dict[tuple[str, str], Sender] = {}
         self._kafka = KafkaSettings(settings.kafka, settings.kafka_prefix) if settings.kafka else None
         self.messages = 0
@@ -125,13 +126,13 @@ class Fleet:
         sender = self._senders.get((job, host))
         if sender is None:
             folder = Path(self._settings.folder, f"{job}-{host}")
-            sender = Sender(self._publisher(len(self._senders), job), lambda: Spool(folder), SystemClock())
+            sender = Sender(self._publisher(job), lambda: Spool(folder), SystemClock())
             self._senders[job, host] = sender
             sender.start()
         return sender
 
-    def _publisher(self, number: int, job: str) -> Publish:
-        if self._kafka is not None and number % 2 == 0:
+    def _publisher(self, job: str) -> Publish:
+        if self._kafka is not None and self._jobs.index(job) % 2 == 0:
             return KafkaPublisher(self._kafka, job)
         return one_by_one(HttpPublisher(Line(lambda: Endpoint(self._settings.url, self._settings.token))))
 
