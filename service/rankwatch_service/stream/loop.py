@@ -29,6 +29,7 @@ from rankwatch_service.stream.effects import Effects, Refused
 from rankwatch_service.stream.job import Links
 from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.partition import TICK_S, Partition
+from rankwatch_service.stream.past import CONTROLS_MAX, applied_controls, stored_ticks
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
@@ -51,9 +52,6 @@ TRIM_RECORDS: Final = 1_000
 
 REPLAY_WAIT_S: Final = 10.0
 """How long a start waits for records that lie in the log."""
-
-CONTROLS_MAX: Final = 1_000
-"""Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""
 
 _POSITION: Final = attrgetter("position")
 
@@ -133,7 +131,7 @@ class Stream:
         self._clock = clock
         self._series = series
         self._number = partition
-        self._partition = Partition(make_detectors, links)
+        self._partition = Partition(make_detectors, links, self._owns)
         self._tell_refused = tell_refused
         self._epoch = 0
         self._saved_ns: dict[str, int] = {}
@@ -160,12 +158,20 @@ class Stream:
         # What the log forgot by itself, not by our leave, is missing from the past of those who need it.
         is_whole = begin <= held.needed_position and not started.log_is_another
         kept_from = held.needed_position if is_whole else begin if not started.log_is_another else committed.position
+        known = self._known_jobs()
         found, unreadable = snapshots.load(self._engine, self._number, kept_from, committed)
+        # Where the log has other partitions than it had, some of what was watched here is watched elsewhere now.
+        found = [saved for saved in found if saved.job in known]
+        is_first = committed.tick_number == 0
+        settings = snapshots.newest_settings(self._engine) if is_first else None
+        if settings is not None:
+            committed = replace(committed, control_position=settings.place.control_position)
+            found = [replace(settings, place=committed)]
         self._partition.restore(found)
         places = [saved.place for saved in found]
-        missing = self._known_jobs() - {saved.job for saved in found}
+        missing = known - {saved.job for saved in found}
         for name in sorted(missing):
-            if not is_whole or (name in unreadable and kept_from > 0):
+            if not is_whole or (is_first and name != ALL_JOBS) or (name in unreadable and kept_from > 0):
                 self._begin_cold(name, committed, started)
         if missing - set(started.cold_jobs):
             # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
@@ -178,6 +184,8 @@ class Stream:
         self._waiting, self._read_to = [], committed.control_position
         started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
         self._saved_ns = {saved.job: self._partition.now_ns for saved in found}
+        if settings is not None:
+            self.save(ALL_JOBS)  # the next start must begin with the same
         return started
 
     def step(self, records_max: int = RECORDS_MAX) -> int:
@@ -252,7 +260,7 @@ class Stream:
             self._tick(max(now, latest), position, ticks, effects)
 
     def _tick(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
-        taken = [control for control in self._waiting if control.appended_unix_ns <= time_unix_ns]
+        taken = list(takewhile(lambda control: control.appended_unix_ns <= time_unix_ns, self._waiting))
         self._waiting = self._waiting[len(taken) :]
         control_position = self._waiting[0].position if self._waiting else self._read_to
         tick = StoredTick(self._partition.place.tick_number + 1, position, control_position, time_unix_ns)
@@ -266,7 +274,10 @@ class Stream:
             self._waiting += [control for control in found if self._concerns_us(control)]
 
     def _concerns_us(self, control: Control) -> bool:
-        return control.key == ALL_JOBS or self._log.partition_of(control.key) == self._number
+        return control.key == ALL_JOBS or self._owns(control.key)
+
+    def _owns(self, job: str) -> bool:
+        return self._log.partition_of(job) == self._number
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
         if effects.refused and self._tell_refused is not None:
@@ -319,11 +330,12 @@ class Stream:
         """Jobs of this partition that anything was committed about, and the partition's own settings."""
         with read(self._engine) as connection:
             names = connection.scalars(select(Job.name)).all()
-        return {ALL_JOBS, *(name for name in names if self._log.partition_of(name) == self._number)}
+        return {ALL_JOBS, *(name for name in names if self._owns(name))}
 
     def _replay(self, begin: Place, committed: Place, started: Started) -> None:
-        ticks = self._ticks(begin, committed)
-        controls = self._past_controls(begin, committed)
+        ticks, since_ns = stored_ticks(self._engine, self._number, begin, committed)
+        self._partition.now_ns = since_ns or self._partition.now_ns
+        controls = applied_controls(self._controls, self._concerns_us, begin, committed)
         position, effects = begin.position, Effects()
         while position < committed.position:
             records = self._log.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
@@ -358,34 +370,6 @@ class Stream:
             taken.append(controls.popleft())
         self._partition.tick(tick, taken, effects)
         started.replayed_ticks += 1
-
-    def _past_controls(self, begin: Place, committed: Place) -> deque[Control]:
-        """Applied since `begin`. Kept in memory: between two snapshots there is little of it."""
-        past: deque[Control] = deque()
-        position = begin.control_position
-        while found := self._controls.read(position, CONTROLS_MAX):
-            position = found[-1].position + 1
-            past.extend(c for c in found if c.position < committed.control_position and self._concerns_us(c))
-            if position >= committed.control_position:
-                break
-        return past
-
-    def _ticks(self, begin: Place, committed: Place) -> deque[StoredTick]:
-        """Stored ticks behind `begin`; the one just before gives the time to begin with."""
-        with read(self._engine) as connection:
-            rows = connection.execute(
-                select(StreamTick.number, StreamTick.position, StreamTick.control_position, StreamTick.time_unix_ns)
-                .where(
-                    StreamTick.partition == self._number,
-                    StreamTick.number >= begin.tick_number,
-                    StreamTick.number <= committed.tick_number,
-                )
-                .order_by(StreamTick.number)
-            )
-            ticks = deque(StoredTick(*row) for row in rows)
-        if ticks and ticks[0].number == begin.tick_number:
-            self._partition.now_ns = ticks.popleft().time_unix_ns
-        return ticks
 
 
 def _appended_before(time_unix_ns: int, records: Sequence[Record]) -> list[Record]:

@@ -132,7 +132,7 @@ class Member:
         self._make_stream = make_stream
         self._slots: dict[int, _Slot] = {}
         self._reporter = Reporter(engine, clock, f"{socket.gethostname()}:{os.getpid()}")
-        self._reported_s = clock.monotonic_s()
+        self._reported_s = float("-inf")
 
     def run(self, stop: Stop) -> None:
         """Go on until asked to stop, then save everything.

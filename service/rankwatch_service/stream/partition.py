@@ -7,7 +7,7 @@ what lies before that is skipped for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -57,8 +57,18 @@ class _Bundle:
 class Partition:
     """State of one partition, as of `place`."""
 
-    def __init__(self, make_detectors: MakeDetectors, links: Links) -> None:
+    def __init__(
+        self, make_detectors: MakeDetectors, links: Links, owns: Callable[[str], bool] = lambda _job: True
+    ) -> None:
+        """Empty.
+
+        Args:
+            make_detectors: a new set, for each job.
+            links: where receivers can read on.
+            owns: whether a job belongs here. One that came here all the same is watched elsewhere too, or will be.
+        """
         self.place = _START
+        self._owns = owns
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
         self.desk = Desk()
@@ -211,6 +221,8 @@ class Partition:
         return control.position >= self._from.get(name, _START).control_position
 
     def _new(self, name: str) -> JobStream:
+        if not self._owns(name):
+            raise BadBatchError(Reason.NAME, f"records of job {name!r} belong into another partition")
         if len(self.jobs) >= JOBS_MAX:
             raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
         job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Snapshot, SnapshotChunk
 from rankwatch_service.stream.commit import Place
 from rankwatch_service.stream.packing import checksum, pack, unpack
@@ -43,7 +44,7 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
     """
     data = pack(state)
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
-    with write(engine) as connection:
+    with write_aside(engine) as connection:
         begun = insert(Snapshot).values(
             partition=partition,
             job=job,
@@ -56,9 +57,9 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         )
         snapshot_id = connection.scalar(begun.returning(Snapshot.id))
     for number, part in enumerate(parts):
-        with write(engine) as connection:
+        with write_aside(engine) as connection:
             connection.execute(insert(SnapshotChunk).values(snapshot_id=snapshot_id, number=number, data=part))
-    with write(engine) as connection:
+    with write_aside(engine) as connection:
         marker = update(Snapshot).where(Snapshot.id == snapshot_id)
         connection.execute(marker.values(complete=True, checksum=checksum(data)))
         complete = connection.scalars(
@@ -99,6 +100,18 @@ def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list
         else:
             found.append(saved)
     return found, unreadable
+
+
+def newest_settings(engine: Engine) -> Saved | None:
+    """What people had set, as the partition that was saved last knew it: a partition that is new begins with it.
+
+    Control records from its place on are kept, whatever the partition.
+    """
+    with read(engine) as connection:
+        query = select(Snapshot.__table__).where(Snapshot.job == ALL_JOBS, Snapshot.complete)
+        rows = connection.execute(query.order_by(Snapshot.control_position.desc(), Snapshot.id.desc())).all()
+    anywhere = Place(2**62, 2**62, 2**62)
+    return next((saved for row in rows if (saved := _read(engine, row, 0, anywhere)) is not None), None)
 
 
 def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:

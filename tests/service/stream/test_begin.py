@@ -1,0 +1,181 @@
+"""How a stream begins where the log is not as it was left: forgotten, made anew, or with other partitions."""
+
+import pytest
+from sqlalchemy import select
+
+from rankwatch import wire
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.control.policy import Policy, policy_record
+from rankwatch_service.control.records import encode_control
+from rankwatch_service.log.base import ALL_JOBS, Entry, Record, partition_of
+from rankwatch_service.log.control import ControlLog, trim
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream.loop import Stream
+from tests.support.batches import batch, ranks, table
+from tests.support.clock import FakeClock
+from tests.support.database import new_database
+from tests.support.reference import NoCharts
+
+
+class ForgetfulLog:
+    """A log in memory that can lose its beginning, or everything."""
+
+    def __init__(self, clock: FakeClock, partitions: int = 1) -> None:
+        self.partitions = partitions
+        self._clock = clock
+        self.records: dict[int, list[Record]] = {number: [] for number in range(partitions)}
+        self.first = dict.fromkeys(self.records, 0)
+
+    def partition_of(self, key: str) -> int:
+        return partition_of(key, self.partitions)
+
+    def put(self, entry: Entry, partition: int | None = None) -> None:
+        number = self.partition_of(entry.key) if partition is None else partition
+        position = self.end(number)
+        self.records[number].append(Record(number, position, entry.key, entry.value, self._clock.unix_ns()))
+
+    def forget(self, before: int) -> None:
+        self.records[0] = self.records[0][before - self.first[0] :]
+        self.first[0] = before
+
+    def begin(self, partition: int) -> int:
+        return self.first[partition]
+
+    def end(self, partition: int) -> int:
+        return self.first[partition] + len(self.records[partition])
+
+    def drained(self, partition: int, position: int) -> bool:
+        return position >= self.end(partition)
+
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        index = max(position - self.first[partition], 0)
+        return self.records[partition][index : index + limit]
+
+    def trim(self, partition: int, before: int, limit: int) -> int:
+        return 0
+
+
+class World:
+    def __init__(self, folder) -> None:
+        self.engine = new_database(folder)
+        self.clock = FakeClock()
+        self.controls = ControlLog(self.engine, self.clock)
+        self.log = ForgetfulLog(self.clock)
+        self.seq = -1
+
+    def stream(self, partition: int = 0) -> Stream:
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, lambda *_: {}, NoCharts(), partition)
+
+    def batch(self, step: int, job: str = "gpt", **fields) -> Entry:
+        self.seq += 1
+        rows = table([step] * 2, [0, 1], loss=[2.0] * 2, step_time_s=[0.5] * 2)
+        return Entry(job, wire.encode(batch(self.seq, job=job, steps=rows, **fields)))
+
+    def train(self, steps: range) -> None:
+        for step in steps:
+            self.log.put(self.batch(step, **({"ranks": ranks(2)} if self.seq < 0 else {})))
+            self.clock.advance(0.5)
+
+    def tell(self, record) -> None:
+        with write(self.engine) as connection:
+            self.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
+
+    def column(self, query) -> list:
+        with read(self.engine) as connection:
+            return list(connection.scalars(query))
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path)
+    yield world
+    world.engine.dispose()
+
+
+def lived(world: World) -> Stream:
+    """A stream that has processed 20 steps, with a snapshot after 10."""
+    stream = world.stream()
+    stream.start()
+    world.train(range(10))
+    stream.step()
+    for name in (ALL_JOBS, "gpt"):
+        stream.save(name)
+    world.train(range(10, 20))
+    stream.step()
+    return stream
+
+
+def test_what_the_log_forgot_before_it_was_needed_changes_nothing(world):
+    lived(world)
+    world.log.forget(8)
+    started = world.stream().start()
+    assert (started.cold_jobs, started.replayed_records, started.lost_records) == ([], 10, 0)
+
+
+def test_a_job_whose_past_the_log_forgot_begins_cold_and_goes_on(world):
+    lived(world)
+    world.log.forget(15)
+    again = world.stream()
+    started = again.start()
+    assert "gpt" in started.cold_jobs
+    assert started.lost_records == 0
+    world.train(range(20, 23))
+    assert again.step() == 3
+    assert world.column(select(models.StreamPosition.position)) == [23]
+
+
+def test_records_that_were_forgotten_unread_are_counted(world):
+    lived(world)
+    world.train(range(20, 40))
+    world.log.forget(33)
+    again = world.stream()
+    started = again.start()
+    assert started.lost_records == 13
+    assert again.step() == 7
+    assert world.column(select(models.StreamPosition.position)) == [40]
+
+
+def test_a_log_that_was_made_anew_is_read_from_its_beginning(world):
+    lived(world)
+    world.log = ForgetfulLog(world.clock)
+    world.train(range(20, 25))
+    again = world.stream()
+    started = again.start()
+    assert started.log_is_another
+    assert "gpt" in started.cold_jobs
+    assert again.step() == 5
+    assert world.column(select(models.StreamPosition.position)) == [5]
+    world.clock.advance(1.0)
+    again.step()
+    assert world.column(select(models.Job.step)) == [24]
+
+
+def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
+    world.tell(policy_record(Policy(hands_off=True)))
+    stream = lived(world)
+    with write(world.engine) as connection:
+        assert trim(connection, before=1, limit=10) == 1
+    world.log = ForgetfulLog(world.clock, partitions=2)
+    other = world.log.partition_of("gpt") ^ 1
+    fresh = world.stream(other)
+    fresh.start()
+    assert fresh.partition.desk.policy.hands_off
+    assert fresh.partition.desk.state() == stream.partition.desk.state()
+    world.clock.advance(5.0)
+    fresh.step()
+    again = world.stream(other)
+    again.start()
+    assert again.partition.desk.policy.hands_off
+    assert again.partition.place == fresh.partition.place
+
+
+def test_a_record_that_came_into_the_wrong_partition_is_refused(world):
+    world.log = ForgetfulLog(world.clock, partitions=2)
+    wrong = world.log.partition_of("gpt") ^ 1
+    stream = world.stream(wrong)
+    stream.start()
+    world.log.put(world.batch(1, ranks=ranks(2)), wrong)
+    stream.step()
+    assert world.column(select(models.DeadLetter.reason)) == ["name"]
+    assert world.column(select(models.Job.name)) == []
