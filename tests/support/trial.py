@@ -19,6 +19,7 @@ from tests.support.webhook_receiver import WebhookReceiver
 
 PLAY_S = 900.0
 CATCH_UP_S = 60.0
+HARMS = ("kill", "pause")
 METRIC = "busy_s"
 """Every rank reports it at every step."""
 
@@ -39,7 +40,7 @@ class Trial:
     published: list[str]
     """Ids of the events in the incidents topic."""
     caught_up_s: float
-    """From the last act until no record waited, while the play went on."""
+    """From the last kill or pause until no record waited, while the play went on."""
     settle_s: float
     """From the end of the play until nothing was left to do."""
     acts: list[str] = field(default_factory=list)
@@ -77,14 +78,17 @@ def run(cluster: Cluster, receiver: WebhookReceiver, scenario: str, acts: Iterab
     """Play the scenario, do everything at its time, and wait until all is over."""
     expected = reference(scenario)
     fleet = cluster.play(scenario)
-    began_s = time.monotonic()
+    began_s = harmed_s = time.monotonic()
     done = []
     try:
         for at_s, what, act in sorted(acts, key=lambda one: one[0]):
             time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            if what.startswith(HARMS):
+                harmed_s = time.monotonic()
             act()
             done.append(f"{time.monotonic() - began_s:.1f} s {what}")
-        caught_up_s = cluster.catch_up(CATCH_UP_S)
+        cluster.catch_up(CATCH_UP_S)
+        caught_up_s = time.monotonic() - harmed_s
         said, _ = fleet.communicate(timeout=PLAY_S)
     finally:
         fleet.kill()
