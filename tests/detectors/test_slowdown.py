@@ -16,7 +16,7 @@ def found(job: Job) -> list[Finding]:
     return judge(job.observations(), [SlowdownDetector(SlowdownConfig())])
 
 
-@pytest.mark.parametrize(("factor", "steps_max"), [(1.07, 30), (1.2, 12), (2.0, 12)])
+@pytest.mark.parametrize(("factor", "steps_max"), [(1.05, 30), (1.07, 30), (1.2, 12), (2.0, 12)])
 def test_a_uniform_slowdown_is_told_soon(factor: float, steps_max: int) -> None:
     for seed in range(3):
         (finding,) = found(Job(world_size=64, steps=380, seed=seed).slow_all(300, factor))
