@@ -25,7 +25,7 @@ from kafka import KafkaAdminClient
 
 from rankwatch.kafka_client import KafkaAwayError, opened
 from rankwatch.kafka_settings import KafkaSettings
-from tests.support.service_process import free_port
+from tests.support.service_process import free_port, until
 
 KINDS = ("apache", "noida", "tansu")
 START_S = 60.0
@@ -88,6 +88,8 @@ class Broker:
         """SIGSTOP: it takes connections (the kernel does) and never answers."""
         os.kill(self.pid, signal.SIGSTOP)
         self._paused = True
+        # Its threads stop one after the other, and one of them may answer meanwhile.
+        until("it stands still", lambda: {_state(task) for task in _tasks(self.pid)} == {"T"})
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -204,6 +206,14 @@ def shared(request: pytest.FixtureRequest, kind: str) -> Broker | GivenBroker:
             own.start()
             started[kind] = own
     return started[kind]
+
+
+def _tasks(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _kafka_node() -> Path:
