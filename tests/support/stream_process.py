@@ -14,7 +14,7 @@ from kafka import KafkaProducer
 from sqlalchemy import event
 
 from rankwatch.kafka_settings import partition_of
-from rankwatch_service.log import kafka_log
+from rankwatch_service.log import kafka_buffer
 from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
@@ -74,7 +74,7 @@ def links(_job: str, incident: str) -> dict[str, str]:
 def main(database_url: str, end_unix_ns: int, records_max: int, bootstrap: str = "", prefix: str = "") -> None:
     loop.SNAPSHOT_S = 5.0
     Stream.step.__defaults__ = (records_max,)
-    kafka_log.appended_unix_ns = recorded_unix_ns
+    kafka_buffer.appended_unix_ns = recorded_unix_ns
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.ask)
     engine = open_engine(database_url)

@@ -1,9 +1,9 @@
 """The log of telemetry as a topic of Kafka.
 
 One consumer fills a bounded buffer for each of its partitions; whoever reads a partition elsewhere than its buffer
-stands makes it seek. Where a partition is read from is the store's business: Kafka's own commits tell others how far we
-are and decide nothing. A consumer that hears nothing is replaced (`Watchdog figures` below): it never goes back to the
-addresses that it began with, and polling it does not tell that no broker answers.
+stands makes it seek. Where a partition is read from is the store's business: Kafka's own commits tell others how far
+we are and decide nothing. A consumer that hears nothing is replaced: it never goes back to the addresses that it began
+with, and polling it does not tell that no broker answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -27,7 +26,8 @@ from rankwatch.kafka_reason import explained
 from rankwatch.kafka_settings import KafkaSettings
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import READ_BYTES_MAX, Entry, LogError, Record, partition_of
+from rankwatch_service.log.base import Entry, LogError, Record, partition_of
+from rankwatch_service.log.kafka_buffer import Buffer
 
 BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
 """Held for one partition, beyond which it is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
@@ -70,27 +70,7 @@ COMMIT_S: Final = 5.0
 APPEND_S: Final = 20.0
 """How long an append waits for its acknowledgements."""
 
-_LOG_APPEND_TIME: Final = 1
-
 _log = structlog.get_logger(__name__)
-
-
-def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
-    """When the broker took a message; where it leaves that to whoever sent it, when we read it."""
-    return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """Records of one partition from `position` on, up to `fetched`."""
-
-    position: int
-    fetched: int
-    records: deque[Record] = field(default_factory=deque)
-    bytes: int = 0
-    paused: bool = False
-    moved_s: float = 0.0
-    """When it last brought something, or was known to have nothing."""
 
 
 class _Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
@@ -142,7 +122,9 @@ class KafkaLog:
         self._opened_s = float("-inf")
         self._assignment = _Assignment()
         self._partitions = 0
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, Buffer] = {}
+        self._broken: dict[int, str] = {}
+        """Partitions that are not what they were, with the reason, until their reader has heard of it."""
         self._ends: dict[int, int] = {}
         self._asked_s = self._heard_s = self._committed_s = float("-inf")
 
@@ -181,29 +163,18 @@ class KafkaLog:
         """Up to `limit` records from `position` on, in order."""
         buffer = self._at(partition, position)
         deadline_s = self._clock.monotonic_s() + wait_s
-        while not buffer.records and wait_s:
+        while not buffer and wait_s:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0 or self.drained(partition, position):
                 break
             self.fetch(min(left_s, 0.1))
             buffer = self._at(partition, position)
-        records: list[Record] = []
-        total = 0
-        while buffer.records and len(records) < limit:
-            size = len(buffer.records[0].value)
-            if records and total + size > READ_BYTES_MAX:
-                break
-            total += size
-            records.append(buffer.records.popleft())
-        if records:
-            buffer.bytes -= total
-            buffer.position = records[-1].position + 1
-        return records
+        return buffer.give(limit)
 
     def drained(self, partition: int, position: int) -> bool:
         """Whether it is known, as of about now, that nothing lies at `position` or behind it."""
         buffer = self._buffers.get(partition)
-        if buffer is not None and buffer.records:
+        if buffer:
             return False
         known = partition in self._ends and self._clock.monotonic_s() - self._heard_s < HEARD_S
         return known and position >= self._ends[partition]
@@ -270,11 +241,14 @@ class KafkaLog:
 
     # ---- buffers ---------------------------------------------------------------------------------------------------
 
-    def _at(self, partition: int, position: int) -> _Buffer:
+    def _at(self, partition: int, position: int) -> Buffer:
         """The partition's buffer, standing at `position`."""
         self._open()
         assert self._consumer is not None
         self._drop_changed()
+        if partition in self._broken:
+            self._buffers.pop(partition, None)
+            raise LogError(self._broken.pop(partition))
         buffer = self._buffers.get(partition)
         if buffer is None or buffer.position != position:
             try:
@@ -282,7 +256,7 @@ class KafkaLog:
                 self._consumer.resume(self._topic(partition))
             except (KafkaError, AssertionError) as error:
                 raise LogError(f"partition {partition} is not ours: {explained(error)}") from error
-            buffer = self._buffers[partition] = _Buffer(position, position, moved_s=self._clock.monotonic_s())
+            buffer = self._buffers[partition] = Buffer(partition, position, self._clock.monotonic_s())
         elif buffer.paused and buffer.bytes < BUFFER_BYTES_MAX // 2:
             self._consumer.resume(self._topic(partition))
             buffer.paused = False
@@ -299,23 +273,15 @@ class KafkaLog:
         buffer = self._buffers.get(partition)
         if buffer is None:
             return  # fetched from the client's own idea of a position
-        now = self._clock.unix_ns()
-        for message in messages:
-            if message.offset < buffer.fetched:
-                # The client was sent back to the beginning: behind our position nothing exists.
-                del self._buffers[partition]
-                raise LogError(f"partition {partition} ends before position {buffer.fetched}: it was made anew")
-            if message.offset > buffer.fetched:
-                lost = message.offset - buffer.fetched
-                self.lost[partition] += lost
-                self.counts["lost_records"] += lost
-                _log.error("records_lost", partition=partition, position=buffer.fetched, records=lost)
-            key = (message.key or b"").decode(errors="replace")
-            at = appended_unix_ns(message, now)
-            buffer.records.append(Record(partition, message.offset, key, message.value or b"", at))
-            buffer.bytes += len(message.value or b"")
-            buffer.fetched = message.offset + 1
-        buffer.moved_s = self._clock.monotonic_s()
+        try:
+            lost = buffer.take(messages, self._clock.unix_ns(), self._clock.monotonic_s())
+        except LogError as error:
+            self._broken[partition] = str(error)
+            return
+        if lost:
+            self.lost[partition] += lost
+            self.counts["lost_records"] += lost
+            _log.error("records_lost", partition=partition, before=buffer.fetched, records=lost)
         if buffer.bytes >= BUFFER_BYTES_MAX and not buffer.paused and self._consumer is not None:
             self._consumer.pause(self._topic(partition))
             buffer.paused = True
@@ -411,7 +377,7 @@ class KafkaLog:
             self._close(f"no broker has answered for {SILENCE_S:g} s")
             return
         for partition, buffer in self._buffers.items():
-            if buffer.records or buffer.paused or buffer.fetched >= self._ends.get(partition, 0):
+            if buffer or buffer.paused or buffer.fetched >= self._ends.get(partition, 0):
                 buffer.moved_s = now_s
             elif now_s - buffer.moved_s > STUCK_S:
                 self._close(f"partition {partition} brought nothing from position {buffer.fetched} on")

@@ -103,7 +103,8 @@ class LogContract:
             assert own == [b"%d:%d" % (name, number) for number in range(25)]
 
     def test_one_read_is_bounded_in_bytes_but_never_stuck(self, log: Log, monkeypatch):
-        monkeypatch.setattr(f"{type(log).__module__}.READ_BYTES_MAX", 100)
+        for module in ("sql", "kafka_buffer"):
+            monkeypatch.setattr(f"rankwatch_service.log.{module}.READ_BYTES_MAX", 100)
         log.append([entry(bytes(60)), entry(bytes(60)), entry(bytes(200))])
         partition, position, sizes = log.partition_of("job"), 0, []
         while records := read(log, partition, position, 10):

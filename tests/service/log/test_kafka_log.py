@@ -167,3 +167,19 @@ def test_while_no_broker_answers_nothing_is_taken_for_silence(movable):
     broker.resume()
     publish(kafka, b"1")
     assert fetched(log, partition, 1, 1) == [b"1"]
+
+
+def read_until_it_fails(log, partition: int, position: int) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while time.monotonic() < deadline_s:
+        assert log.read(partition, position, 10) == []
+        log.fetch(0.05)
+
+
+def test_a_position_behind_the_end_is_a_log_that_was_made_anew(log):
+    partition = log.partition_of("job")
+    log.append([entry(b"0"), entry(b"1")])
+    with pytest.raises(LogError, match="made anew"):
+        read_until_it_fails(log, partition, 100)
+    assert log.end(partition) == 2
+    assert values(log) == [b"0", b"1"]

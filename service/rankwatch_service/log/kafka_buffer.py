@@ -1,0 +1,68 @@
+"""What was fetched of one partition of Kafka and not read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rankwatch_service.log.base import READ_BYTES_MAX, LogError, Record
+
+_LOG_APPEND_TIME: Final = 1
+
+
+class Buffer:
+    """Records of one partition from `position` on, up to `fetched`."""
+
+    def __init__(self, partition: int, position: int, now_s: float) -> None:
+        self.position = position
+        self.fetched = position
+        self.bytes = 0
+        self.paused = False
+        """The consumer does not fetch the partition."""
+        self.moved_s = now_s
+        """When it last brought something, or was known to have nothing."""
+        self._partition = partition
+        self._records: deque[Record] = deque()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> int:
+        """Take up what came; returns how many records are missing before it.
+
+        Raises:
+            LogError: the client was sent back to the beginning, since behind our position nothing exists.
+        """
+        lost = 0
+        for message in messages:
+            if message.offset < self.fetched:
+                raise LogError(f"partition {self._partition} ends before position {self.fetched}: it was made anew")
+            lost += message.offset - self.fetched
+            key, value = (message.key or b"").decode(errors="replace"), message.value or b""
+            at = appended_unix_ns(message, now_unix_ns)
+            self._records.append(Record(self._partition, message.offset, key, value, at))
+            self.bytes += len(value)
+            self.fetched = message.offset + 1
+        self.moved_s = now_s
+        return lost
+
+    def give(self, limit: int) -> list[Record]:
+        """Hand out the first records: `limit` and `READ_BYTES_MAX` at most, but for the first."""
+        records: list[Record] = []
+        total = 0
+        while self._records and len(records) < limit:
+            size = len(self._records[0].value)
+            if records and total + size > READ_BYTES_MAX:
+                break
+            total += size
+            records.append(self._records.popleft())
+        if records:
+            self.bytes -= total
+            self.position = records[-1].position + 1
+        return records
+
+
+def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
+    """When the broker took a message; where it leaves that to whoever sent it, when we read it."""
+    return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns
