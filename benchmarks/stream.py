@@ -40,7 +40,7 @@ from rankwatch.kafka_settings import KafkaSettings, client_options
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log import kafka_log
+from rankwatch_service.log import kafka_buffer
 from rankwatch_service.log.base import Log, Record
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.kafka import ensure_topics
@@ -298,7 +298,7 @@ def main() -> None:
             if bootstrap:
                 kafka = KafkaSettings(bootstrap, prefix=f"benchmark-{os.getpid()}-{load.ranks}-{load.rows}")
                 fill(kafka, messages)
-                kafka_log.appended_unix_ns = as_sent(messages)
+                kafka_buffer.appended_unix_ns = as_sent(messages)
                 show(measure(load, "Kafka", lambda kafka=kafka: KafkaLog(kafka, SystemClock()), messages, repeats))
             show(measure(load, "memory", lambda messages=messages: Memory(messages), messages, repeats))
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from rankwatch_service.log import kafka_log
+from rankwatch_service.log import kafka_buffer
 from rankwatch_service.stream import loop
 from tests.support.faulty_calls import CrashError, Faults, When
 from tests.support.kafka_broker import missing, shared
@@ -29,7 +29,7 @@ def form(request, tmp_path_factory):
     postgres = request.getfixturevalue("postgres")
     broker = shared(request, "noida" if missing("apache") else "apache")
     with pytest.MonkeyPatch.context() as patch, postgres.migrated() as url:
-        patch.setattr(kafka_log, "appended_unix_ns", recorded_unix_ns)
+        patch.setattr(kafka_buffer, "appended_unix_ns", recorded_unix_ns)
         yield KafkaForm(postgres, broker, url, ENTRIES)
 
 
