@@ -15,19 +15,21 @@ from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control import ControlLog
 from rankwatch_service.log.sql import SqlLog
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import open_engine, write
 from tests.support.database import new_database
 
 
 class Api:
     """A client that sends the admin's token unless told otherwise."""
 
-    def __init__(self, folder: Path, clock: Clock | None = None, intake: Intake | None = None) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = ""
+    ) -> None:
         self.clock = clock or SystemClock()
-        self.engine = new_database(folder)
+        self.engine = open_engine(database_url) if database_url else new_database(folder)
         self.log = SqlLog(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)
-        self.settings = Settings(data_dir=folder, database_url=str(self.engine.url))
+        self.settings = Settings(data_dir=folder, database_url=self.engine.url.render_as_string(False))
         self.app: FastAPI = create_app(
             self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock
         )
@@ -64,8 +66,10 @@ class Api:
 
 
 @contextmanager
-def running_api(folder: Path, clock: Clock | None = None, intake: Intake | None = None) -> Iterator[Api]:
-    api = Api(folder, clock, intake)
+def running_api(
+    folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = ""
+) -> Iterator[Api]:
+    api = Api(folder, clock, intake, database_url)
     with api.client:
         yield api
     api.engine.dispose()

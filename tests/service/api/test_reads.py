@@ -7,6 +7,8 @@ from rankwatch_service.api.access import Scope
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, IncidentTransition, Job
 
+ON_BOTH_DATABASES = True
+
 
 def incident(number, **changes):
     return {

@@ -3,6 +3,8 @@
 from rankwatch_service.api.access import Scope, TokenKind, create_token
 from rankwatch_service.store.engine import write
 
+ON_BOTH_DATABASES = True
+
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
 

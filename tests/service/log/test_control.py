@@ -6,14 +6,6 @@ from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.log.control import Control, ControlLog, trim
 from rankwatch_service.store.engine import write
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -7,14 +7,6 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import DeadLetter
 from tests.service.log.contract import LogContract, entry, values
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 class TestOnePartition(LogContract):
