@@ -17,14 +17,24 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Presence, Tick, Topology
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Change,
+    Detector,
+    Finding,
+    Kind,
+    Observation,
+    Presence,
+    Tick,
+    Topology,
+)
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.hang import HangConfig, HangDetector
 from rankwatch_service.replay.player import Player
@@ -85,15 +95,28 @@ class Heard:
     points: int
 
 
+class Overheard:
+    """A detector whose findings are noted down as well."""
+
+    def __init__(self, detector: Detector, findings: list[Finding]) -> None:
+        self.name, self.version = detector.name, detector.version
+        self.snapshot, self.restore = detector.snapshot, detector.restore
+        self._detector, self._findings = detector, findings
+
+    def observe(self, observation: Observation) -> Sequence[Finding]:
+        found = self._detector.observe(observation)
+        self._findings += [finding for finding in found if finding.change is not Change.CLOSE]
+        return found
+
+
 def listen(path: Path, mapping: dict[str, str]) -> Heard:
     """Replay one file; findings for what was seen, incidents for whom it would have disturbed."""
-    player, judge, bank = Player(), Judge("real", detectors), detectors()
     heard = Heard([], [], 0)
+    player = Player()
+    judge = Judge("real", lambda: [Overheard(detector, heard.findings) for detector in detectors()])
     for rows in RowReader(open_source(path), mapping).rows():
         heard.points += len(rows.records.step)
         for observation in player.play(rows):
-            for detector in bank:
-                heard.findings += [f for f in detector.observe(observation) if f.change is not Change.CLOSE]
             for told in judge.observe(observation, player.roster)[0]:
                 if told.what is Moment.OPENED:
                     incident = told.incident
@@ -331,17 +354,18 @@ def main() -> None:
                 print(f"{family} {series.name}: {event} {'MISSED' if delay is None else delay}", file=sys.stderr)
             for text in series.false:
                 print(f"{family} {series.name}: FALSE {text}", file=sys.stderr)
-    print(
-        "| family | series | points | must events found | median delay (points) | false incidents | per 1,000 points |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    head = ["family", "series", "points", "must events found", "median delay (points)", "false", "in clean runs"]
+    print("| " + " | ".join([*head, "per 1,000 clean points"]) + " |\n" + "| --- " * (len(head) + 1) + "|")
     for family, listed in results.items():
         found = [delay for series in listed for _, delay in series.found]
         delays = [delay for delay in found if delay is not None]
-        points, false = sum(s.points for s in listed), sum(len(s.false) for s in listed)
         middle = f"{np.median(delays):.0f}" if delays else "-"
-        cells = [family, len(listed), points, f"{len(delays)}/{len(found)}", middle, false]
-        print("| " + " | ".join(map(str, cells)) + f" | {1000 * false / max(points, 1):.3f} |")
+        calm = [series for series in listed if not series.found]
+        points, false = sum(series.points for series in calm), sum(len(series.false) for series in calm)
+        cells = [family, len(listed), sum(series.points for series in listed), f"{len(delays)}/{len(found)}", middle]
+        cells += [sum(len(series.false) for series in listed), f"{false} in {points} points" if points else "-"]
+        cells.append(f"{1000 * false / points:.3f}" if points else "-")
+        print("| " + " | ".join(map(str, cells)) + " |")
 
 
 if __name__ == "__main__":
