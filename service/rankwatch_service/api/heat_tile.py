@@ -47,6 +47,7 @@ _CODES: Final = {Mark.ABSENT: 0, Mark.NAN: 1, Mark.POSITIVE_INF: 2, Mark.NEGATIV
 _PLAIN: Final = 4
 _CODE_MAX: Final = 32_700
 _SAMPLE: Final = 65_536
+_SAMPLE_ROWS: Final = 128
 
 
 def tile(found: HeatMap) -> bytes:
@@ -80,7 +81,9 @@ def gzipped(data: bytes) -> bytes:
 
 
 def _centre(value: NDArray[Any], finite: NDArray[np.bool_]) -> NDArray[Any]:
-    """Each column's median, of those that are finite; 0 where none is."""
+    """Each column's median, about, of those that are finite; 0 where none is."""
+    if finite.all() and len(value):
+        return np.asarray(np.median(value[:: max(1, len(value) // _SAMPLE_ROWS)], axis=0))
     held = np.sort(np.where(finite, value, np.inf), axis=0)
     count = np.count_nonzero(finite, axis=0)
     if not len(held):
@@ -99,6 +102,6 @@ def _steps(apart: NDArray[Any], cells: int) -> tuple[float, float]:
     if high == low:
         sigma = largest / LINEAR_SIGMAS
     per_sigma = min(max(2 ** min(8 * AIM_BYTES / cells, 16) / 4.13, LEVELS_MIN), LEVELS_MAX)
-    scale = np.float32(max(sigma * LINEAR_SIGMAS, 1e-37))
+    scale = np.float32(min(max(sigma * LINEAR_SIGMAS, 1e-37), 1e38))  # as float32 holds them
     levels = min(per_sigma * LINEAR_SIGMAS, _CODE_MAX / np.arcsinh(largest / scale))
     return float(scale), float(np.float32(levels))

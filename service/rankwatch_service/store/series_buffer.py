@@ -97,7 +97,7 @@ class AttemptBuffer:
             by_chunk.setdefault(frame.step // CHUNK_STEPS, []).append(frame)
         self._waiting, self._waiting_bytes = [], 0
         for number, frames in by_chunk.items():
-            self._fill(self._chunk(number), frames)
+            self._fill(self.chunk(number), frames)
 
     def full(self) -> list[int]:
         """Numbers of the chunks that are to be written and let go, oldest first."""
@@ -132,7 +132,8 @@ class AttemptBuffer:
 
     # ---- raw -------------------------------------------------------------------------------------------------------
 
-    def _chunk(self, number: int) -> Chunk:
+    def chunk(self, number: int) -> Chunk:
+        """The open chunk of that number, opened if it is not."""
         chunk = self.chunks.get(number)
         if chunk is None:
             stored = self._stored(number) if number <= self._newest else {}

@@ -89,12 +89,14 @@ class Reader:
 
     def _steps(self) -> int:
         """About how many steps of the range are stored, all attempts together."""
+        wanted = self._wanted
+        at_most = (wanted.last - wanted.first + 1) * max(len(self.order), 1)
         for level in range(LEVELS, 0, -1):
             rows = self._connection.scalar(self._of_level(level, func.count())) or 0
-            if rows >= COUNTED_ROWS or level == 1:
-                break
-        attempts = max(len(self.order), 1)
-        return min(rows * chunk_steps(level), (self._wanted.last - self._wanted.first + 1) * attempts)
+            if rows >= COUNTED_ROWS:
+                return min(rows * chunk_steps(level), at_most)
+        raw = self._connection.scalar(self._of(func.sum(SeriesChunk.steps))) or 0
+        return min(int(raw) or rows * chunk_steps(1), at_most)
 
     def _of(self, *columns: Any) -> Select[Any]:
         """Raw chunks of the range."""
