@@ -22,7 +22,7 @@ from rankwatch.kafka_settings import partition_of
 from rankwatch_service.demo import processes
 from rankwatch_service.demo.postgres import Postgres
 from tests.support.compose import Container, services
-from tests.support.kafka_broker import Broker, kafka_broker, missing
+from tests.support.kafka_broker import Broker, _kafka_node, kafka_broker, missing
 from tests.support.postgres import postgres_server
 from tests.support.service_process import free_port, until
 
@@ -87,6 +87,7 @@ class Installation:
         ours["small-job"]["environment"] |= {"RANKWATCH_DIR": str(folder / "shm")}
         self.containers = {name: Container(name, service, folder, here) for name, service in ours.items()}
         self.folder = folder
+        self.broker = broker
         self.url = f"http://127.0.0.1:{port}"
 
     def stop(self) -> dict[str, int]:
@@ -104,10 +105,11 @@ def installation() -> Iterator[Installation]:
         folder = Path(tempfile.mkdtemp(prefix="rankwatch-compose-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         broker = stack.enter_context(kafka_broker("apache", broker_settings(parsed["kafka"])))
-        database = make_database(stack.enter_context(postgres_server()), parsed["postgres"])
-        made = Installation(folder, broker, database, parsed)
+        server = stack.enter_context(postgres_server())
+        assert kafka_is_healthy(parsed["kafka"], broker)
+        assert postgres_is_healthy(parsed["postgres"], server)
+        made = Installation(folder, broker, make_database(server, parsed["postgres"]), parsed)
         stack.callback(processes.end_all, folder.name)
-        made.broker = broker
         yield made
         made.stop()
 
@@ -158,36 +160,19 @@ def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: I
     assert installation.stop() == dict.fromkeys(["small-job", "simulated", "notify", "stream-1", "stream-2", "api"], 0)
 
 
-def test_the_health_checks_of_kafka_and_postgresql_tell_whether_they_answer() -> None:
-    parsed = services({"POSTGRES_PASSWORD": "x"})
-    with kafka_broker("apache", broker_settings(parsed["kafka"])) as broker:
-        assert kafka_is_healthy(parsed["kafka"], broker)
-        broker.kill()
-        assert not kafka_is_healthy(parsed["kafka"], broker)
-    with postgres_server() as server:
-        assert postgres_is_healthy(parsed["postgres"], server)
-        server.stop()
-        assert not postgres_is_healthy(parsed["postgres"], server)
-
-
 def kafka_is_healthy(service: dict[str, Any], broker: Broker) -> bool:
     """Its health check; the image's script runs this class of Kafka's jars."""
     _, script, *arguments = service["healthcheck"]["test"]
     assert Path(script).name == "kafka-broker-api-versions.sh"
-    jars = broker_folder() / "lib" / "*"
+    jars = _kafka_node().parent / "lib" / "*"
     main = "org.apache.kafka.tools.BrokerApiVersionsCommand"
     mapped = [part.replace("localhost:9092", broker.bootstrap) for part in arguments]
-    command = ["java", "-cp", str(jars), main, *mapped]
-    try:
-        return subprocess.run(command, check=False, capture_output=True, timeout=10).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
-
-
-def broker_folder() -> Path:
-    from tests.support.kafka_broker import _kafka_node
-
-    return _kafka_node().parent
+    return (
+        subprocess.run(
+            ["java", "-cp", str(jars), main, *mapped], check=False, capture_output=True, timeout=60
+        ).returncode
+        == 0
+    )
 
 
 def postgres_is_healthy(service: dict[str, Any], server: Postgres) -> bool:
