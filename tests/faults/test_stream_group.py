@@ -24,13 +24,13 @@ from tests.support.kafka_broker import kafka_broker, new_prefix
 from tests.support.recording import START_NS, end_of, recording, results, telemetry_records
 from tests.support.stream_process import record_topic
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = recording()
 RECORDS = telemetry_records(ENTRIES)
 PARTITIONS = 4
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ class Group:
         self.engine = open_engine(self.url)
         self.folder = folder
         self.members: dict[str, subprocess.Popen] = {}
-        self._arguments = [str(end_of(ENTRIES).unix_ns()), "2", broker.bootstrap, settings.kafka_prefix]
+        self._arguments = [str(end_of(ENTRIES).unix_ns()), "4", broker.bootstrap, settings.kafka_prefix]
 
     def start(self, name: str) -> None:
         command = [sys.executable, "-m", "tests.support.stream_process", self.url, *self._arguments]
