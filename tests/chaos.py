@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         total, right = rank_steps(cluster, options.scenario)
     told = {
         "lasted": f"{lasted_s:.0f} s",
-        "broker, database": f"{options.broker if options.form == 'kafka' else 'none'}, "
+        "broker, database": f"{options.broker if options.form.startswith('kafka') else 'none'}, "
         f"{'SQLite' if options.form == 'sqlite' else 'PostgreSQL'}",
         "killed": ", ".join(f"{role} {count}" for role, count in sorted(hits(came).items())),
         "incidents found / expected": f"{len(came.found.incidents)} / {len(came.expected.incidents)}",

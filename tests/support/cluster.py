@@ -55,6 +55,7 @@ class Cluster:
         servers: Mapping[str, Server] | None = None,
         kafka: KafkaSettings | None = None,
         notifiers: int = 1,
+        replication: int = 1,
     ) -> None:
         """Nothing runs yet.
 
@@ -65,6 +66,7 @@ class Cluster:
             servers: running servers of others' making that may die too, by name.
             kafka: the log; None: the database is.
             notifiers: how many notifiers, of which one works.
+            replication: of the topics.
         """
         self.kafka = kafka
         self.folder = folder
@@ -82,6 +84,7 @@ class Cluster:
                 "RANKWATCH_KAFKA": kafka.bootstrap,
                 "RANKWATCH_KAFKA_PREFIX": kafka.prefix,
                 "RANKWATCH_KAFKA_PARTITIONS": str(PARTITIONS),
+                "RANKWATCH_KAFKA_REPLICATION": str(replication),
             }
         names = ["api"]
         names += [f"notify-{number}" for number in range(1, notifiers + 1)]

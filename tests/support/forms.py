@@ -10,9 +10,10 @@ from rankwatch.kafka_settings import KafkaSettings
 from tests.support.cluster import Cluster, Server
 from tests.support.database import new_database
 from tests.support.kafka_broker import Broker, kafka_broker, new_prefix
+from tests.support.kafka_nodes import kafka_nodes
 from tests.support.postgres import postgres_server
 
-FORMS = ("sqlite", "postgresql", "kafka")
+FORMS = ("sqlite", "postgresql", "kafka", "kafka of three nodes")
 
 
 class Unhurried:
@@ -55,11 +56,17 @@ def cluster_of(
             postgres = stack.enter_context(postgres_server())
             servers["postgresql"] = postgres
             url = postgres.url()
-        if form == "kafka":
+        replication = 1
+        if form == "kafka of three nodes":
+            nodes = stack.enter_context(kafka_nodes())
+            servers |= {f"broker-{number}": node for number, node in enumerate(nodes, 1)}
+            kafka = KafkaSettings(",".join(node.bootstrap for node in nodes), new_prefix())
+            replication = len(nodes)
+        elif form == "kafka":
             broker = stack.enter_context(kafka_broker(kind))
             servers["broker"] = Unhurried(broker)
             kafka = KafkaSettings(broker.bootstrap, new_prefix())
-        cluster = Cluster(folder, url, streams if kafka else 1, servers, kafka, notifiers)
+        cluster = Cluster(folder, url, streams if kafka else 1, servers, kafka, notifiers, replication)
         try:
             yield cluster
         finally:
