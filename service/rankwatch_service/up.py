@@ -1,4 +1,4 @@
-"""`rankwatch up`: everything with one command, on SQLite, without configuration."""
+"""`rankwatch up`: everything with one command, on SQLite unless told otherwise, without configuration."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(settings: Settings) -> None:
 
 def prepare(settings: Settings, clock: Clock) -> str:
     """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, "up")
     upgrade(engine)
     ingest = keep_ingest_token(engine, settings.ingest_token_path, clock)
     if settings.ingest_config is not None:

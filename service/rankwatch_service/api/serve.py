@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     configure(settings.log_level, "api")
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, "api")
     upgrade(engine)
     clock = SystemClock()
     app = _application(settings, engine, clock)
