@@ -22,6 +22,8 @@ from rankwatch_detectors.dispatch import DispatchingDetector, which
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
 RUNNING = "running"
+STRIDE_MIN = 2.0
+"""Steps between two signs of progress from which on not every step is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +208,11 @@ class HangDetector(DispatchingDetector):
         config = self._config
         if len(self._readings) < config.readings_min:
             return config.unknown_s
-        # Where only each tenth step is reported, nobody can expect to hear of the others.
-        usual, slow = map(float, np.quantile([took_s for took_s, _ in self._readings], [0.5, 0.95]))
-        return max(config.steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
+        # Where only each tenth step is reported, nobody can expect to hear of the others, and one report may be late.
+        took_s, strides = np.transpose(self._readings)
+        usual, slow = map(float, np.quantile(took_s, [0.5, 0.95]))
+        steps = config.steps + (1.0 if np.median(strides) >= STRIDE_MIN else 0.0)
+        return max(steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
 
     def usual_step_s(self) -> float:
         """Median step time of the job in seconds."""

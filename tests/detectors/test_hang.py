@@ -157,7 +157,7 @@ def test_where_only_some_steps_are_reported_the_pace_of_the_reports_decides() ->
     for _ in range(20):
         assert job.stand(22) == []
         job.step, job.entered_s = [job.step[0] + 32], [job.now_s]
-    assert job.stand(50) == []
+    assert job.stand(70) == []
     (hang,) = job.stand(40)
     assert hang.summary.startswith("No progress in step 640")
 
