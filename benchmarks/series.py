@@ -262,14 +262,6 @@ def heat_maps(label: str, url: str, folder: str, times: int, quick: bool) -> Non
 
 
 @contextmanager
-def folder_for_all() -> Iterator[str]:
-    """A folder into which PostgreSQL's own user can go."""
-    with tempfile.TemporaryDirectory(prefix="rankwatch-series-") as folder:
-        os.chmod(folder, 0o755)
-        yield folder
-
-
-@contextmanager
 def databases(folder: str, given: str) -> Iterator[list[tuple[str, str]]]:
     """(label, URL) of empty migrated databases."""
     urls = [("SQLite", f"sqlite:///{folder}/rankwatch.db")]
@@ -277,17 +269,18 @@ def databases(folder: str, given: str) -> Iterator[list[tuple[str, str]]]:
         urls.append(("given database", given))
         yield urls
         return
-    try:
-        server = Postgres(Path(folder) / "postgres", {})
-        server.start()
-    except PostgresError as error:
-        print(f"no PostgreSQL: {error}")
-        yield urls
-        return
-    try:
-        yield [*urls, ("PostgreSQL", server.url())]
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory(prefix="rankwatch-postgres-") as own:
+        server = Postgres(Path(own), {})
+        try:
+            server.start()
+        except PostgresError as error:
+            print(f"no PostgreSQL: {error}")
+            yield urls
+            return
+        try:
+            yield [*urls, ("PostgreSQL", server.url())]
+        finally:
+            server.stop()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ const LISTED = 8;
 const MAP_HEIGHT_PX = 190;
 const MAP_COLUMNS = 300;
 const RANGES = [500, 2000, 10_000];
-const VALUES_SHOWN = 2_000_000; // what a view reads at first, ranks × steps: a fraction of a second of the service
+const VALUES_SHOWN = 2_000_000; // ranks × steps that a view shows step by step at first
 const IDLE_SHARE = 4; // drawing may take a fifth of the time
 
 const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
