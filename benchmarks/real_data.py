@@ -17,31 +17,27 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from overheard import overheard
 
 from rankwatch_detectors.base import (
     AttemptStart,
-    Change,
-    Detector,
     Finding,
     Kind,
-    Observation,
     Presence,
     Tick,
     Topology,
 )
-from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.hang import HangConfig, HangDetector
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.stream.incidents import Moment
-from rankwatch_service.stream.judge import Judge
 
 ANSWERS = {
     "loss": {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE},
@@ -95,25 +91,11 @@ class Heard:
     points: int
 
 
-class Overheard:
-    """A detector whose findings are noted down as well."""
-
-    def __init__(self, detector: Detector, findings: list[Finding]) -> None:
-        self.name, self.version = detector.name, detector.version
-        self.snapshot, self.restore = detector.snapshot, detector.restore
-        self._detector, self._findings = detector, findings
-
-    def observe(self, observation: Observation) -> Sequence[Finding]:
-        found = self._detector.observe(observation)
-        self._findings += [finding for finding in found if finding.change is not Change.CLOSE]
-        return found
-
-
 def listen(path: Path, mapping: dict[str, str]) -> Heard:
     """Replay one file; findings for what was seen, incidents for whom it would have disturbed."""
     heard = Heard([], [], 0)
     player = Player()
-    judge = Judge("real", lambda: [Overheard(detector, heard.findings) for detector in detectors()])
+    judge = overheard(heard.findings)
     for rows in RowReader(open_source(path), mapping).rows():
         heard.points += len(rows.records.step)
         for observation in player.play(rows):

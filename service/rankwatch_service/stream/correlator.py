@@ -42,6 +42,9 @@ PROGRESS_FRAMES: Final = 3
 SLACK_S: Final = 2.0
 """Onsets within this are the same moment: telemetry is about a second apart."""
 
+SETTLE_S: Final = 30.0
+"""What widens so soon after it was told is the same news: nobody has got further than opening the page."""
+
 _SEVERITIES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
@@ -207,8 +210,9 @@ class Correlator:
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
         _locate(incident, roster)
         _widen(incident, roster)
-        # One more rank of the same host is a line in the incident; that it is the host is news.
-        what = Moment.EVIDENCE if incident.scope == before else Moment.UPDATED
+        # One more rank of the same host is a line in the incident; that it is the host is news, unless it is all one.
+        at_once = finding.detected_time_s - incident.detected_time_s <= SETTLE_S
+        what = Moment.EVIDENCE if incident.scope == before or at_once else Moment.UPDATED
         return [Told(incident, what, f"also: {finding.summary}", fields=part.told())]
 
     def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:

@@ -129,7 +129,8 @@ def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("evidence", "straggler")]
     (incident,) = correlator.open
     assert (incident.scope, incident.ranks) == ("rank:4", (4, 5))
-    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:6")) == [("updated", "straggler")]
+    later = finding(Kind.STRAGGLER, scope="rank:6", detected_time_s=1_100.0)
+    assert judge(correlator, later) == [("updated", "straggler")]
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
     correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], ROSTER)
     assert (incident.scope, incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
@@ -262,3 +263,10 @@ def test_a_job_that_dies_again_and_again_is_one_incident_from_the_loop_on(correl
     over = finding(Kind.RESTART_LOOP, Change.CLOSE, attempt="n.0")
     assert judge(correlator, over) == []
     assert go_on(correlator, "n.0") == ["resolved"]
+
+
+def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
+    for second, rank in enumerate((4, 5, 6, 7)):
+        told = judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
+        assert told == [("evidence" if second else "opened", "straggler")]
+    assert correlator.open[0].scope == "host:node-1"
