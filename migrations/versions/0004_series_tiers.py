@@ -1,4 +1,8 @@
-"""Roll-ups of series, and sizes that can be summed up without reading what they are of."""
+"""Roll-ups of series, and sizes that can be summed up without reading what they are of.
+
+What is stored already gets no roll-ups: charts of up to 64 steps a point show it, longer ones begin with what is
+written from now on.
+"""
 
 import sqlalchemy as sa
 from alembic import op

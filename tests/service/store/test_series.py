@@ -13,14 +13,6 @@ from rankwatch_service.store.series import SeriesWriter
 from rankwatch_service.store.series_buffer import OPEN_CHUNKS, WAITING_FRAMES
 from rankwatch_service.store.series_query import Reduce, heat_map, metrics, series
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 def frame(step: int, values: list[float | None], attempt: str = "l.0", name: str = "loss") -> Frame:
