@@ -6,6 +6,7 @@ from sqlalchemy import text
 
 from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.engine import open_engine, write
+from tests.support.postgres import postgres_server
 
 DEADLINE_S = 20.0
 
@@ -75,3 +76,21 @@ def test_a_watch_that_is_closed_holds_no_connection(engine):
     watch.close()
     assert engine.pool.checkedout() == 0
     assert "listen" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.integration
+def test_a_watch_whose_server_died_watches_again_and_says_so():
+    with postgres_server() as server:
+        engine = open_engine(server.url())
+        watch = ChangeWatch(engine)
+        assert comes(watch)
+        server.kill()
+        server.start()
+        assert comes(watch)  # what was committed in between was not heard
+        other = open_engine(server.url())
+        with write(other):
+            pass
+        assert comes(watch)
+        watch.close()
+        engine.dispose()
+        other.dispose()
