@@ -32,6 +32,8 @@ from tests.support.service_process import Http, Role, free_port, until
 ROOT = Path(__file__).parents[2]
 RECEIVER = "oncall"
 PARTITIONS = 6
+START_S = 180.0
+"""Five processes begin at once, on a machine that may have other things to do."""
 END_S = 30.0
 
 
@@ -104,7 +106,7 @@ class Cluster:
         for role in self.roles.values():
             role.start()
         self._http = Http(self.url, self.token)
-        until("the api is ready", self._ready)
+        until("the api is ready", self._ready, START_S)
         receiver = {"name": RECEIVER, "url": webhook_url}
         answer = self._http.ask("POST", "/api/v1/receivers", json=receiver)
         assert answer.status_code == 201, answer.text
