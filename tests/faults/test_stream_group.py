@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from sqlalchemy import select
 
 from rankwatch_service.log.control import ControlLog
@@ -60,6 +61,7 @@ class Group:
     def __init__(self, broker, database: Path, folder: Path) -> None:
         settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
         record_topic(settings, ENTRIES)
+        self.settings = settings
         self.url = f"sqlite:///{shutil.copy(database, folder / 'group.db')}"
         self.engine = open_engine(self.url)
         self.folder = folder
@@ -104,6 +106,17 @@ class Group:
 
     def until_processed(self, records: int) -> None:
         self.until(lambda: self.processed() >= records, f"stuck before {records}")
+
+    def letters(self) -> list:
+        """Messages of the topic of dead letters."""
+        topic = TopicPartition(self.settings.kafka_settings().dead_letters_topic, 0)
+        consumer = KafkaConsumer(bootstrap_servers=self.settings.kafka, auto_offset_reset="earliest")
+        consumer.assign([topic])
+        found, deadline = [], time.monotonic() + DEADLINE_S
+        while consumer.position(topic) < consumer.end_offsets([topic])[topic] and time.monotonic() < deadline:
+            found += consumer.poll(100).get(topic, [])
+        consumer.close()
+        return found
 
     def said(self, name: str = "*") -> str:
         files = sorted(self.folder.glob(f"{name}.log"))
@@ -160,6 +173,9 @@ def test_members_join_leave_and_are_killed_in_the_middle_of_it(group, reference)
     group.until_processed(RECORDS)
     group.leave("c")
     assert_equal(group, reference)
+    letters = group.letters()
+    assert {letter.value for letter in letters} == {b"rubbish"}
+    assert dict(letters[0].headers)["reason"] == b"malformed"
 
 
 def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part_again(group, reference):
