@@ -32,6 +32,8 @@ class SlowdownConfig:
     """Supposed changes; those below 1 only make a faster job learn anew."""
     ratio_min: float = 1.03
     """Busy times that grow by a twentieth lengthen the step by less, since its transfers stay."""
+    mild_ratio: float = 1.05
+    """Below it a slowdown is worth knowing: planned changes of a run cost as much."""
     rows_min: int = 5
     shared_ratio_min: float = 1.3
     """On shared cores caches and neighbours move CPU time by a tenth and more."""
@@ -178,7 +180,7 @@ class SlowdownDetector(DispatchingDetector):
         return self.episodes.open(
             "job",
             attempt=self.attempt,
-            severity=Severity.WARNING,
+            severity=Severity.INFO if ratio < self._config.mild_ratio else Severity.WARNING,
             onset_step=crossing.onset_step,
             detected_step=frame.step,
             onset_time_s=self.now_s - crossing.rows * self._step_s,
