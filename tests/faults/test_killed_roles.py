@@ -28,7 +28,7 @@ def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
 
 
 def api_and_notifier_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
-    return kills(cluster, seed, 3.5, PLAY_S, only=("api", "notify"))
+    return kills(cluster, seed, 7.5, PLAY_S, only=("api", "notify"))
 
 
 def broker_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
@@ -36,7 +36,7 @@ def broker_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
 
 
 def broker_silent(cluster: Cluster, seed: int) -> Iterable[Act]:
-    return pauses(cluster, "broker", 8.0, 14.0)
+    return pauses(cluster, "broker", 8.0, 10.0)
 
 
 def database_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
