@@ -63,7 +63,7 @@ def large() -> dict[str, Job]:
     size = {"step_s": 1.0, "ranks_per_host": 64}
     main = Job(world_size=1_024, steps=605, seed=41, **size)
     main.slow(17, 60, 1.3, until_step=110).nonfinite(700, 140).loss_spike(170, 3.0, 4).flip(900, 190)
-    main.slow((300, 301), 220, 1.5, until_step=260).hang(512, 290, seconds=40.0).norm_spike(330, 8.0, 3)
+    main.slow(300, 220, 1.5, until_step=260).hang(512, 290, seconds=40.0).norm_spike(330, 8.0, 3)
     main.slow(1_023, 380, 1.2, until_step=430).nonfinite(1, 470)
     side = {"step_s": 0.5, "ranks_per_host": 8}
     return {
