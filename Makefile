@@ -16,7 +16,7 @@ help: ## list the targets
 # One stamp for each set of packages, so that a changed pyproject.toml installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,dev]'
 	@touch $@
 
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")
