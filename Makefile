@@ -13,8 +13,8 @@ N ?= 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# One stamp for each set of packages, so that a changed pyproject.toml installs again.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# One stamp for each set of packages, so that a change of what is installed installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,dev]'
 	@touch $@
