@@ -117,6 +117,8 @@ class Frame:
     present: Mapping[str, Bools]
     exact: Mapping[str, Ints] = field(default_factory=dict)
     """Values that must not be rounded: `fingerprint`, `nonfinite`, `nonfinite_first`; `present` applies to them too."""
+    finite: bool = False
+    """True: all values, also where nothing is present, are known to be finite, and nobody needs to look again."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What follows from the values alone and several detectors want, such as medians: computed once, by whoever asks
     first."""

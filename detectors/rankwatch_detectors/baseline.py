@@ -120,15 +120,19 @@ class PeerBaseline(Stateful):
         """How far each rank lies above its usual place among its peers now; 0 where not usable."""
         own = logs - self.offset
         around = own - self.groups.location(own, usable) - self._bias if self._compared else own
-        return np.where(usable, around, 0.0)
+        return around if usable.all() else np.where(usable, around, 0.0)
 
     def sigma(self) -> Floats:
         """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
         # Over 64 rows of heavy-tailed noise a rank's own variance errs by a quarter: only what is plainly more counts.
         own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
-        variance = np.where(own_decides, self.variance, self._pooled) * self._correlation
-        variance *= 1.0 + self._config.warm_rows / np.maximum(self.rows, 1.0)
-        return np.maximum(np.sqrt(variance), self._config.sigma_floor)
+        variance = np.where(own_decides, self.variance, self._pooled)
+        variance *= self._correlation
+        short: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
+        short += 1.0
+        variance *= short
+        np.sqrt(variance, out=variance)
+        return np.maximum(variance, self._config.sigma_floor, out=variance)
 
     def ready(self) -> Bools:
         """Ranks that have been seen often enough to be judged."""
@@ -166,19 +170,23 @@ class PeerBaseline(Stateful):
     def learn(self, logs: Floats, residual: Floats, calm: Bools) -> None:
         """Learn one row from the calm ranks; call after deciding."""
         config = self._config
-        self.rows += calm
-        gain = calm / np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
-        warm = self.rows <= config.warm_rows
+        taught = calm.astype(np.float64)
+        self.rows += taught
+        gain: Floats = np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
+        np.divide(taught, gain, out=gain)
         reach = config.clip_sigmas * math.sqrt(max(self._pooled, config.sigma_floor**2))
         step = clipped = np.minimum(np.maximum(residual, -reach), reach)
-        if warm.any():
+        settled = calm
+        if self.rows.min(initial=math.inf) <= config.warm_rows:
+            warm = self.rows <= config.warm_rows
+            settled = calm & ~warm
             # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
             near = np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual)
             step = np.where(warm, near, clipped)
         self.offset += gain * step
-        self.level += gain * (logs - self.level)
+        gain *= logs - self.level
+        self.level += gain
         self._bound_offsets()
-        settled = calm & ~warm
         if settled.any():
             self._learn_scatter(clipped, settled)
         elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
@@ -192,6 +200,8 @@ class PeerBaseline(Stateful):
             proper = self.groups.proper
             self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
         bound = self._bound
+        if -bound <= self.offset.min(initial=0.0) and self.offset.max(initial=0.0) <= bound:
+            return
         np.copyto(self.offset, np.minimum(np.maximum(self.offset, -bound), bound), where=self.groups.proper)
 
     @property
@@ -202,15 +212,18 @@ class PeerBaseline(Stateful):
     def _learn_scatter(self, clipped: Floats, calm: Bools) -> None:
         config = self._config
         squares = clipped * clipped
-        self.variance += calm / config.scatter_rows * (squares - self.variance)
+        change: Floats = squares - self.variance
         self._pool_rows += 1
         gain = 1.0 / min(self._pool_rows, config.scatter_rows)
         count = int(np.count_nonzero(calm))
         if count < calm.size:
+            change *= calm / config.scatter_rows
             squares, taught = squares[calm], clipped[calm]
             clipped = np.where(calm, clipped, 0.0)
         else:
+            change *= 1.0 / config.scatter_rows
             taught = clipped
+        self.variance += change
         self._pooled += gain * (float(np.add.reduce(squares)) / count - self._pooled)
         if self._compared:
             self._bias += gain * (float(np.add.reduce(taught)) / count)

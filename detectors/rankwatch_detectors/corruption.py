@@ -16,7 +16,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.baseline import BaselineConfig
-from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical
+from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.load import LoadConfig
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig
@@ -171,7 +171,7 @@ class LocalNormDetector(DispatchingDetector):
         if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
             return ()
         self._last_step = frame.step
-        values = np.where(found[1], found[0], np.nan)
+        values = where_usable(found, np.nan)
         step_s = typical(frame, "step_time_s")
         residual, crossings = self._witness.judge(values, frame, step_s, self.now_s, self._named())
         findings = []

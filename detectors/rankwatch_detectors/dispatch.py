@@ -110,6 +110,12 @@ def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     return found
 
 
+def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
+    """The values that `finite` gave, with another in place of those that are not usable."""
+    values, usable = found
+    return values if usable.all() else np.where(usable, values, other)
+
+
 def typical(frame: Frame, name: str) -> float | None:
     """Median over the ranks that have a finite value; None when none has."""
     key = f"typical {name}"
@@ -125,6 +131,6 @@ def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     present = frame.present.get(name)
     if values is None or present is None:
         return None
-    usable = present & np.isfinite(values)
+    usable = present if frame.finite else present & np.isfinite(values)
     usable.flags.writeable = False
     return (values, usable) if usable.any() else None

@@ -94,14 +94,16 @@ class LoadModel(Stateful):
         config = self._config
         common = self._replicas.location(residual, usable)
         # Loads change from step to step, a slow host stays: only the change counts as load.
-        change = (common - self._before) ** 2 / 2
+        change = (common - self._before) ** 2
+        change *= 0.5
         self._before = common
         self._rows += 1
         if self._rows > 1:
             gain = 1.0 / min(self._rows - 1, config.memory_rows)
             self._between += gain * (_mean(np.minimum(change, 1.0)) - self._between)
-            apart = np.minimum((residual - common)[usable] ** 2, 1.0)
-            self._within += gain * (_mean(apart) - self._within)
+            apart = residual - common
+            apart = (apart if usable.all() else apart[usable]) ** 2
+            self._within += gain * (_mean(np.minimum(apart, 1.0)) - self._within)
         ranks = self._replicas.number.size / self._replicas.count
         # The median of n independent values has about pi/2 times the variance of their mean.
         independent = 0.5 * np.pi * self._within / ranks

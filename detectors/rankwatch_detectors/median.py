@@ -12,5 +12,5 @@ def median(values: Floats) -> float:
     half = values.size // 2
     if values.size % 2:
         return float(np.partition(values, half)[half])
-    around = np.partition(values, (half - 1, half))
-    return float((around[half - 1] + around[half]) / 2)
+    parted = np.partition(values, half)
+    return float((np.maximum.reduce(parted[:half]) + parted[half]) / 2)

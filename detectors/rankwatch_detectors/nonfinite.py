@@ -80,7 +80,7 @@ class NonfiniteDetector(DispatchingDetector):
         excused = _flagged(frame, SKIPPED)
         if excused.any():
             self._skips += 1
-        elif _flagged(frame, "grad_norm").any() and np.isfinite(frame.values["grad_norm"]).all():
+        elif self._skips and _flagged(frame, "grad_norm").any() and np.isfinite(frame.values["grad_norm"]).all():
             self._skips = 0
         bad = _bad_ranks(frame, excused)
         if self._skips >= self._config.skips_max:
@@ -185,10 +185,7 @@ class NonfiniteDetector(DispatchingDetector):
 def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
     """By metric, the ranks whose present value is not finite; `excused` ranks' norms do not count."""
     bad: dict[str, Bools] = {}
-    # A sum is finite only if all its terms are: one pass for the usual case.
-    with np.errstate(all="ignore"):
-        suspects = [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
-    for name in suspects:
+    for name in () if frame.finite else _suspects(frame):
         if name in NOT_TRAINING or name.startswith(NOT_TRAINING_PREFIXES):
             continue
         which = frame.present[name] & ~np.isfinite(frame.values[name])
@@ -197,11 +194,17 @@ def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
         if which.any():
             bad[name] = which
     counts = frame.exact.get("nonfinite")
-    if counts is not None:
+    if counts is not None and counts.any():
         which = frame.present["nonfinite"] & (counts > 0)
         if which.any():
             bad["nonfinite"] = which
     return bad
+
+
+def _suspects(frame: Frame) -> list[str]:
+    # A sum is finite only if all its terms are: one pass for the usual case.
+    with np.errstate(all="ignore"):
+        return [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
 
 
 def _culprits(bad: dict[str, Bools]) -> tuple[int, ...]:

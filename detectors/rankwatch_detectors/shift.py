@@ -8,8 +8,9 @@ sigmas, so that no single row can decide; a minimum of slow rows stops bursts, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class ShiftBank(Stateful):
             rows_min: rows beyond half a level that a run needs before it may be told.
         """
         self._levels: Floats = np.asarray(levels, dtype=np.float64)[:, None]
+        self._halves = [level / 2 for level in levels]
+        self._falling = min(levels) < 0
         self._clip_sigmas = clip_sigmas
         self._rows_min = rows_min
         self.clear(0)
@@ -67,15 +70,18 @@ class ShiftBank(Stateful):
         self._moved: Floats = np.zeros(shape)
         self._total: Floats = np.zeros(shape)
         self._onset: Floats = np.full(shape, NO_RUN)
+        """Counts only where a run lasts."""
+        self._strongest: Floats = np.zeros(ranks)
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
-        self._sums[:, rank] = 0.0
-        self._end_runs(self._sums <= 0.0)
+        for of_run in (self._sums, self._rows, self._moved, self._total):
+            of_run[:, rank] = 0.0
+        self._strongest[rank] = 0.0
 
     def strongest(self) -> Floats:
         """The highest evidence of each rank over the levels."""
-        return np.asarray(self._sums.max(axis=0), dtype=np.float64)
+        return self._strongest
 
     def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int, threshold: float) -> None:
         """Add one row. Ranks not in `judged` keep their evidence as it is.
@@ -83,26 +89,45 @@ class ShiftBank(Stateful):
         However far out, a burst of `BURST_ROWS` rows stays `BURST_MARGIN` below the threshold.
         """
         reach = self._clip_sigmas * sigma
-        gain: Floats = np.minimum(np.maximum(residual, -reach), reach) - self._levels / 2
-        gain *= self._levels
+        clipped = np.minimum(np.maximum(residual, -reach), reach)
+        concerned = self._concerned(clipped)
+        if concerned.start == concerned.stop:
+            return
+        levels = self._levels[concerned]
+        gain: Floats = clipped - levels / 2
+        gain *= levels
         gain /= sigma * sigma
         np.minimum(gain, max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS, out=gain)
-        moved = np.sign(self._levels) * residual > np.abs(self._levels) / 2
-        begins = self._onset < 0
+        moved = np.sign(levels) * residual > np.abs(levels) / 2 if self._falling else residual > levels / 2
+        sums, rows, total = self._sums[concerned], self._rows[concerned], self._total[concerned]
+        np.putmask(self._onset[concerned], rows == 0.0, step)
         # In the usual case, everyone judged, nothing has to be held back.
         if judged.all():
-            self._rows += 1.0
+            rows += 1.0
         else:
             gain[:, ~judged] = 0.0
             residual = np.where(judged, residual, 0.0)
-            self._rows += judged
+            rows += judged
             moved &= judged
-            begins &= judged
-        self._onset += begins * (step - NO_RUN)
-        self._sums += gain
-        self._total += residual
-        self._moved += moved
-        self._end_runs(self._sums <= 0.0)
+        sums += gain
+        total += residual
+        self._moved[concerned] += moved
+        # Multiplying is several times faster than choosing: about half of all runs end with each row.
+        lasts = (sums > 0.0).astype(np.float64)
+        for of_run in (sums, rows, self._moved[concerned], total):
+            np.multiply(of_run, lasts, out=of_run)
+        np.maximum.reduce(sums, axis=0, out=self._strongest)
+
+    def _concerned(self, clipped: Floats) -> slice:
+        """The levels on which this row can begin a run or move one; on the others everyone loses what is zero."""
+        high = float(clipped.max(initial=0.0))
+        low = float(clipped.min(initial=0.0)) if self._falling else 0.0
+        found = [
+            level
+            for level, half in enumerate(self._halves)
+            if (high > half > 0) or (low < half < 0) or self._sums[level].any()
+        ]
+        return slice(found[0], found[-1] + 1) if found else slice(0, 0)
 
     def crossings(self, threshold: float) -> list[Crossing]:
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
@@ -119,10 +144,11 @@ class ShiftBank(Stateful):
                 found.append(Crossing(rank, effect, onset, int(rows), float(strongest[rank])))
         return found
 
-    def _end_runs(self, ended: Bools) -> None:
-        # Multiplying is several times faster than choosing: about half of all runs end with each row.
-        lasts = np.where(ended, 0.0, 1.0)
-        for of_run in (self._sums, self._rows, self._moved, self._total):
-            np.multiply(of_run, lasts, out=of_run)
-        self._onset *= lasts
-        self._onset += (1.0 - lasts) * NO_RUN
+    def snapshot(self) -> dict[str, Any]:
+        """As every `Stateful`; an onset without a run is `NO_RUN`."""
+        return {**super().snapshot(), "_onset": np.where(self._rows > 0.0, self._onset, NO_RUN)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As every `Stateful`."""
+        super().restore(state)
+        self._strongest = self._sums.max(axis=0, initial=0.0)

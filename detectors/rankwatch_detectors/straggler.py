@@ -117,11 +117,11 @@ class StragglerDetector(DispatchingDetector):
         self._rows += 1
         if self._rows <= self._config.skipped_rows:
             return ()
-        wall, cpu = own_seconds(frame), cpu_seconds(frame)
+        wall, cpu = own_seconds(frame), None if self._accelerated else cpu_seconds(frame)
         if wall is None:
             return ()
         step_s = typical(frame, "step_time_s")
-        if cpu is None or self._accelerated:
+        if cpu is None:
             return self._judge(self._wall, wall, frame, step_s)
         return [*self._judge(self._cpu, cpu, frame, step_s), *self._judge(self._host, wall, frame, step_s)]
 

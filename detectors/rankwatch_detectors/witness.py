@@ -12,7 +12,7 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
 from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
-from rankwatch_detectors.dispatch import finite
+from rankwatch_detectors.dispatch import finite, where_usable
 from rankwatch_detectors.load import LoadConfig, LoadModel
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.state import Stateful
@@ -87,13 +87,15 @@ class Witness(Stateful):
             self.step_s += (step_s - self.step_s) / min(self._rows, 64)
         with np.errstate(invalid="ignore"):
             usable = np.isfinite(values) & (values > 0)
-        logs = np.log(np.where(usable, values, 1.0))
+            everyone = bool(usable.all())
+            logs = np.log(values if everyone else np.where(usable, values, 1.0))
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
         self.sigma = baseline.sigma()
         typical_sigma = float(self.sigma.min()) if self.sigma.size else 0.0
         residual = residual - self.load.expected(frame, residual, usable, baseline.groups, typical_sigma)
-        residual = np.where(usable, residual, 0.0)
+        if not everyone:
+            residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
         limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
         tested = self.judged
@@ -146,14 +148,12 @@ def own_seconds(frame: Frame) -> Floats | None:
     busy = finite(frame, "busy_s")
     if busy is None:
         return None
-    seconds = np.where(busy[1], busy[0], np.nan)
+    seconds = where_usable(busy, np.nan)
     data_wait = finite(frame, "phase.data_wait")
-    if data_wait is not None:
-        seconds = seconds + np.where(data_wait[1], data_wait[0], 0.0)
-    return seconds
+    return seconds if data_wait is None else seconds + where_usable(data_wait, 0.0)
 
 
 def cpu_seconds(frame: Frame) -> Floats | None:
     """CPU time of each rank's training thread. NaN where not measured, None where nobody measures it."""
     cpu = finite(frame, "busy_cpu_s")
-    return None if cpu is None else np.where(cpu[1], cpu[0], np.nan)
+    return None if cpu is None else where_usable(cpu, np.nan)

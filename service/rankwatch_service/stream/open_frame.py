@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -121,8 +122,12 @@ class OpenFrame:
             used = np.flatnonzero(self.present.any(axis=1)).tolist()
             present = {names[index]: self.present[index] for index in used}
         values = {names[index]: self.values[index] for index in used}
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A sum is finite only if all its terms are.
+            finite = math.isfinite(np.add.reduce(self.values, axis=None))
         kind = _KINDS[self.kind]
-        return Frame(attempt, family, self.step, kind, time_s, values, present | self.exact_present, self.exact)
+        present |= self.exact_present
+        return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite=finite)
 
     def _report(self, rows: Records, chosen: Chosen, ranks: Ints) -> None:
         self.kind = max(self.kind, int(rows.kind[chosen].max()))
