@@ -85,7 +85,7 @@ class Assembler:
             and self.roster.infos_told
             and not batch.ranks
             and not batch.events
-            and not any(block.state in GONE_STATES for block in batch.progress)
+            and not (batch.progress and any(block.state in GONE_STATES for block in batch.progress))
         )
 
     def take(self, checked: Checked, now_s: float) -> Iterator[Observation]:
@@ -129,9 +129,10 @@ class Assembler:
         for family, plan in plans.items():
             assert plan is not None
             self._windows[family].add_together(plan, bundle.tables[family], bundle.origin[family], now_s)
-        for batch, arrival in zip(bundle.batches, arrivals, strict=True):
-            if arrival is Arrival.NEW and batch.progress:
-                self.board.hear(batch.progress, now_s)
+        told = zip(bundle.batches, arrivals, strict=True)
+        blocks = [block for batch, arrival in told if arrival is Arrival.NEW for block in batch.progress]
+        if blocks:
+            self.board.hear(blocks, now_s)
         yield from self._close_together(now_s)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
@@ -214,7 +215,7 @@ class Assembler:
             yield self._announce(now_s)
         for family, rows in checked.tables.items():
             self._windows[family].add(rows, now_s)
-        if newest:
+        if newest and batch.progress:
             # A late message's progress is older than what is known.
             self.board.hear(batch.progress, now_s)
             for block in batch.progress:

@@ -127,7 +127,7 @@ def opened(body: bytes, content_type: str = "application/msgpack") -> wire.Batch
     """
     if len(body) > wire.BATCH_BYTES_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = _media_type(content_type)
     if media_type in MSGPACK_TYPES:
         batch: wire.Batch = _decode(body, _BATCH, _VERSION)
     elif media_type == JSON_TYPE:
@@ -140,6 +140,11 @@ def opened(body: bytes, content_type: str = "application/msgpack") -> wire.Batch
         raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
     _check_header(batch)
     return batch
+
+
+@lru_cache(maxsize=64)
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def check(batch: wire.Batch) -> Checked:
@@ -186,8 +191,11 @@ def _check_header(batch: wire.Batch) -> None:
     _check_range("sent_unix_ns", batch.sent_unix_ns, 0, 2**63 - 1)
     if max(len(batch.ranks), len(batch.progress), len(batch.devices), len(batch.events)) > LIST_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} ranks, progress blocks, device samples or events")
-    _check_ranks(batch.ranks)
-    _check_progress(batch.progress)
+    # Most messages hold rows and nothing else: looking before calling is cheaper.
+    if batch.ranks:
+        _check_ranks(batch.ranks)
+    if batch.progress:
+        _check_progress(batch.progress)
     for sample in batch.devices:
         _check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
     for event in batch.events:

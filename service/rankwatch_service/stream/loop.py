@@ -372,6 +372,9 @@ class Stream:
         started.replayed_ticks += 1
 
 
-def _appended_before(time_unix_ns: int, records: Sequence[Record]) -> list[Record]:
+def _appended_before(time_unix_ns: int, records: Sequence[Record]) -> Sequence[Record]:
     """The first records, up to one that was appended at that time or later."""
-    return list(takewhile(lambda record: record.appended_unix_ns < time_unix_ns, records))
+    for count, record in enumerate(records):
+        if record.appended_unix_ns >= time_unix_ns:
+            return records[:count]
+    return records

@@ -51,7 +51,8 @@ class _Bundle:
     def add(self, record: Record, batch: wire.Batch) -> None:
         self.records.append(record)
         self.batches.append(batch)
-        self.rows += sum(table.rows for table in (batch.steps, batch.values) if table is not None)
+        for table in (batch.steps, batch.values):
+            self.rows += 0 if table is None else table.rows
 
 
 class Partition:

@@ -31,20 +31,20 @@ class Board:
 
     def hear(self, blocks: Iterable[wire.Progress], now_s: float) -> None:
         """Take up newer blocks; ranks that the attempt does not have are left out."""
-        for block in blocks:
-            rank = block.rank
-            if rank >= self.world_size:
-                continue
-            self._heard[rank] = True
-            self._floats["heard_s"][rank] = now_s
-            self._floats["phase_age_s"][rank] = block.phase_age_s
-            self._floats["step_age_s"][rank] = block.step_age_s
-            self._floats["cpu_s"][rank] = block.cpu_s
-            self._ints["step"][rank] = block.step
-            self._ints["collective_seq"][rank] = block.collective_seq
-            self._texts["phase"][rank] = block.phase
-            self._set_state(rank, block.state)
-            self._texts["os_state"][rank] = block.os_state
+        known = [block for block in blocks if block.rank < self.world_size]
+        ranks = np.array([block.rank for block in known], dtype=np.intp)
+        self._heard[ranks] = True
+        self._floats["heard_s"][ranks] = now_s
+        # Of several blocks of one rank the last one stays.
+        self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
+        self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
+        self._floats["cpu_s"][ranks] = [block.cpu_s for block in known]
+        self._ints["step"][ranks] = [block.step for block in known]
+        self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
+        phases, os_states = self._texts["phase"], self._texts["os_state"]
+        for block in known:
+            phases[block.rank], os_states[block.rank] = block.phase, block.os_state
+            self._set_state(block.rank, block.state)
 
     def depart(self, rank: int, state: str) -> None:
         """An event told that this rank has left or exited, before its progress block did."""
