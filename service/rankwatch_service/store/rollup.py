@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,10 @@ LEVELS: Final = 4
 
 LINES: Final = ("mean", "min", "p5", "p50", "p95", "max")
 _SHARES: Final = (0.0, 0.05, 0.5, 0.95, 1.0)
+
+MARKS_HELD: Final = 16
+"""Columns mark that are kept unpacked, a few bytes and up to 1 MB each: nearly all rows of a chart have the same one,
+which says that everything was measured."""
 
 _BY_RANK: Final = 3  # of the parts of a bucket; the others are by line
 _JOINS: Final = (np.fmin, np.fmax, np.maximum)
@@ -213,9 +218,10 @@ def unpacked(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> Buckets:
     return found
 
 
-def unpacked_mark(data: bytes, decompressor: zstandard.ZstdDecompressor | None = None) -> Marks:
-    """[bucket, rank] of the column mark."""
-    raw = (decompressor or zstandard.ZstdDecompressor()).decompress(data)
+@lru_cache(MARKS_HELD)
+def unpacked_mark(data: bytes) -> Marks:
+    """[bucket, rank] of the column mark, not to be written to."""
+    raw = zstandard.ZstdDecompressor().decompress(data)
     return np.frombuffer(raw, np.uint8).reshape(BRANCHES, -1)
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 from sqlalchemy import Engine, select
 
@@ -173,10 +174,11 @@ def series(
         parts = reader.parts(level, columns)
     names = [name for name, _ in _DRAWN.get(reduce, ())]
     drawn = [LINES.index(of) for _, of in _DRAWN.get(reduce, ())]
+    decompressor = zstandard.ZstdDecompressor()
     found: dict[str, list[_Points]] = {}
     for part in parts:
         if by_rank:
-            every = _ranks_of(part, level)
+            every = _ranks_of(part, level, decompressor)
             chosen = _chosen(every.low.shape[1], ranks, reduce)
             one = _of_ranks(every, chosen, drawn)
             names = [f"rank:{rank}" for rank in chosen] if reduce is Reduce.NONE else names
@@ -204,7 +206,8 @@ def heat_map(
         reader = Reader(connection, wanted)
         level = reader.level(columns, MAP_CELLS_MAX)
         parts = reader.parts(level, [getattr(SeriesRollup, side), SeriesRollup.mark])
-    found = _newest_only([_ranks_of(part, level, side) for part in parts], reader, level)
+    decompressor = zstandard.ZstdDecompressor()
+    found = _newest_only([_ranks_of(part, level, decompressor, side) for part in parts], reader, level)
     if not found:
         none = np.zeros(0, dtype=np.int64)
         return HeatMap(none, none, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.uint8))
@@ -225,14 +228,15 @@ def heat_map(
 # ---- points of a part ----------------------------------------------------------------------------------------------
 
 
-def _ranks_of(part: Part, level: int, side: Side | None = None) -> _Points:
+def _ranks_of(part: Part, level: int, decompressor: zstandard.ZstdDecompressor, side: Side | None = None) -> _Points:
     """A part by rank; with a side, only that extreme is filled in."""
     if part.cells is not None:
         return _measured(part, part.cells, level)
     row, inside = part.row, part.step >= 0
     assert row is not None
     low, high = (
-        decoded(getattr(row, end))[inside] if side in (None, end) else np.zeros((0, 0), np.float32) for end in Side
+        decoded(getattr(row, end), 0, decompressor)[inside] if side in (None, end) else np.zeros((0, 0), np.float32)
+        for end in Side
     )
     return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside])
 
@@ -312,7 +316,7 @@ def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Poi
             if one.attempt == attempt:
                 measured = (one.mark != Mark.ABSENT).any(axis=1)
                 own.append(one.step[measured])
-                fresh: NDArray[np.bool_] = measured & ~np.isin(one.step, repeated)
+                fresh: NDArray[np.bool_] = measured & ~np.isin(one.step, repeated) if len(repeated) else measured
                 if fresh.any():
                     kept.append(one if fresh.all() else one.chosen(fresh))
         began = reader.began.get(attempt)
