@@ -274,9 +274,10 @@ class Assembler:
         if "step_time_s" not in frame.values:
             return
         told = frame.values["step_time_s"][frame.present["step_time_s"]]
-        told = told[np.isfinite(told)]
+        if not frame.finite:
+            told = told[np.isfinite(told)]
         if len(told):
-            newest = float(told.mean())
+            newest = float(np.add.reduce(told)) / len(told)
             before = newest if self.step_time_s is None else self.step_time_s
             self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
 

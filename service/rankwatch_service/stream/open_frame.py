@@ -74,16 +74,18 @@ class OpenFrame:
         alike = self.count == 0 or np.array_equal(places, self.brought)
         if self.present is None and (present is not None or not alike):
             self.present = self.measured()
-        if len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():
-            self.values[places[0] : places[-1] + 1, ranks] = values
+        at = _span(ranks)
+        lines = _span(places)
+        if isinstance(lines, slice) or isinstance(at, slice):
+            self.values[lines, at] = values
         else:
             self.values[places[:, None], ranks] = values
         if self.present is None:
             self.brought = places
         else:
             self.present[places[:, None], ranks] = np.True_ if present is None else present
-        self._add_exact(rows.exact, chosen, ranks)
-        self._report(rows, chosen, ranks)
+        self._add_exact(rows.exact, chosen, ranks, at)
+        self._report(rows, chosen, at)
         self.count += len(ranks)
 
     def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
@@ -98,7 +100,7 @@ class OpenFrame:
             here &= present
         self.values[cells] = np.where(here, values, self.values[cells])
         self.present[cells] |= here
-        self._add_exact(rows.exact, chosen, ranks)
+        self._add_exact(rows.exact, chosen, ranks, ranks)
         self._report(rows, chosen, ranks)
         self.count = int(np.count_nonzero(self.reported))
 
@@ -129,21 +131,27 @@ class OpenFrame:
         present |= self.exact_present
         return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite=finite)
 
-    def _report(self, rows: Records, chosen: Chosen, ranks: Ints) -> None:
+    def _report(self, rows: Records, chosen: Chosen, at: Ints | slice) -> None:
         self.kind = max(self.kind, int(rows.kind[chosen].max()))
-        self.reported[ranks] = True
+        self.reported[at] = True
 
-    def _add_exact(self, exact: Mapping[str, Exact], chosen: Chosen, ranks: Ints) -> None:
+    def _add_exact(self, exact: Mapping[str, Exact], chosen: Chosen, ranks: Ints, at: Ints | slice) -> None:
         for name, column in exact.items():
-            here = np.ones(len(ranks), dtype=bool) if column.present is None else column.present[chosen]
-            if not here.any():
+            here = None if column.present is None else column.present[chosen]
+            if here is not None and not here.any():
                 continue
             if name not in self.exact:
                 self.exact[name] = np.zeros(len(self.reported), dtype=np.int64)
                 self.exact_present[name] = np.zeros(len(self.reported), dtype=bool)
-            fresh = here & ~self.exact_present[name][ranks]
-            self.exact[name][ranks[fresh]] = column.values[chosen][fresh]
-            self.exact_present[name][ranks[fresh]] = True
+            fresh = ~self.exact_present[name][at]
+            if here is not None:
+                fresh &= here
+            if fresh.all():
+                self.exact[name][at] = column.values[chosen]
+                self.exact_present[name][at] = True
+            else:
+                self.exact[name][ranks[fresh]] = column.values[chosen][fresh]
+                self.exact_present[name][ranks[fresh]] = True
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
@@ -168,8 +176,19 @@ class OpenFrame:
 
 def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:
     """Values and presence of the chosen rows, without the names for which there is no place."""
-    values, present = rows.values[:, chosen], None if rows.present is None else rows.present[:, chosen]
+    values, present = _columns(rows.values, chosen), None if rows.present is None else _columns(rows.present, chosen)
     if len(places) == 0 or places.min() >= 0:
         return values, present, places
     known = np.flatnonzero(places >= 0)
     return values[known], None if present is None else present[known], places[known]
+
+
+def _columns(table: NDArray[Any], chosen: Chosen) -> NDArray[Any]:
+    return table[:, chosen] if isinstance(chosen, slice) else np.take(table, chosen, axis=1)
+
+
+def _span(indices: NDArray[np.intp] | Ints) -> NDArray[np.intp] | Ints | slice:
+    """Indices that follow each other as a slice: copying is five times faster than scattering."""
+    if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (indices[1:] > indices[:-1]).all():
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
