@@ -17,7 +17,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.median import median
-from rankwatch_detectors.peers import PeerGroups
+from rankwatch_detectors.peers import PeerGroups, everyone
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.state import Stateful
 
@@ -120,7 +120,7 @@ class PeerBaseline(Stateful):
         """How far each rank lies above its usual place among its peers now; 0 where not usable."""
         own = logs - self.offset
         around = own - self.groups.location(own, usable) - self._bias if self._compared else own
-        return around if usable.all() else np.where(usable, around, 0.0)
+        return around if everyone(usable) else np.where(usable, around, 0.0)
 
     def sigma(self) -> Floats:
         """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
@@ -187,7 +187,7 @@ class PeerBaseline(Stateful):
         gain *= logs - self.level
         self.level += gain
         self._bound_offsets()
-        if settled.any():
+        if np.count_nonzero(settled):
             self._learn_scatter(clipped, settled)
         elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
             # Nobody can be called abnormal yet, so the scale must stand a slow rank among few: the median does.

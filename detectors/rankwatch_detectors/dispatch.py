@@ -25,6 +25,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.median import median
+from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
 
 ATTEMPT_ENDED = "The attempt ended."
@@ -113,7 +114,7 @@ def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
 def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
     """The values that `finite` gave, with another in place of those that are not usable."""
     values, usable = found
-    return values if usable.all() else np.where(usable, values, other)
+    return values if everyone(usable) else np.where(usable, values, other)
 
 
 def typical(frame: Frame, name: str) -> float | None:
@@ -133,4 +134,4 @@ def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
         return None
     usable = present if frame.finite else present & np.isfinite(values)
     usable.flags.writeable = False
-    return (values, usable) if usable.any() else None
+    return (values, usable) if np.count_nonzero(usable) else None

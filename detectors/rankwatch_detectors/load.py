@@ -8,13 +8,14 @@ off as soon as replicas are seen to vary together from step to step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Ints
-from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.peers import GROUP_MIN, PeerGroups, everyone
 from rankwatch_detectors.state import Stateful
 
 
@@ -65,7 +66,7 @@ class LoadModel(Stateful):
         self._rows = 0
         self._common = False
 
-    def expected(self, frame: Frame, residual: Floats, usable: Bools, groups: PeerGroups, sigma: float) -> Floats:
+    def expected(self, frame: Frame, residual: Floats, usable: Bools, groups: PeerGroups, sigma: Floats) -> Floats:
         """The part of each rank's residual that its load explains. Learns from the same row, values clipped."""
         features = _load_features(frame, usable, groups)
         if features is not None:
@@ -74,12 +75,15 @@ class LoadModel(Stateful):
             return np.zeros_like(residual)
         return self._replica_part(residual, usable)
 
-    def _fit(self, features: Floats, residual: Floats, usable: Bools, sigma: float) -> Floats:
+    def _fit(self, features: Floats, residual: Floats, usable: Bools, sigma: Floats) -> Floats:
         keep = 1.0 - 1.0 / self._config.memory_rows
         clipped = np.where(usable, np.clip(residual, -1.0, 1.0), 0.0)
         fitted = self._solve() @ features
+        typical_sigma = float(sigma.min(initial=math.inf))
         # One slow rank must not bend the fit: after the first rows only what is near it teaches.
-        near = np.abs(clipped - fitted) < (6.0 * sigma if self._rows >= self._config.replica_rows_min else np.inf)
+        near = np.abs(clipped - fitted) < (
+            6.0 * typical_sigma if self._rows >= self._config.replica_rows_min else np.inf
+        )
         taught = np.where(near & usable, features, 0.0)
         self._products = keep * self._products + taught @ taught.T
         self._targets = keep * self._targets + taught @ clipped
@@ -102,7 +106,7 @@ class LoadModel(Stateful):
             gain = 1.0 / min(self._rows - 1, config.memory_rows)
             self._between += gain * (_mean(np.minimum(change, 1.0)) - self._between)
             apart = residual - common
-            apart = (apart if usable.all() else apart[usable]) ** 2
+            apart = (apart if everyone(usable) else apart[usable]) ** 2
             self._within += gain * (_mean(np.minimum(apart, 1.0)) - self._within)
         ranks = self._replicas.number.size / self._replicas.count
         # The median of n independent values has about pi/2 times the variance of their mean.

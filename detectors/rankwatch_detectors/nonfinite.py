@@ -194,7 +194,7 @@ def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
         if which.any():
             bad[name] = which
     counts = frame.exact.get("nonfinite")
-    if counts is not None and counts.any():
+    if counts is not None and np.count_nonzero(counts):
         which = frame.present["nonfinite"] & (counts > 0)
         if which.any():
             bad["nonfinite"] = which
@@ -230,4 +230,4 @@ def _flagged(frame: Frame, name: str) -> Bools:
 
 def _seen(frame: Frame, name: str) -> bool:
     """Whether some rank has this metric in this frame; that it is finite everywhere is known by then."""
-    return bool(frame.present[name].any()) if name in frame.present else False
+    return bool(np.count_nonzero(frame.present[name])) if name in frame.present else False

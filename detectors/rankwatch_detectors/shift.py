@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats
+from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
 
 # Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-8), is not.
@@ -50,8 +51,7 @@ class ShiftBank(Stateful):
             clip_sigmas: values beyond count as this many sigmas.
             rows_min: rows beyond half a level that a run needs before it may be told.
         """
-        self._levels: Floats = np.asarray(levels, dtype=np.float64)[:, None]
-        self._halves = [level / 2 for level in levels]
+        self._levels = levels
         self._falling = min(levels) < 0
         self._clip_sigmas = clip_sigmas
         self._rows_min = rows_min
@@ -60,7 +60,7 @@ class ShiftBank(Stateful):
     @property
     def levels(self) -> int:
         """How many levels are tested side by side."""
-        return int(self._levels.size)
+        return len(self._levels)
 
     def clear(self, ranks: int) -> None:
         """Forget all evidence, for a new attempt of `ranks` ranks."""
@@ -90,44 +90,44 @@ class ShiftBank(Stateful):
         """
         reach = self._clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
-        concerned = self._concerned(clipped)
-        if concerned.start == concerned.stop:
-            return
-        levels = self._levels[concerned]
-        gain: Floats = clipped - levels / 2
-        gain *= levels
-        gain /= sigma * sigma
-        np.minimum(gain, max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS, out=gain)
-        moved = np.sign(levels) * residual > np.abs(levels) / 2 if self._falling else residual > levels / 2
-        sums, rows, total = self._sums[concerned], self._rows[concerned], self._total[concerned]
-        np.putmask(self._onset[concerned], rows == 0.0, step)
+        variance = sigma * sigma
+        gain_max = max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS
         # In the usual case, everyone judged, nothing has to be held back.
-        if judged.all():
-            rows += 1.0
-        else:
-            gain[:, ~judged] = 0.0
-            residual = np.where(judged, residual, 0.0)
-            rows += judged
-            moved &= judged
+        held_back = None if everyone(judged) else judged.astype(np.float64)
+        shift = residual if held_back is None else np.where(judged, residual, 0.0)
+        self._strongest = np.zeros(residual.size)
+        high = float(np.maximum.reduce(clipped, initial=0.0))
+        low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
+        for number, level in enumerate(self._levels):
+            half = level / 2
+            sums = self._sums[number]
+            # Where this row begins no run and none lasts, everyone loses what is zero.
+            if not (high > half > 0 or low < half < 0) and not np.count_nonzero(sums):
+                continue
+            gain: Floats = clipped - half
+            gain *= level
+            gain /= variance
+            np.minimum(gain, gain_max, out=gain)
+            moved = shift > half if level > 0 else shift < half
+            if held_back is not None:
+                gain *= held_back
+                moved &= judged
+            self._extend(number, gain, shift, moved, 1.0 if held_back is None else held_back, step)
+            np.maximum(self._strongest, sums, out=self._strongest)
+
+    def _extend(self, number: int, gain: Floats, shift: Floats, moved: Bools, here: Floats | float, step: int) -> None:
+        """Add a row to the runs of one level; those whose evidence is gone end."""
+        sums, rows, total = self._sums[number], self._rows[number], self._total[number]
+        of_moved = self._moved[number]
+        np.putmask(self._onset[number], rows == 0.0, step)
         sums += gain
-        total += residual
-        self._moved[concerned] += moved
+        rows += here
+        total += shift
+        of_moved += moved
         # Multiplying is several times faster than choosing: about half of all runs end with each row.
         lasts = (sums > 0.0).astype(np.float64)
-        for of_run in (sums, rows, self._moved[concerned], total):
+        for of_run in (sums, rows, of_moved, total):
             np.multiply(of_run, lasts, out=of_run)
-        np.maximum.reduce(sums, axis=0, out=self._strongest)
-
-    def _concerned(self, clipped: Floats) -> slice:
-        """The levels on which this row can begin a run or move one; on the others everyone loses what is zero."""
-        high = float(clipped.max(initial=0.0))
-        low = float(clipped.min(initial=0.0)) if self._falling else 0.0
-        found = [
-            level
-            for level, half in enumerate(self._halves)
-            if (high > half > 0) or (low < half < 0) or self._sums[level].any()
-        ]
-        return slice(found[0], found[-1] + 1) if found else slice(0, 0)
 
     def crossings(self, threshold: float) -> list[Crossing]:
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""

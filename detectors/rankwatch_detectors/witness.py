@@ -14,6 +14,7 @@ from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.dispatch import finite, where_usable
 from rankwatch_detectors.load import LoadConfig, LoadModel
+from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.state import Stateful
 
@@ -87,14 +88,13 @@ class Witness(Stateful):
             self.step_s += (step_s - self.step_s) / min(self._rows, 64)
         with np.errstate(invalid="ignore"):
             usable = np.isfinite(values) & (values > 0)
-            everyone = bool(usable.all())
-            logs = np.log(values if everyone else np.where(usable, values, 1.0))
+            all_usable = everyone(usable)
+            logs = np.log(values if all_usable else np.where(usable, values, 1.0))
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
         self.sigma = baseline.sigma()
-        typical_sigma = float(self.sigma.min()) if self.sigma.size else 0.0
-        residual = residual - self.load.expected(frame, residual, usable, baseline.groups, typical_sigma)
-        if not everyone:
+        residual = residual - self.load.expected(frame, residual, usable, baseline.groups, self.sigma)
+        if not all_usable:
             residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
         limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
