@@ -263,3 +263,34 @@ def test_columns_in_another_order_land_in_the_same_place():
     target.add(records(wire.Table(1, swapped)), 0.0)
     (frame,) = target.ready(0.0, 1.0)
     assert (frame.values["a"].tolist(), frame.values["b"].tolist()) == ([1.0, 3.0], [2.0, 4.0])
+
+
+@pytest.mark.parametrize(("loss", "finite"), [(2.0, True), (math.nan, False), (-math.inf, False)])
+def test_a_frame_says_whether_all_its_values_are_finite(loss, finite):
+    target = window()
+    add(target, 1, [0, 1], loss=[1.0, loss], busy_s=[0.5, 0.5])
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.finite is finite
+
+
+def test_rows_taken_together_may_come_in_any_order():
+    target = window(ranks=4)
+    rows = records(table([2, 1, 2, 1, 1, 2], [3, 2, 0, 0, 1, 1], loss=[23.0, 12.0, 20.0, 10.0, 11.0, 21.0]))
+    plan = target.plan(rows, 0.0)
+    assert plan is not None
+    target.add_together(plan, rows, np.arange(6), 0.0)
+    assert target.next_complete() is None
+    add(target, 1, [3], loss=[13.0])
+    add(target, 2, [2], loss=[22.0])
+    first, second = target.ready(0.0, 1.0)
+    assert first.values["loss"].tolist() == [10.0, 11.0, 12.0, 13.0]
+    assert second.values["loss"].tolist() == [20.0, 21.0, 22.0, 23.0]
+
+
+@pytest.mark.parametrize("far", [1, 2**40])
+def test_a_rank_that_stands_twice_in_a_step_is_not_taken_together(far):
+    target = window(ranks=4)
+    once = target.plan(records(table([far, 0, far], [1, 1, 0], loss=[1.0, 2.0, 3.0])), 0.0)
+    assert once is not None
+    assert [(step, np.asarray(chosen).tolist()) for step, chosen in once] == [(0, [1]), (far, [2, 0])]
+    assert target.plan(records(table([far, 0, far], [1, 1, 1], loss=[1.0, 2.0, 3.0])), 0.0) is None
