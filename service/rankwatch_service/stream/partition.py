@@ -35,7 +35,7 @@ JOBS_MAX: Final = 1_000
 """Jobs of one partition; telemetry of further ones is refused with a dead letter."""
 
 BUNDLE_ROWS_MAX: Final = 8_192
-"""Rows from which on a bundle takes no more: of 16 metrics 1 MB, which stays in a core's cache until it is in frames."""
+"""Rows from which on a bundle takes no more: of 16 metrics 1 MB, which stays in a core's cache until frames have it."""
 
 _START: Final = Place(0, 0, 0)
 
