@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rankwatch.spawn import ensure_agent
 from rankwatch_service.demo.processes import working_for
-from rankwatch_service.demo.run import START_LIMIT_S, opened_stage
+from rankwatch_service.demo.run import START_LIMIT_S, Options, opened_stage
 from rankwatch_service.demo.service import ServiceError
 from rankwatch_service.demo.stage import Stage
 from rankwatch_service.demo.view import View
@@ -42,7 +42,7 @@ FINAL = ("applied", "refused", "expired", "failed", "cancelled")
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     view = View(Console(file=StringIO(), force_terminal=False), [])
-    with opened_stage(port=0, seed=SEED, view=view) as stage:
+    with opened_stage(Options(seed=SEED), view) as stage:
         stage.launcher.restarts_max = TRIALS
         stage.launcher.start()
         stage.wait_for_step(0, START_LIMIT_S)

@@ -19,6 +19,11 @@ RANKWATCH = str(Path(sys.executable).with_name("rankwatch"))
 START_S = 120.0
 
 
+def _hear_ctrl_c() -> None:
+    """Whoever runs the tests in the background may have had SIGINT ignored, which children inherit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a demo that keeps everything under `folder`, as far as it keeps anything."""
@@ -28,6 +33,7 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=_hear_ctrl_c,
     )
     with demo:
         try:
