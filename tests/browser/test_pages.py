@@ -158,7 +158,7 @@ def test_the_keyboard_moves_acknowledges_and_opens(visit):
         page.keyboard.press("j")
         expect(page.locator("tr.chosen")).to_have_count(1)
         page.keyboard.press("Enter")
-        page.wait_for_url("**/incidents/*")
+        expect(page).to_have_url(re.compile(r"/incidents/\w"))
         expect(page.locator(".timeline")).to_contain_text("Opened")
 
 
@@ -215,16 +215,16 @@ def test_without_a_session_every_page_leads_to_the_login_and_back(chromium, site
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(f"{site.service.url}/jobs/gpt-small")
-    page.wait_for_url("**/login?next=*")
+    expect(page).to_have_url(re.compile(r"/login\?next="))
     page.get_by_label("Access token").fill("rankwatch_api_nonsense")
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_contain_text("not valid")
     page.get_by_label("Access token").fill(site.service.token)
     page.get_by_role("button", name="Log in").click()
-    page.wait_for_url("**/jobs/gpt-small")
+    expect(page).to_have_url(re.compile(r"/jobs/gpt-small$"))
     expect(page.locator("h1")).to_have_text("gpt-small")
     page.get_by_role("button", name="Log out").click()
-    page.wait_for_url("**/login*")
+    expect(page).to_have_url(re.compile(r"/login"))
     context.close()
 
 
@@ -233,7 +233,7 @@ def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, 
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(site.login_url())
-    page.wait_for_url("**/incidents")
+    expect(page).to_have_url(re.compile(r"/incidents$"))
     assert site.service.token not in page.url
     page.go_back()
     assert site.service.token not in page.url
