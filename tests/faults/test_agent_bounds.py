@@ -6,7 +6,6 @@ or is counted as given up: nothing is unaccounted for.
 
 import json
 import statistics
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.support.agent_service import AgentService, until
 from tests.support.kafka_broker import kafka_broker
 from tests.support.kafka_sink import KafkaSink
 from tests.support.recording_rank import RecordingRank
+from tests.support.small_disk import small_disk
 from tests.support.trials import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -38,20 +38,6 @@ MEMORY_GROWTH_MAX_KB = 8 * MEMORY_BYTES_MAX // 1_024
 SDK_STEP_MEDIAN_S = 0.001
 SDK_STEP_P99_S = 0.005
 """Safety limits, a hundred times what a step costs; a rank that waits for anybody is far beyond them."""
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    disk = folder / "disk"
-    disk.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={SMALL_DISK_KB}k", "tmpfs"]
-    mounted = subprocess.run(["mount", *options, disk], capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def memory_kb(pid: int, what: str) -> int:
@@ -88,7 +74,7 @@ def test_what_fits_arrives_after_an_outage_and_the_rest_is_counted_to_the_row(tm
         service = stack.enter_context(taken_by(taker))
         environment = dict(service.environment)
         full = trouble.endswith("full disk")
-        spool = stack.enter_context(small_disk(tmp_path)) if full else tmp_path / "spool"
+        spool = stack.enter_context(small_disk(tmp_path, SMALL_DISK_KB)) if full else tmp_path / "spool"
         environment["RANKWATCH_SPOOL"] = str(spool)
         ranks = [stack.enter_context(RecordingRank(tmp_path, rank, world_size=RANKS)) for rank in range(RANKS)]
         agent = stack.enter_context(AgentProcess(tmp_path, environment))

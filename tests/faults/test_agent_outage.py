@@ -12,6 +12,7 @@ from rankwatch.spawn import lock_is_held
 from tests.support.agent_process import AgentProcess
 from tests.support.agent_service import AgentService, until
 from tests.support.recording_rank import RecordingRank
+from tests.support.small_disk import small_disk
 
 pytestmark = pytest.mark.integration
 
@@ -131,27 +132,16 @@ def test_what_may_change_is_waited_for(tmp_path: Path, status: int) -> None:
             assert service.lost() == {}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small disk")
 def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:  # root without the right to mount, as in most containers
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    try:
-        with AgentService() as service:
-            service.stop()
-            environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
-            with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
-                rank.do("steps", 2_000)
-                until(lambda: "memory has to do" in agent.log)
-                service.start()
-                until(lambda: len(service.rows()) == 2_000)
-                assert service.lost() == {}
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+    with small_disk(tmp_path, 64) as disk, AgentService() as service:
+        service.stop()
+        environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
+        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
+            rank.do("steps", 2_000)
+            until(lambda: "memory has to do" in agent.log)
+            service.start()
+            until(lambda: len(service.rows()) == 2_000)
+            assert service.lost() == {}
 
 
 def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tmp_path: Path) -> None:

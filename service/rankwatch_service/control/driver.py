@@ -29,7 +29,6 @@ from rankwatch_service.control.pace import Paces
 from rankwatch_service.control.policy import Action
 from rankwatch_service.control.records import OrderPhase, encode_control
 from rankwatch_service.control.training import (
-    Training,
     checkpoints,
     current_attempt,
     host_views,
@@ -250,12 +249,6 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
         detail="",
         version=1,
     )
-
-
-def training_of(connection: Connection, job: str, now_unix_ns: int) -> Training | None:
-    """What a job trains now; None for one that nobody has heard of."""
-    attempt = current_attempt(connection, job, now_unix_ns)
-    return None if attempt is None else read_training(connection, job, attempt)
 
 
 def _first_word(
