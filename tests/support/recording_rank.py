@@ -135,9 +135,9 @@ class _Rank:
         recorder._view[at + 100] ^= 0xFF
 
     def do_hang(self, phase: str) -> None:
-        """An endless loop in this phase of a step."""
-        print("ok", flush=True)
+        """An endless loop in this phase of a step; says "ok" from within it."""
         with self.watch.step(), self.watch.phase(phase):
+            print("ok", flush=True)
             self._endless_loop()
 
     def _endless_loop(self) -> None:
