@@ -1,0 +1,72 @@
+"""Every table, named from here by whoever reads or writes it.
+
+SQLite and PostgreSQL alike; times are integer nanoseconds since the Unix epoch.
+
+Who writes: `stream` the deciding tables (positions, ticks, incidents, outbox, commands it orders) in one transaction
+for each batch; `api` commands, orders, tokens, settings, audit; `notify` the outbox states and deliveries.
+"""
+
+from rankwatch_service.store.models.access import Audit, IdempotentReply, PolicyRule, Setting, Token
+from rankwatch_service.store.models.base import Base
+from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order
+from rankwatch_service.store.models.incidents import (
+    Delivery,
+    Feed,
+    Incident,
+    IncidentTransition,
+    Lease,
+    Outbox,
+    Receiver,
+    Silence,
+)
+from rankwatch_service.store.models.jobs import Attempt, Job, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models.streaming import (
+    ControlEnd,
+    ControlRecord,
+    DeadLetter,
+    LogPartition,
+    LogRecord,
+    Snapshot,
+    SnapshotChunk,
+    StreamPosition,
+    StreamProcess,
+    StreamReport,
+    StreamTick,
+)
+
+__all__ = [
+    "AgentView",
+    "Attempt",
+    "Audit",
+    "Base",
+    "Checkpoint",
+    "Command",
+    "ControlEnd",
+    "ControlRecord",
+    "DeadLetter",
+    "Delivery",
+    "Feed",
+    "HostRecord",
+    "IdempotentReply",
+    "Incident",
+    "IncidentTransition",
+    "Job",
+    "Lease",
+    "LogPartition",
+    "LogRecord",
+    "Order",
+    "Outbox",
+    "PolicyRule",
+    "Receiver",
+    "SeriesChunk",
+    "SeriesRollup",
+    "Setting",
+    "Silence",
+    "Snapshot",
+    "SnapshotChunk",
+    "StreamPosition",
+    "StreamProcess",
+    "StreamReport",
+    "StreamTick",
+    "Token",
+]

@@ -1,0 +1,114 @@
+"""Commands and their orders, what agents answer, checkpoints, and the record of hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from rankwatch_service.store.models.base import Base
+
+
+class Command(Base):
+    """What someone asked of a job.
+
+    requested -> (approved) -> sent -> accepted -> applied | refused | expired | failed | cancelled.
+    """
+
+    __tablename__ = "command"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(index=True)
+    attempt: Mapped[str]
+    """The attempt it was meant for; on another one it is refused."""
+    action: Mapped[str]
+    params: Mapped[dict[str, Any]]
+    reason: Mapped[str]
+    requested_by: Mapped[str]
+    incident_id: Mapped[str | None]
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    approval_required: Mapped[bool] = mapped_column(default=False)
+    """It waits in `requested` until a person approves it."""
+    state: Mapped[str] = mapped_column(index=True)
+    result: Mapped[str]
+    """Why it was refused or failed, or where its checkpoint went."""
+    applied_step: Mapped[int | None]
+    requested_unix_ns: Mapped[int]
+    expires_unix_ns: Mapped[int]
+    applied_unix_ns: Mapped[int | None]
+    finished_unix_ns: Mapped[int | None]
+
+
+class Order(Base):
+    """One try to carry out a command by hold, do, go. Driven by compare-and-set on `version`."""
+
+    __tablename__ = "command_order"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    command_id: Mapped[str] = mapped_column(ForeignKey("command.id", ondelete="CASCADE"), index=True)
+    job: Mapped[str] = mapped_column(index=True)
+    attempt: Mapped[str]
+    action: Mapped[str]
+    phase: Mapped[str]
+    """As in wire.OrderView; closed when nothing more will be said."""
+    step: Mapped[int]
+    try_number: Mapped[int]
+    checkpoint: Mapped[str]
+    location: Mapped[str]
+    checkpoint_step: Mapped[int]
+    k: Mapped[int]
+    culprits: Mapped[list[Any]]
+    phase_unix_ns: Mapped[int]
+    lease_unix_ns: Mapped[int]
+    detail: Mapped[str]
+    version: Mapped[int]
+
+
+class AgentView(Base):
+    """The newest progress blocks of one host's ranks, posted while an order is open, and the agent's heartbeat."""
+
+    __tablename__ = "agent_view"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    boot: Mapped[str]
+    ranks: Mapped[bytes]
+    """msgpack of list[wire.Progress]"""
+    at_unix_ns: Mapped[int]
+
+
+class Checkpoint(Base):
+    """One entry of the checkpoint ledger."""
+
+    __tablename__ = "checkpoint"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """TIER:ATTEMPT:STEP; launchers number their launches alike, so it is unique only within the job."""
+    attempt: Mapped[str]
+    step: Mapped[int]
+    tier: Mapped[str]
+    """memory, local or remote."""
+    location: Mapped[str]
+    shards_expected: Mapped[int]
+    shards: Mapped[list[Any]]
+    """Ranks that have reported theirs."""
+    seconds: Mapped[float]
+    bytes: Mapped[int]
+    verdict: Mapped[str]
+    """incomplete, unproven, good, suspect, gone."""
+    verdict_reason: Mapped[str]
+    saved_unix_ns: Mapped[int]
+
+
+class HostRecord(Base):
+    """A verdict filed under the hardware it is about; devices outlive jobs."""
+
+    __tablename__ = "host_record"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """hash of (incident, host, device)"""
+    host: Mapped[str] = mapped_column(index=True)
+    device_uuid: Mapped[str]
+    incident_id: Mapped[str]
+    job: Mapped[str]
+    kind: Mapped[str]
+    severity: Mapped[str]
+    at_unix_ns: Mapped[int]

@@ -1,0 +1,155 @@
+"""Incidents with their transitions, and the way of their notifications."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from rankwatch_service.store.models.base import AutoId, Base
+
+
+class Incident(Base):
+    """What a person works on."""
+
+    __tablename__ = "incident"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """Derived from (job, attempt, kind, scope, episode)."""
+    number: Mapped[int]
+    """Order within the job, from 1, for people."""
+    job: Mapped[str] = mapped_column(index=True)
+    attempt: Mapped[str]
+    kind: Mapped[str]
+    scope: Mapped[str]
+    episode: Mapped[int]
+    severity: Mapped[str]
+    state: Mapped[str] = mapped_column(index=True)
+    """open, acknowledged, resolved."""
+    ranks: Mapped[list[Any]]
+    hosts: Mapped[list[Any]]
+    devices: Mapped[list[Any]]
+    onset_step: Mapped[int | None]
+    detected_step: Mapped[int | None]
+    resolved_step: Mapped[int | None]
+    onset_unix_ns: Mapped[int]
+    detected_unix_ns: Mapped[int]
+    updated_unix_ns: Mapped[int]
+    resolved_unix_ns: Mapped[int | None]
+    score: Mapped[float]
+    confidence: Mapped[float]
+    cause: Mapped[str]
+    summary: Mapped[str]
+    evidence: Mapped[dict[str, Any]]
+    consequences: Mapped[list[Any]]
+    """Findings joined to this incident that did not begin it: {kind, scope, ranks, summary, step}."""
+    changes_before: Mapped[list[Any]]
+    """What changed shortly before the onset: attempts, checkpoints, orders: {what, step, unix_ns}."""
+    impact_gpu_hours_per_hour: Mapped[float]
+    suggestion: Mapped[dict[str, Any]]
+    """{action, reason, cost_gpu_hours, alternatives: [{action, cost_gpu_hours, reason}]}"""
+    checkpoint: Mapped[str | None]
+    """Last good checkpoint when it opened."""
+    transitions: Mapped[int]
+    acknowledged_by: Mapped[str | None]
+
+
+class IncidentTransition(Base):
+    """One change of an incident: opened, updated, acknowledged, commented, resolved, evidence."""
+
+    __tablename__ = "incident_transition"
+    incident_id: Mapped[str] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    what: Mapped[str]
+    actor: Mapped[str]
+    text: Mapped[str]
+    fields: Mapped[dict[str, Any]]
+    at_unix_ns: Mapped[int]
+
+
+class Receiver(Base):
+    """A configured webhook target."""
+
+    __tablename__ = "receiver"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    secret: Mapped[str]
+    """whsec_ + base64."""
+    kinds: Mapped[list[Any]]
+    """Incident kinds it gets; empty = all."""
+    severities: Mapped[list[Any]]
+    jobs: Mapped[list[Any]]
+    enabled: Mapped[bool] = mapped_column(default=True)
+    disabled_reason: Mapped[str] = mapped_column(default="")
+    created_unix_ns: Mapped[int]
+
+
+class Silence(Base):
+    """Mutes notifications that match until a time. Incidents open all the same."""
+
+    __tablename__ = "silence"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str]
+    """"" = any, and so for the next two."""
+    kind: Mapped[str]
+    scope: Mapped[str]
+    starts_unix_ns: Mapped[int]
+    ends_unix_ns: Mapped[int]
+    created_by: Mapped[str]
+    comment: Mapped[str]
+
+
+class Outbox(Base):
+    """One notification to one receiver. The id is the webhook-id and the same over all tries."""
+
+    __tablename__ = "outbox"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """msg_ + hash of (incident, transition, receiver)."""
+    receiver: Mapped[str]
+    incident_id: Mapped[str] = mapped_column(index=True)
+    transition: Mapped[int]
+    body: Mapped[bytes]
+    """JSON {type, timestamp, data}."""
+    state: Mapped[str]
+    """waiting, delivered, failed (given up), silenced."""
+    tries: Mapped[int] = mapped_column(default=0)
+    next_try_unix_ns: Mapped[int]
+    created_unix_ns: Mapped[int]
+    delivered_unix_ns: Mapped[int | None]
+    __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
+
+
+class Delivery(Base):
+    """One try to deliver one notification."""
+
+    __tablename__ = "delivery"
+    id: Mapped[int] = mapped_column(AutoId, primary_key=True, autoincrement=True)
+    outbox_id: Mapped[str] = mapped_column(index=True)
+    at_unix_ns: Mapped[int]
+    status: Mapped[int | None]
+    error: Mapped[str]
+    seconds: Mapped[float]
+
+
+class Lease(Base):
+    """Which of several processes does a work that only one may do."""
+
+    __tablename__ = "lease"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    """The work: notify."""
+    holder: Mapped[str]
+    epoch: Mapped[int]
+    """Raised each time another process takes it over."""
+    expires_unix_ns: Mapped[int]
+
+
+class Feed(Base):
+    """What `GET events` streams: the id is the SSE id."""
+
+    __tablename__ = "feed"
+    id: Mapped[int] = mapped_column(AutoId, primary_key=True, autoincrement=True)
+    topic: Mapped[str]
+    """incident, command, job, checkpoint, silence."""
+    job: Mapped[str]
+    data: Mapped[dict[str, Any]]
+    at_unix_ns: Mapped[int]

@@ -1,0 +1,90 @@
+"""Jobs, their attempts, and the values of their ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from rankwatch_service.store.models.base import Base
+
+
+class Job(Base):
+    """A logical training run."""
+
+    __tablename__ = "job"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    """running, paused, lost (no telemetry), ended."""
+    attempt: Mapped[str]
+    world_size: Mapped[int]
+    ranks_reporting: Mapped[int]
+    step: Mapped[int]
+    step_time_s: Mapped[float | None]
+    loss: Mapped[float | None]
+    first_seen_unix_ns: Mapped[int]
+    last_seen_unix_ns: Mapped[int]
+    dropped: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
+
+
+class Attempt(Base):
+    """One stretch of training."""
+
+    __tablename__ = "attempt"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    started_unix_ns: Mapped[int]
+    ended_unix_ns: Mapped[int | None]
+    world_size: Mapped[int]
+    first_step: Mapped[int | None]
+    last_step: Mapped[int | None]
+    topology: Mapped[dict[str, Any]]
+    """{"ranks": [{rank, host, device_uuid, local_rank, pid, dp, tp, pp, cp, ep}], "can": [...], "replicated": bool}"""
+    number: Mapped[int]
+    """Order of attempts within the job, from 1."""
+
+
+class SeriesChunk(Base):
+    """Values of one metric over CHUNK_STEPS steps and all ranks, as `store.chunks` encodes them."""
+
+    __tablename__ = "series_chunk"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    chunk: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """first step // CHUNK_STEPS"""
+    first_step: Mapped[int]
+    steps: Mapped[int]
+    ranks: Mapped[int]
+    data: Mapped[bytes]
+    size_bytes: Mapped[int] = mapped_column(default=0)
+    """Of the data."""
+    at_unix_ns: Mapped[int]
+    __table_args__ = (
+        Index("ix_series_chunk_steps", "job", "metric", "chunk"),
+        Index("ix_series_chunk_age", "at_unix_ns", "size_bytes"),
+    )
+
+
+class SeriesRollup(Base):
+    """BRANCHES buckets of one metric, as `store.rollup` packs them: what remains when the raw chunks have left."""
+
+    __tablename__ = "series_rollup"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """A bucket has CHUNK_STEPS * BRANCHES ** (level - 1) steps."""
+    chunk: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """first step // steps of all buckets"""
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    ranks: Mapped[int]
+    low: Mapped[bytes]
+    high: Mapped[bytes]
+    mark: Mapped[bytes]
+    lines: Mapped[bytes]
+    size_bytes: Mapped[int]
+    """Of low, high, mark and lines."""
+    at_unix_ns: Mapped[int]
+    __table_args__ = (Index("ix_series_rollup_age", "at_unix_ns", "size_bytes"),)
