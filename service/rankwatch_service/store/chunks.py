@@ -139,7 +139,8 @@ def _resolution(block: Block, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
     found = np.full(len(block), TIME_RESOLUTION_S)
     for index, cells in enumerate(block):
         sample = np.abs(cells[usable[index]][:: max(1, cells.size // 256)])
-        typical = float(np.median(sample)) if len(sample) else 0.0
+        # In double precision: half the sum of two large times is more than a float32 holds.
+        typical = float(np.median(sample.astype(np.float64))) if len(sample) else 0.0
         if 0 < typical * TIME_SHARE < TIME_RESOLUTION_S:
             found[index] = 10.0 ** max(np.floor(np.log10(typical * TIME_SHARE)), -12)
     return found

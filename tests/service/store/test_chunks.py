@@ -68,6 +68,11 @@ def test_what_is_no_usual_number_comes_back_bit_by_bit(times):
         assert got == want or (math.isnan(got) and math.isnan(want)) or (times and abs(got - want) < 5e-6)
 
 
+def test_times_that_add_up_to_more_than_a_float32_come_back():
+    cells = np.full((2, 2), 2.0**127)
+    assert (round_trip(cells, times=True) == cells).all()
+
+
 cells_of_any_kind = arrays.arrays(
     np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=st.floats(width=32, allow_subnormal=True)
 )
