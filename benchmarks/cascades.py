@@ -1,0 +1,365 @@
+"""How often people are told about one root cause: incidents and notifications for each injected one, cascades included.
+
+    python benchmarks/cascades.py [--seeds 3] [--sizes 16,64,256] [--only TEXT] [--list] [--markdown FILE]
+
+Every line is a synthetic job of `rankwatch_service.simulate`, judged by the detectors at their defaults and the
+correlator, and routed to one receiver as it is by default (`notify.route`), as the stream does it. "Told" counts
+messages other than the resolution of what was told; "resolved" counts those. An incident is right if its kind and
+ranks are those of the root cause in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from overheard import roster_of
+
+from rankwatch_detectors.base import Frame, Kind, Tick
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.simulate.scenario import Job, Stall
+from rankwatch_service.simulate.script import apply
+from rankwatch_service.stream.incidents import Incident, Transition, unix_ns
+from rankwatch_service.stream.judge import Judge
+
+RECEIVER: Final = {"name": "on-call", "enabled": True, "kinds": [], "severities": [], "jobs": []}
+"""A receiver as it is made when only its address is given: it takes everything."""
+
+GONE: Final = "RuntimeError: NCCL communicator was aborted: connection closed by peer"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What should stand at the head of an incident in the end. A rank of -1 stands for any, or none."""
+
+    kind: Kind
+    ranks: tuple[int, ...] = ()
+    scope: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line: a job for a number of ranks and a seed, and its root causes."""
+
+    name: str
+    job: Callable[[int, int], Job]
+    causes: Callable[[int], tuple[Cause, ...]]
+
+
+@dataclass
+class Count:
+    """What came of one line."""
+
+    causes: int = 0
+    incidents: int = 0
+    right: int = 0
+    told: int = 0
+    resolved: int = 0
+    news: list[str] = field(default_factory=list)
+
+    def __iadd__(self, other: Count) -> Count:
+        self.causes += other.causes
+        self.incidents += other.incidents
+        self.right += other.right
+        self.told += other.told
+        self.resolved += other.resolved
+        self.news += other.news
+        return self
+
+    def cells(self) -> list[str]:
+        """As cells of the table."""
+        per_cause = f"{self.told / self.causes:.2f}"
+        return [str(self.causes), str(self.incidents), str(self.right), str(self.told), per_cause, str(self.resolved)]
+
+
+def scripted(name: str, text: str, kind: Kind, ranks: tuple[int, ...] = (), scope: str = "") -> Case:
+    """One fault of `rankwatch simulate`, in a job of its own."""
+
+    def job(size: int, seed: int) -> Job:
+        made = Job(size, 420, seed).hiccups(0.001, 0.3).bursts(1e-5)
+        apply(text, made)
+        return made
+
+    return Case(name, job, lambda _size: (Cause(kind, ranks, scope),))
+
+
+FAULTS: Final = [
+    scripted("straggler +5 %", "straggler:rank=5,at=250,factor=1.05", Kind.STRAGGLER, (5,)),
+    scripted("straggler +30 %", "straggler:rank=5,at=250,factor=1.3", Kind.STRAGGLER, (5,)),
+    scripted("straggler x3", "straggler:rank=5,at=250,factor=3", Kind.STRAGGLER, (5,)),
+    scripted("straggler, for 100 steps", "straggler:rank=5,at=250,factor=1.2,until=350", Kind.STRAGGLER, (5,)),
+    scripted("straggler, every second step", "straggler:rank=5,at=220,factor=1.2,every=2", Kind.STRAGGLER, (5,)),
+    scripted("straggler by data", "straggler:rank=5,at=250,factor=1.3,by=data", Kind.STRAGGLER, (5,)),
+    scripted("slowdown +10 %", "slowdown:at=300,factor=1.1", Kind.SLOWDOWN),
+    scripted("slowdown x2", "slowdown:at=300,factor=2", Kind.SLOWDOWN),
+    scripted("hang", "hang:rank=5,at=300", Kind.HANG, (5,)),
+    scripted("hang, stopped", "hang:rank=5,at=300,by=stopped", Kind.HANG, (5,)),
+    scripted("rank killed", "rank_lost:rank=5,at=300", Kind.RANK_LOST, (5,)),
+    scripted("rank ended by an error", "rank_lost:rank=5,at=300,error=CUDA error", Kind.RANK_LOST, (5,)),
+    scripted("host gone", "host_lost:host=host-1,at=300", Kind.TELEMETRY_LOST, scope="host:host-1"),
+    scripted("host silent", "telemetry_lost:host=host-1,at=300,until=330", Kind.TELEMETRY_LOST, scope="host:host-1"),
+    scripted("NaN in local gradients", "nonfinite:rank=5,at=300", Kind.NONFINITE, (5,)),
+    scripted("flipped bit", "corruption:rank=5,at=303", Kind.CORRUPTION, (5,)),
+    scripted("local gradient norm x1.5", "gradient:rank=5,at=300", Kind.CORRUPTION, (5,)),
+    scripted("loss x3, one point", "loss_spike:at=350", Kind.LOSS_SPIKE),
+    scripted("loss x2, ten points", "loss_spike:at=350,factor=2,steps=10", Kind.LOSS_SPIKE),
+    scripted("loss diverges, +1 % a step", "loss_divergence:at=300", Kind.LOSS_DIVERGENCE),
+    scripted("loss diverges, +5 % a step", "loss_divergence:at=300,growth=0.05", Kind.LOSS_DIVERGENCE),
+    scripted("gradient norm x50", "grad_norm:at=300,steps=2", Kind.GRAD_NORM),
+]
+"""Every fault of `simulate`, alone."""
+
+
+def _host(number: int) -> tuple[int, ...]:
+    return tuple(range(8 * number, 8 * number + 8))
+
+
+def _bad_gpu(size: int, seed: int) -> Job:
+    """Slow, then hung, then lost."""
+    job = Job(size, 420, seed).slow(5, 200, 1.3)
+    return job.hang(5, 300, 30.0).kill(5, 300, None, 1, "CUDA error: uncorrectable ECC error")
+
+
+def _bad_gpu_again(size: int, seed: int) -> Job:
+    """The same, and the launcher starts it again on the same device, where it dies before it gets any further."""
+    job = _bad_gpu(size, seed).restart(300, 280)
+    for at_step in (298, 296, 294, 292):
+        job.kill(5, at_step, None, 1, "CUDA error: uncorrectable ECC error").restart(at_step, 280)
+    return job
+
+
+def _lost_and_back(size: int, seed: int) -> Job:
+    """A process dies, the launcher starts the job again, and it goes on for good."""
+    return Job(size, 420, seed).kill(5, 300, 9).restart(300, 290)
+
+
+def _crash_loop(size: int, seed: int) -> Job:
+    """The job dies at the same step again and again, five times, then it is mended."""
+    job = Job(size, 420, seed)
+    for at_step in (300, 299, 298, 297, 296):
+        job.kill(5, at_step, None, 1, "ValueError: bad record").restart(at_step, 270)
+    return job
+
+
+def _poisoned(size: int, seed: int) -> Job:
+    """NaN in one rank's gradients; norm and loss follow; the loss is high after a rollback past it, and climbs."""
+    return Job(size, 420, seed).norm_spike(298, 50.0, 3).nonfinite(5, 300)
+
+
+def _rolled_back(size: int, seed: int) -> Job:
+    """NaN, and a rollback past it."""
+    return Job(size, 420, seed).nonfinite(5, 300).restart(310, 280, relaunch=False)
+
+
+def _nan_again(size: int, seed: int) -> Job:
+    """NaN, a rollback past it, and the same NaN at the same step again, three times."""
+    job = Job(size, 420, seed)
+    for at_step in (300, 312, 324):
+        job.nonfinite(5, at_step).restart(at_step + 6, at_step - 20, relaunch=False)
+    return job
+
+
+def _corrupted(size: int, seed: int) -> Job:
+    """A flipped bit; the gradient norm jumps and the loss diverges."""
+    return Job(size, 420, seed).flip(5, 291).norm_spike(293, 30.0, 3).diverge(295, 0.05)
+
+
+def _exploding(size: int, seed: int) -> Job:
+    """The norm jumps, the loss jumps and climbs on."""
+    return Job(size, 420, seed).norm_spike(298, 50.0, 30).diverge(300, 0.08)
+
+
+def _slow_storage(size: int, seed: int) -> Job:
+    """Saves take five seconds; one takes ten minutes on all ranks."""
+    job = Job(size, 420, seed).standstill(60, 5.0, "checkpoint_save")
+    job.stalls.append(Stall(310, 600.0, "checkpoint_save"))
+    return job
+
+
+def _host_dies(size: int, seed: int) -> Job:
+    """A host goes silent, its peers hang and then end one after the other."""
+    job = Job(size, 420, seed).lose_host("host-1", 300, 40.0)
+    return job.kill(0, 300, None, 1, GONE).restart(300, 290)
+
+
+def _host_slow(size: int, seed: int) -> Job:
+    return Job(size, 420, seed).slow(_host(1), 250, 1.15)
+
+
+def _host_slow_unevenly(size: int, seed: int) -> Job:
+    """A host without enough cooling: its ranks become slow one after the other."""
+    job = Job(size, 500, seed)
+    for rank in _host(1):
+        job.slow(rank, 220 + 15 * (rank - 8), 1.15)
+    return job
+
+
+def _stage_slow(size: int, seed: int) -> Job:
+    job = Job(size, 420, seed, pp=4)
+    stage = tuple(int(rank) for rank in range(size) if job.topology().pp[rank] == 2)
+    return job.slow(stage, 250, 1.2)
+
+
+def _staircase(size: int, seed: int) -> Job:
+    job = Job(size, 700, seed)
+    for stair in range(5):
+        job.slow(5, 200 + 80 * stair, 1.05)
+    return job
+
+
+def _flapping(size: int, seed: int) -> Job:
+    """A link goes down for half a minute, comes back, and goes again."""
+    return Job(size, 420, seed).flap(300, 30.0).flap(304, 30.0).flap(310, 20.0)
+
+
+def one(kind: Kind, ranks: tuple[int, ...] = (), scope: str = "") -> Callable[[int], tuple[Cause, ...]]:
+    """A single root cause, whatever the size."""
+    return lambda _size: (Cause(kind, ranks, scope),)
+
+
+CASCADES: Final = [
+    Case("bad GPU: slow, hung, lost", _bad_gpu, one(Kind.STRAGGLER, (5,))),
+    Case("bad GPU: slow, hung, lost, started again in vain", _bad_gpu_again, one(Kind.STRAGGLER, (5,))),
+    Case("process killed, job started again", _lost_and_back, one(Kind.RANK_LOST, (5,))),
+    Case("process dies at the same step five times", _crash_loop, one(Kind.RANK_LOST, (5,))),
+    Case("one host slow", _host_slow, one(Kind.STRAGGLER, _host(1), "host:host-1")),
+    Case("one host slow, rank after rank", _host_slow_unevenly, one(Kind.STRAGGLER, _host(1), "host:host-1")),
+    Case("one stage slow", _stage_slow, one(Kind.SLOWDOWN, (), "stage:2")),
+    Case("staircase, 5 x 5 %", _staircase, one(Kind.STRAGGLER, (5,))),
+    Case("whole job slow", lambda size, seed: Job(size, 420, seed).slow_all(300, 1.3), one(Kind.SLOWDOWN)),
+    Case("NaN, then norm and loss", _poisoned, one(Kind.NONFINITE, (5,))),
+    Case("NaN, then a rollback", _rolled_back, one(Kind.NONFINITE, (5,))),
+    Case("corruption, then divergence", _corrupted, one(Kind.CORRUPTION, (5,))),
+    Case("norm, then loss, then divergence", _exploding, one(Kind.GRAD_NORM)),
+    Case("checkpoint storage slow", _slow_storage, one(Kind.HANG)),
+    Case("host silent, job hung, ranks lost, started again", _host_dies, one(Kind.TELEMETRY_LOST, (), "host:host-1")),
+    Case("link down three times within a minute", _flapping, one(Kind.HANG)),
+]
+"""Root causes that bring other troubles with them."""
+
+
+def _two(first: tuple[str, Cause], second: tuple[str, Cause]) -> Case:
+    def job(size: int, seed: int) -> Job:
+        made = Job(size, 420, seed)
+        apply(first[0], made)
+        apply(second[0], made)
+        return made
+
+    name = " and ".join(f"{cause.kind} {cause.ranks[0] if cause.ranks else ''}".strip() for _, cause in (first, second))
+    return Case(name, job, lambda _size: (first[1], second[1]))
+
+
+SLOW_5: Final = ("straggler:rank=5,at=250,factor=1.15", Cause(Kind.STRAGGLER, (5,)))
+TOGETHER: Final = [
+    _two(SLOW_5, ("straggler:rank=12,at=252,factor=1.15", Cause(Kind.STRAGGLER, (12,)))),
+    _two(SLOW_5, ("loss_spike:at=252", Cause(Kind.LOSS_SPIKE))),
+    _two(SLOW_5, ("nonfinite:rank=12,at=254", Cause(Kind.NONFINITE, (12,)))),
+    _two(SLOW_5, ("hang:rank=12,at=280", Cause(Kind.HANG, (12,)))),
+    _two(SLOW_5, ("corruption:rank=12,at=251", Cause(Kind.CORRUPTION, (12,)))),
+    _two(SLOW_5, ("slowdown:at=300,factor=1.5", Cause(Kind.SLOWDOWN))),
+    _two(
+        ("corruption:rank=5,at=251", Cause(Kind.CORRUPTION, (5,))),
+        ("corruption:rank=12,at=252", Cause(Kind.CORRUPTION, (12,))),
+    ),
+    _two(
+        ("telemetry_lost:host=host-1,at=250,until=300", Cause(Kind.TELEMETRY_LOST, (), "host:host-1")),
+        ("loss_spike:at=255", Cause(Kind.LOSS_SPIKE)),
+    ),
+]
+"""Two root causes at the same time: two incidents."""
+
+
+def judged(job: Job) -> tuple[list[Incident], list[Transition], int, int]:
+    """Incidents in the order in which they opened, their transitions, how often the receiver was told, and of ends."""
+    judge, roster = Judge("benchmark", detectors), roster_of(job.topology())
+    incidents: dict[str, Incident] = {}
+    transitions: list[Transition] = []
+    told = resolved = 0
+    now_s = 0.0
+    for observation in job.observations():
+        now_s = observation.now_s if isinstance(observation, Tick) else now_s
+        now_s = observation.time_s if isinstance(observation, Frame) else now_s
+        for news in judge.observe(observation, roster)[0]:
+            incident = news.incident
+            incidents.setdefault(incident.id, incident)
+            incident.transitions += 1
+            row = incident.row()
+            transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, row)
+            transitions.append(transition)
+            sent = outbox_rows(row, transition.row(), [RECEIVER], [], {}, unix_ns(now_s))
+            told += len(sent) * (news.what != "resolved")
+            resolved += len(sent) * (news.what == "resolved")
+    return list(incidents.values()), transitions, told, resolved
+
+
+def is_of(incident: Incident, cause: Cause) -> bool:
+    """Whether the incident names this root cause."""
+    named = set(incident.ranks) == set(cause.ranks) if cause.ranks else True
+    return incident.kind is cause.kind and named and cause.scope in ("", incident.scope)
+
+
+def measure(case: Case, size: int, seed: int) -> Count:
+    """Run one job."""
+    incidents, transitions, told, resolved = judged(case.job(size, seed))
+    causes = case.causes(size)
+    right = sum(any(is_of(incident, cause) for incident in incidents) for cause in causes)
+    numbers = {incident.id: incident.number for incident in incidents}
+    news = [
+        f"#{numbers[change.incident['id']]} {change.what:9} {change.incident['severity']:8} "
+        f"{change.incident['kind']} {change.incident['scope']} {change.time_s:.0f}s: {change.text}"
+        for change in transitions
+    ]
+    return Count(len(causes), len(incidents), right, told, resolved, news)
+
+
+def measured(cases: Iterable[Case], sizes: list[int], seeds: int, *, show: bool) -> Iterator[tuple[str, Count]]:
+    """All sizes and seeds of each case together."""
+    for case in cases:
+        total = Count()
+        for size in sizes:
+            for seed in range(seeds):
+                count = measure(case, size, seed)
+                if show:
+                    print(f"== {case.name}, {size} ranks, seed {seed}", *count.news, sep="\n   ")
+                total += count
+        print(f"{case.name} | " + " | ".join(total.cells()), file=sys.stderr, flush=True)
+        yield case.name, total
+
+
+def main() -> None:
+    """Run everything and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", default="16,64,256", help="ranks; multiples of 16")
+    parser.add_argument("--only", default="", help="only the lines with this in their name")
+    parser.add_argument("--list", action="store_true", help="also print every transition")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.sizes.split(",")]
+    head = ["root cause", "injected", "incidents", "right", "told", "told per cause", "resolved"]
+    lines = [head, ["---"] * len(head)]
+    total = Count()
+    for title, cases in (("alone", FAULTS), ("cascades", CASCADES), ("two at once", TOGETHER)):
+        chosen = [case for case in cases if options.only in case.name]
+        subtotal = Count()
+        for name, count in measured(chosen, sizes, options.seeds, show=options.list):
+            lines.append([name, *count.cells()])
+            subtotal += count
+        if chosen:
+            lines.append([f"**all {title}**", *subtotal.cells()])
+            total += subtotal
+    if total.causes:
+        lines.append(["**all**", *total.cells()])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
