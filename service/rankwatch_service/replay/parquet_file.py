@@ -12,7 +12,11 @@ from pyarrow import parquet
 from rankwatch_service.replay.layout import ReplayError
 
 BATCH_ROWS: Final = 131_072
-"""Rows read at once: 20 columns of them are 20 MB."""
+BATCH_CELLS: Final = 20 * BATCH_ROWS
+"""Read at once, whichever is less: 21 MB of numbers."""
+
+COLUMN_BYTES: Final = 64 * 1024
+"""How much of each column is read from the file at once."""
 
 
 class ParquetFile:
@@ -26,7 +30,8 @@ class ParquetFile:
         """
         self.path = str(path)
         try:
-            self._file = parquet.ParquetFile(path)
+            # Without these a whole row group stays in memory, and by default every one that was read.
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=COLUMN_BYTES)
         except (pa.ArrowException, OSError) as error:
             raise ReplayError(self.path, f"no Parquet file: {str(error).splitlines()[0]}") from error
         self.names = list(self._file.schema_arrow.names)
@@ -39,8 +44,9 @@ class ParquetFile:
             ReplayError: a part of the file cannot be read.
         """
         done = 0
+        rows = min(BATCH_ROWS, BATCH_CELLS // max(len(self.names), 1) + 1)
         try:
-            for batch in self._file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
+            for batch in self._file.iter_batches(batch_size=rows, use_threads=False):
                 done += batch.num_rows
                 if batch.num_rows:
                     yield batch, done
