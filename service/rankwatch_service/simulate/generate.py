@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,17 @@ TICK_S = 1.0
 def generate(job: Job) -> Iterator[Observation]:
     """Yield the job's observations in stream order."""
     return _Player(job).play()
+
+
+AtStep = TypeVar("AtStep", Exit, Restart)
+
+
+def _by_step(happenings: list[AtStep]) -> dict[int, list[AtStep]]:
+    """What happens at each step, each one once: when a step is repeated the next of them does."""
+    by_step: dict[int, list[AtStep]] = {}
+    for happening in happenings:
+        by_step.setdefault(happening.at_step, []).append(happening)
+    return by_step
 
 
 class _Player:
@@ -65,19 +76,18 @@ class _Player:
 
     def play(self) -> Iterator[Observation]:
         yield AttemptStart(self.attempt, self.topology, self.now_s)
-        restarts = {restart.at_step: restart for restart in self.job.restarts}
-        exits = {end.at_step: end for end in self.job.exits}
+        restarts, exits = _by_step(self.job.restarts), _by_step(self.job.exits)
         while self.step < self.job.steps:
             for stall in [stall for stall in self.stalls if stall.at_step == self.step]:
                 yield from self._stand_still(stall)
-            if self.step in exits:
-                yield from self._end_process(exits.pop(self.step))
-                if self.step not in restarts:
+            if exits.get(self.step):
+                yield from self._end_process(exits[self.step].pop(0))
+                if not restarts.get(self.step):
                     return
             else:
                 yield from self._train()
-            if self.step in restarts:
-                yield from self._begin_again(restarts.pop(self.step))
+            if restarts.get(self.step):
+                yield from self._begin_again(restarts[self.step].pop(0))
             else:
                 self.step += 1
         if self.job.ends:
@@ -130,6 +140,7 @@ class _Player:
             descheduled = descheduled * np.exp(job.contention * np.abs(random.standard_normal(ranks)))
         busy = work * descheduled
         transfer = 0.1 * job.step_s * float(np.exp(0.05 * random.standard_normal()))
+        transfer *= math.prod(factor for at_step, factor in job.congestions if self.step >= at_step)
         seconds = float((busy + data_wait).max()) + transfer
         steps = {
             "busy_s": busy,

@@ -158,6 +158,8 @@ class Job:
     """The first steps of every attempt take longer, less and less so."""
     ramps: list[tuple[int, float]] = field(default_factory=list)
     """From a step on, every rank's batch is so many times larger."""
+    congestions: list[tuple[int, float]] = field(default_factory=list)
+    """From a step on, every collective takes so many times as long; nobody is busier."""
     lean_host: int | None = None
     """A host that has one device less than the others."""
     launch: str = "launch"
@@ -191,6 +193,12 @@ class Job:
         self.slows.append(Slow(tuple(range(self.world_size)), from_step, until_step, factor))
         if factor > 1:
             self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
+        return self
+
+    def congest(self, from_step: int, factor: float) -> Job:
+        """The network carries less: collectives take longer for everybody."""
+        self.congestions.append((from_step, factor))
+        self.labels.append(Label(Kind.SLOWDOWN, (), from_step))
         return self
 
     def hang(self, rank: int | tuple[int, ...], at_step: int, seconds: float = 60.0, *, stopped: bool = False) -> Job:
