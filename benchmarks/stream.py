@@ -109,8 +109,6 @@ def loads(quick: bool) -> list[Load]:
 class Memory:
     """A log that costs nothing."""
 
-    partitions = 1
-
     def __init__(self, messages: Sequence[Sent]) -> None:
         self.records = [Record(0, number, JOB, sent.body, sent.unix_ns) for number, sent in enumerate(messages)]
 

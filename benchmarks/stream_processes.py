@@ -29,8 +29,7 @@ from traffic import Traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rankwatch.kafka_settings import client_options
-from rankwatch_service.log.base import partition_of
+from rankwatch.kafka_settings import client_options, partition_of
 from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read

@@ -1,14 +1,10 @@
 """A log of one partition in memory, with the times at which its records were appended."""
 
-from collections.abc import Sequence
-
 from rankwatch_service.log.base import Entry, Record
 
 
 class RecordedLog:
-    """Implements rankwatch_service.log.base.Log for reading."""
-
-    partitions = 1
+    """Implements rankwatch_service.log.base.Log."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -18,9 +14,6 @@ class RecordedLog:
 
     def partition_of(self, key: str) -> int:
         return 0
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        raise NotImplementedError("what is recorded does not grow")
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
         return self._records[position : position + limit]

@@ -1,16 +1,15 @@
-"""What the log of telemetry is: partitions of records with positions that only grow. Two forms, one contract.
+"""What the log of telemetry is to its readers: partitions of records with positions that only grow. Two forms.
 
 Records of one job lie in one partition, in the order in which they were appended. A record that has a position was
-durable before anybody could read it, and no record with a smaller position appears later. What people and the api
-decide is a sequence of its own, always in the store: see `log.control`.
+durable before anybody could read it, and no record with a smaller position appears later. Writing is another matter,
+and each form's own: see `api.intake`. What people and the api decide is a sequence of its own, always in the store: see
+`log.control`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
-from zlib import crc32
 
 ALL_JOBS: Final = "*"
 """Key of control records that concern every job."""
@@ -43,23 +42,10 @@ class LogError(Exception):
 
 
 class Log(Protocol):
-    """An ordered, durable record of entries."""
-
-    @property
-    def partitions(self) -> int:
-        """How many partitions there are; they are numbered from 0."""
-        ...
+    """An ordered, durable record of entries, to be read. Partitions are numbered from 0."""
 
     def partition_of(self, key: str) -> int:
         """The partition that holds the records of `key`."""
-        ...
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Append in order; durable, all of them, when this returns. If it raises, none may be counted on.
-
-        Raises:
-            StoreBusyError: not now; the same entries may be appended again later.
-        """
         ...
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
@@ -94,8 +80,3 @@ class Log(Protocol):
     def trim(self, partition: int, before: int, limit: int) -> int:
         """Forget up to `limit` of the oldest records with positions below `before`; returns how many went."""
         ...
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """The same partition for a key in every process and version."""
-    return crc32(key.encode()) % partitions

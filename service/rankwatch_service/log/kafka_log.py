@@ -21,12 +21,10 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from rankwatch.kafka_client import KafkaAwayError, opened
-from rankwatch.kafka_producer import Message, Producer
 from rankwatch.kafka_reason import explained
-from rankwatch.kafka_settings import KafkaSettings
-from rankwatch.outcome import Accepted
+from rankwatch.kafka_settings import KafkaSettings, partition_of
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import Entry, LogError, Record, partition_of
+from rankwatch_service.log.base import LogError, Record
 from rankwatch_service.log.kafka_buffer import Buffer
 
 BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -67,9 +65,6 @@ CLOSE_MS: Final = 2_000
 COMMIT_S: Final = 5.0
 """Between Kafka's own, advisory commits."""
 
-APPEND_S: Final = 20.0
-"""How long an append waits for its acknowledgements."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -89,13 +84,12 @@ class _Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
 
 
 class KafkaLog:
-    """The `Log` in the topic of telemetry. Reading is for one thread; `append` for any."""
+    """The `Log` in the topic of telemetry. Not thread-safe."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         clock: Clock,
-        producer: Producer | None = None,
         *,
         group: str | None = None,
         session_ms: int = SESSION_MS,
@@ -105,7 +99,6 @@ class KafkaLog:
         Args:
             settings: how to reach the brokers.
             clock: stamps records of brokers that do not stamp them, and measures durations.
-            producer: what `append` publishes through; a log without one is read only.
             group: the consumer group that shares out the partitions; None: all of them are read.
             session_ms: see `SESSION_MS`; brokers have a least one.
         """
@@ -115,7 +108,6 @@ class KafkaLog:
         """Records by partition that the log had forgotten before they were read."""
         self._settings = settings
         self._clock = clock
-        self._producer = producer
         self._group = group
         self._session_ms = session_ms
         self._consumer: KafkaConsumer | None = None
@@ -144,20 +136,6 @@ class KafkaLog:
     def partition_of(self, key: str) -> int:
         """The partition that holds the records of `key`."""
         return partition_of(key, self.partitions)
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Append in order; durable, all of them, when this returns.
-
-        Raises:
-            LogError: not all were acknowledged; some may have been.
-        """
-        assert self._producer is not None
-        topic = self._settings.telemetry_topic
-        outcomes = self._producer.publish([Message(topic, entry.key, entry.value) for entry in entries], APPEND_S)
-        self._asked_s = float("-inf")  # the ends have moved
-        failed = next((outcome for outcome in outcomes if not isinstance(outcome, Accepted)), None)
-        if failed is not None:
-            raise LogError(f"Kafka did not take it: {failed}")
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
         """Up to `limit` records from `position` on, in order."""

@@ -1,59 +1,54 @@
-"""The log as a table of the store: no further service is needed."""
+"""The log as a table of the store: no further service is needed. It has one partition.
+
+One stream process reads everything; a job that outgrows it goes to Kafka.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import READ_BYTES_MAX, Entry, Record, partition_of
+from rankwatch_service.log.base import READ_BYTES_MAX, Entry, Record
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import LogPartition, LogRecord
 
-PARTITIONS: Final = 1
-"""One stream process reads everything; a job that outgrows it goes to Kafka."""
+PARTITION: Final = 0
+"""The only one."""
 
 
 class SqlLog:
-    """The `Log` in the store's database. Thread-safe; opens no transaction longer than one append."""
+    """The `Log` in the store's database, and its writer. Thread-safe; opens no transaction longer than one append."""
 
-    def __init__(self, engine: Engine, clock: Clock, partitions: int = PARTITIONS) -> None:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._partitions = partitions
 
-    @property
-    def partitions(self) -> int:
-        """How many partitions there are; they are numbered from 0."""
-        return self._partitions
-
-    def partition_of(self, key: str) -> int:
+    def partition_of(self, key: str) -> int:  # noqa: ARG002
         """The partition that holds the records of `key`."""
-        return partition_of(key, self._partitions)
+        return PARTITION
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append in order, in one transaction."""
-        by_partition: dict[int, list[Entry]] = defaultdict(list)
-        for entry in entries:
-            by_partition[self.partition_of(entry.key)].append(entry)
+        """Append in order, in one transaction: all of them are durable when this returns, and none if it raises.
+
+        Raises:
+            StoreBusyError: not now; the same entries may be appended again later.
+        """
         with write(self._engine) as connection:
             now = self._clock.unix_ns()
-            rows = []
-            for partition, these in sorted(by_partition.items()):
-                first = _reserve(connection, partition, len(these))
-                rows += [
-                    {
-                        "partition": partition,
-                        "position": first + index,
-                        "key": entry.key,
-                        "value": entry.value,
-                        "appended_unix_ns": now,
-                    }
-                    for index, entry in enumerate(these)
-                ]
+            first = _reserve(connection, len(entries))
+            rows = [
+                {
+                    "partition": PARTITION,
+                    "position": first + index,
+                    "key": entry.key,
+                    "value": entry.value,
+                    "appended_unix_ns": now,
+                }
+                for index, entry in enumerate(entries)
+            ]
             if rows:
                 connection.execute(insert(LogRecord), rows)
 
@@ -104,12 +99,12 @@ class SqlLog:
             return connection.execute(gone).rowcount
 
 
-def _reserve(connection: Connection, partition: int, count: int) -> int:
+def _reserve(connection: Connection, count: int) -> int:
     """Take `count` positions. The updated row stays locked until the commit, so positions commit in their order."""
-    taken = update(LogPartition).where(LogPartition.partition == partition)
+    taken = update(LogPartition).where(LogPartition.partition == PARTITION)
     taken = taken.values(next_position=LogPartition.next_position + count)
     after: int | None = connection.scalar(taken.returning(LogPartition.next_position))
     if after is None:
-        connection.execute(insert(LogPartition).values(partition=partition, next_position=count))
+        connection.execute(insert(LogPartition).values(partition=PARTITION, next_position=count))
         return 0
     return after - count

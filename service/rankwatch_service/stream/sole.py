@@ -1,4 +1,4 @@
-"""The partitions of a log in the store: one process reads them all, and must be the only one."""
+"""The one partition of a log in the store: one process reads it, and must be the only one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.sql import PARTITION, SqlLog
 from rankwatch_service.store.changes import ChangeWatch
 
 POLL_S: Final = 0.01
@@ -27,8 +27,8 @@ class SoleReader:
 
     @property
     def assigned(self) -> frozenset[int]:
-        """All of them."""
-        return frozenset(range(self._log.partitions))
+        """The only one."""
+        return frozenset({PARTITION})
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
         """Where `idle`, until the store changes, for a moment at most; returns whether it has."""

@@ -1,19 +1,21 @@
 """The Kafka form of the log, against the brokers that can be had."""
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from rankwatch.kafka_producer import Message, Producer
+from rankwatch.kafka_settings import KafkaSettings, partition_of
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_log
-from rankwatch_service.log.base import LogError, partition_of
+from rankwatch_service.log.base import Entry, LogError
 from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.log.kafka_log import KafkaLog
 from rankwatch_service.settings import Settings
-from tests.service.log.contract import LogContract, entry, values
+from tests.service.log.contract import Append, LogContract, entry, values
 from tests.support.kafka_broker import kafka_broker, new_prefix, shared
 from tests.support.service_process import free_port
 
@@ -26,6 +28,25 @@ def settings_of(broker) -> Settings:
     return Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
 
 
+@contextmanager
+def publishing(kafka: KafkaSettings) -> Iterator[Append]:
+    """What puts entries into the topic; they lie there when it returns."""
+    producer = Producer(kafka)
+
+    def append(entries: Sequence[Entry]) -> None:
+        messages = [Message(kafka.telemetry_topic, entry.key, entry.value) for entry in entries]
+        assert producer.publish(messages, 30.0) == [Accepted()] * len(entries)
+
+    yield append
+    producer.close(2.0)
+
+
+def publish(kafka: KafkaSettings, *values: bytes) -> None:
+    """As somebody who came just now, and knows where the brokers are now."""
+    with publishing(kafka) as append:
+        append([entry(value) for value in values])
+
+
 @pytest.fixture
 def kafka(any_broker):
     """Topics of a test's own."""
@@ -35,36 +56,28 @@ def kafka(any_broker):
 
 
 @pytest.fixture
-def producer(kafka):
-    producer = Producer(kafka)
-    yield producer
-    producer.close(2.0)
-
-
-@pytest.fixture
-def log(kafka, producer):
-    log = KafkaLog(kafka, SystemClock(), producer)
+def log(kafka):
+    log = KafkaLog(kafka, SystemClock())
     yield log
     log.close()
 
 
+@pytest.fixture
+def append(kafka):
+    with publishing(kafka) as append:
+        yield append
+
+
 class TestKafkaLog(LogContract):
     @pytest.fixture(params=["apache", "noida"])
-    def log(self, request):
+    def any_broker(self, request):
         """Not tansu: it tells wrong end offsets."""
-        settings = settings_of(shared(request, request.param))
-        ensure_topics(settings)
-        kafka = settings.kafka_settings()
-        producer = Producer(kafka)
-        log = KafkaLog(kafka, SystemClock(), producer)
-        yield log
-        log.close()
-        producer.close(2.0)
+        return shared(request, request.param)
 
 
-def test_the_broker_stamps_records_not_whoever_sent_them(log):
+def test_the_broker_stamps_records_not_whoever_sent_them(log, append):
     before_ns = SystemClock().unix_ns()
-    log.append([entry(b"x")])
+    append([entry(b"x")])
     (record,) = log.read(log.partition_of("job"), 0, 1, wait_s=15.0)
     assert abs(record.appended_unix_ns - before_ns) < 60e9
 
@@ -75,10 +88,10 @@ def test_a_log_that_was_opened_before_there_is_a_topic_says_what_to_do(any_broke
         log.fetch(0.1)
 
 
-def test_a_partition_that_is_full_is_not_fetched_until_it_was_read(log, monkeypatch):
+def test_a_partition_that_is_full_is_not_fetched_until_it_was_read(log, append, monkeypatch):
     monkeypatch.setattr(kafka_log, "BUFFER_BYTES_MAX", 20_000)
     monkeypatch.setattr(kafka_log, "FETCH_RECORDS_MAX", 5)
-    log.append([entry(bytes(1_000)) for _ in range(100)])
+    append([entry(bytes(1_000)) for _ in range(100)])
     partition = log.partition_of("job")
     assert len(log.read(partition, 0, 1, wait_s=15.0)) == 1
     for _ in range(50):
@@ -87,11 +100,11 @@ def test_a_partition_that_is_full_is_not_fetched_until_it_was_read(log, monkeypa
     assert len(values(log)) == 100
 
 
-def test_each_partition_is_read_from_where_its_reader_stands(log):
+def test_each_partition_is_read_from_where_its_reader_stands(log, append):
     keys = {log.partition_of(f"job-{number}"): f"job-{number}" for number in range(50)}
     assert set(keys) == set(range(PARTITIONS))
     for key in keys.values():
-        log.append([entry(b"%d" % number, key) for number in range(20)])
+        append([entry(b"%d" % number, key) for number in range(20)])
     places = dict.fromkeys(keys, 5)
     seen = {partition: [] for partition in keys}
     while any(place < 20 for place in places.values()):
@@ -117,13 +130,6 @@ def movable(monkeypatch):
         log = KafkaLog(kafka, SystemClock(), group="group", session_ms=2_000)
         yield broker, kafka, log, second
         log.close()
-
-
-def publish(kafka, *bodies: bytes) -> None:
-    producer = Producer(kafka)
-    outcomes = producer.publish([Message(kafka.telemetry_topic, "job", body) for body in bodies], 30.0)
-    producer.close(2.0)
-    assert outcomes == [Accepted()] * len(bodies)
 
 
 def fetched(log, partition: int, position: int, count: int) -> list[bytes]:
@@ -176,9 +182,9 @@ def read_until_it_fails(log, partition: int, position: int) -> None:
         log.fetch(0.05)
 
 
-def test_a_position_behind_the_end_is_a_log_that_was_made_anew(log):
+def test_a_position_behind_the_end_is_a_log_that_was_made_anew(log, append):
     partition = log.partition_of("job")
-    log.append([entry(b"0"), entry(b"1")])
+    append([entry(b"0"), entry(b"1")])
     with pytest.raises(LogError, match="made anew"):
         read_until_it_fails(log, partition, 100)
     assert log.end(partition) == 2

@@ -9,16 +9,14 @@ from tests.service.log.contract import LogContract, entry, values
 from tests.support.clock import FakeClock
 
 
-class TestOnePartition(LogContract):
+class TestSqlLog(LogContract):
     @pytest.fixture
     def log(self, engine):
         return SqlLog(engine, FakeClock())
 
-
-class TestFourPartitions(LogContract):
     @pytest.fixture
-    def log(self, engine):
-        return SqlLog(engine, FakeClock(), partitions=4)
+    def append(self, log):
+        return log.append
 
 
 def test_a_record_tells_when_the_service_took_it(engine):

@@ -4,10 +4,11 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
+from rankwatch.kafka_settings import partition_of
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.control.policy import Policy, policy_record
 from rankwatch_service.control.records import encode_control
-from rankwatch_service.log.base import ALL_JOBS, Entry, Record, partition_of
+from rankwatch_service.log.base import ALL_JOBS, Entry, Record
 from rankwatch_service.log.control import ControlLog, trim
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
