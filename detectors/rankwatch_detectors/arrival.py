@@ -14,8 +14,8 @@ from rankwatch_detectors.dispatch import which
 # A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
-# Blocks come once a second: who is this much later than the newest one has missed two.
-SILENT_S = 2.5
+# Who is this many blocks later than the newest one has missed two.
+SILENT_BLOCKS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Missing:
     """Ranks by step and phase: {"step", "phase", "ranks"}."""
 
 
-def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats) -> Missing:
+def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats, block_s: float) -> Missing:
     """Name the ranks that the others wait for, by the strongest witness that tells them apart.
 
     Args:
@@ -38,10 +38,11 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
         stuck: ranks whose step is older than the deadline.
         running: ranks heard lately that have neither left nor exited.
         cpu_before: row 0 the CPU seconds of each rank when the step began, row 1 the stream time of that reading.
+        block_s: usual seconds between two progress blocks of a rank.
     """
-    cpu_share = _cpu_share(presence, cpu_before)
+    cpu_share = _cpu_share(presence, cpu_before, block_s)
     decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "nothing tells the ranks apart", 0.3)
-    for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share):
+    for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
         # A witness that points at most ranks describes the victims.
         if witness.any() and 2 * int(witness.sum()) <= max(int(running.sum()), 2):
             decided = (witness, reason, confidence)
@@ -51,14 +52,16 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
     return Missing(chosen, decided[1], decided[2], described, _grouped(presence, running & ~decided[0]))
 
 
-def _witnesses(presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats) -> list[tuple[Bools, str, float]]:
+def _witnesses(
+    presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
+) -> list[tuple[Bools, str, float]]:
     left = presence.heard & which(presence.state, "left")
     lowest_step = running & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
     lowest_sequence = running & (sequence == sequence[running].min())
     waiting = which(presence.phase, "backward") | which(presence.phase, "collective")
     late_s = presence.heard_s[running].max() - presence.heard_s
-    silent = presence.heard & ~left & (late_s > SILENT_S)
+    silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
         (running & which(presence.os_state, "T"), "stopped by a signal", 1.0),
@@ -72,12 +75,12 @@ def _witnesses(presence: Presence, stuck: Bools, running: Bools, cpu_share: Floa
     ]
 
 
-def _cpu_share(presence: Presence, before: Floats) -> Floats:
+def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:
     """CPU seconds per second of each rank since the step began; NaN where that was too short ago."""
     elapsed = presence.heard_s - before[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (presence.cpu_s - before[0]) / elapsed
-    return np.where(elapsed >= 1.0, share, np.nan)
+    return np.where(elapsed >= block_s, share, np.nan)
 
 
 def _describe(presence: Presence, rank: int, cpu_share: Floats) -> dict[str, Any]:

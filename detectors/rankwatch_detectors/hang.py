@@ -34,9 +34,11 @@ class HangConfig:
     """A standstill of so many usual steps is a hang ..."""
     floor_s: float = 5.0
     """... but not one shorter than this, found within this time."""
+    block_s: float = 1.0
+    """Progress blocks and ticks come so often."""
     reporting_s: float = 1.5
-    """Progress blocks and ticks come once a second each: half of both is what finding takes on average, this at most
-    nearly always. It is taken off the deadline so that the whole keeps the promise."""
+    """Half of both is what finding takes on average, this at most nearly always. It is taken off the deadline so that
+    the whole keeps the promise."""
     slow_steps_factor: float = 2.0
     """Jobs with irregular steps: twice what one step in twenty exceeds."""
     heard_within_s: float = 5.0
@@ -134,10 +136,10 @@ class HangDetector(DispatchingDetector):
         age = presence.step_age_s + (self.now_s - presence.heard_s)
         deadline = self._deadline()
         # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
-        stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - 1.0)
+        stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - self._config.block_s)
         if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
             return ()
-        missing = who_is_missing(presence, stuck, running, self._cpu)
+        missing = who_is_missing(presence, stuck, running, self._cpu, self._config.block_s)
         if not len(self.episodes):
             return self._open(presence, stuck, missing, float(age[stuck].max()), deadline)
         if missing.ranks and not self.episodes.told("job")["ranks"]:
