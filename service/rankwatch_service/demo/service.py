@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -13,7 +12,8 @@ from typing import Any
 
 import httpx2
 
-from rankwatch_service.supervise import die_with_parent, python_module
+from rankwatch_service.demo.child import ChildError, end, started
+from rankwatch_service.supervise import python_module
 
 START_S = 60.0
 """How long the service may take until it answers; the first start makes its tables."""
@@ -56,35 +56,19 @@ class Service:
         """
         arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                python_module("rankwatch_service", *arguments),
-                env=dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C reaches the demo alone, which then ends everything in order.
-                start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - no other thread runs yet
-            )
-        deadline_s = time.monotonic() + START_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise ServiceError(f"the service does not answer; it said:\n{self._log.read_text()[-2000:]}")
-            time.sleep(0.05)
+        self._log.unlink(missing_ok=True)  # an earlier one's login is of no use
+        command = python_module("rankwatch_service", *arguments)
+        try:
+            self._process = started(command, self._log, self._answers, START_S, env=dict(self._environment))
+        except ChildError as error:
+            raise ServiceError(f"the service does not answer; it said:\n{error}") from error
         self._log_in()
 
     def stop(self) -> None:
         """End it with all its roles."""
         self._client.close()
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            end(self._process, STOP_S)
 
     @property
     def login_url(self) -> str:

@@ -16,10 +16,7 @@ from rankwatch_service.demo import broker, processes
 from rankwatch_service.demo.backing import OWN, Backing, BackingError, stand_on
 from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.kafka_broker import any_broker, shared_brokers
-from tests.support.service_process import free_port
-
-__all__ = ["any_broker", "shared_brokers"]
+from tests.support.service_process import free_port, until
 
 
 def topics(bootstrap: str) -> set[str]:
@@ -68,7 +65,7 @@ def test_a_given_kafka_has_no_topic_of_the_demo_afterwards(tmp_path: Path, any_b
         assert topics(any_broker.bootstrap) - before == {
             f"demo-x.{name}" for name in ("telemetry", "incidents", "dead-letters")
         }
-    assert topics(any_broker.bootstrap) == before
+    until("its topics are gone", lambda: topics(any_broker.bootstrap) == before)
 
 
 def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""A process of our own that others talk to: started until it answers, ended with us at the latest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rankwatch_service.supervise import die_with_parent
+
+LOOK_S: Final = 0.05
+SAID_CHARS_MAX: Final = 2_000
+"""Of a child's log in an error: its last words."""
+
+
+class ChildError(Exception):
+    """It ended, or did not answer in time; the text is what it said last."""
+
+
+def started(
+    command: Sequence[str], log: Path, answers: Callable[[], bool], within_s: float, **how: Any
+) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel ends when we do; returns when it answers.
+
+    Args:
+        command: program and arguments.
+        log: what it says is added here.
+        answers: whether others can talk to it by now.
+        within_s: how long it may take to answer; one that takes longer is killed.
+        how: more for `subprocess.Popen`: user, environment, folder.
+
+    Raises:
+        ChildError: it ended, or does not answer.
+    """
+    with log.open("ab") as said:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            # Ctrl-C reaches the parent alone, which then ends everything in order.
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - nothing but two system calls
+            **how,
+        )
+    deadline_s = time.monotonic() + within_s
+    while not answers():
+        if child.poll() is not None or time.monotonic() > deadline_s:
+            child.kill()
+            child.wait()
+            raise ChildError(log.read_text(errors="replace")[-SAID_CHARS_MAX:].strip())
+        time.sleep(LOOK_S)
+    return child
+
+
+def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SIGTERM) -> None:
+    """Ask it to end, by a signal, and kill it when it has not after `within_s`."""
+    child.send_signal(number)
+    try:
+        child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def free_port() -> int:
+    """A port of loopback at which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
