@@ -146,7 +146,9 @@ def _with_port(settings: Settings) -> Settings:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             where = f"{settings.host}:{settings.port}"
-            raise UpError(f"cannot listen on {where} ({error.strerror}); choose another port with --port") from error
+            raise UpError(
+                f"cannot listen on {where} ({error.strerror}); choose others with --host or --port"
+            ) from error
         port = probe.getsockname()[1]
     if port == settings.port:
         return settings

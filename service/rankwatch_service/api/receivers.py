@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from ipaddress import ip_address
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import audit
 from rankwatch_service.control.receivers import TOPIC_URL, tell_stream
+from rankwatch_service.notify.address import AddressError, check_address, checked_url
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Outbox
@@ -52,9 +54,10 @@ class ReceiverSettings(BaseModel):
     def _leads_somewhere(cls, url: str) -> str:
         if url == TOPIC_URL:
             return url
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise ValueError("must be an http or https address without a user name, or kafka:")
+        try:
+            checked_url(url)
+        except AddressError as error:
+            raise ValueError(f"{error}; or it is kafka:") from error
         return url
 
 
@@ -123,7 +126,7 @@ def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Rece
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
 def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin) -> Response:
     """Tell another receiver about incidents from now on."""
-    _check_topic(context, body)
+    _check_target(context, body)
 
     def work(connection: Connection) -> CreatedReceiver:
         names = set(connection.execute(select(ReceiverRow.name)).scalars())
@@ -147,7 +150,7 @@ def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin
 @router.put("/receivers/{name}")
 def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
     """Change where messages go and which; also switches a disabled receiver on again."""
-    _check_topic(context, body)
+    _check_target(context, body)
     with write(context.engine) as connection:
         columns = body.model_dump(mode="json") | {"disabled_reason": "" if body.enabled else "switched off"}
         if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
@@ -187,9 +190,20 @@ def list_deliveries(
         return fetch_page(connection, query, (DeliveryRow.id,), window, context.seal, purpose, Delivery.model_validate)
 
 
-def _check_topic(context: Context, receiver: ReceiverSettings) -> None:
-    if receiver.url == TOPIC_URL and not context.settings.kafka:
-        raise ProblemError(422, "this service runs without Kafka, so it has no incidents topic")
+def _check_target(context: Context, receiver: ReceiverSettings) -> None:
+    """Refuse now what could never be delivered; what a name leads to is looked up at each try."""
+    if receiver.url == TOPIC_URL:
+        if not context.settings.kafka:
+            raise ProblemError(422, "this service runs without Kafka, so it has no incidents topic")
+        return
+    try:
+        address = ip_address(checked_url(receiver.url)[0])
+    except ValueError:
+        return  # a name
+    try:
+        check_address(address, context.settings.notify_allow_private)
+    except AddressError as error:
+        raise ProblemError(422, str(error)) from error
 
 
 def _changed(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:

@@ -13,6 +13,7 @@ def main() -> None:
     """Run the command line of this process and end with its exit status."""
     from rankwatch_service.cli.app import app
     from rankwatch_service.cli.errors import CliError, Status
+    from rankwatch_service.cli.extras import advice
     from rankwatch_service.store.errors import SchemaError, StoreAddressError, StoreError
 
     try:
@@ -20,6 +21,12 @@ def main() -> None:
     except CliError as error:
         print(f"rankwatch: {error}", file=sys.stderr)
         sys.exit(error.status)
+    except ModuleNotFoundError as error:
+        told = advice(error)
+        if told is None:
+            raise
+        print(f"rankwatch: {told}", file=sys.stderr)
+        sys.exit(Status.USAGE)
     except StoreError as error:
         print(f"rankwatch: the database: {error}", file=sys.stderr)
         statuses = {StoreAddressError: Status.USAGE, SchemaError: Status.FINDINGS}

@@ -131,6 +131,20 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka
         _make_topics(configured)
 
 
+@db.command("downgrade")
+def downgrade_database(
+    revision: Annotated[str, typer.Argument(help="For instance 0003: the one that the earlier version names.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Take the database back to an earlier version's tables; what later ones had added is dropped."""
+    from rankwatch_service.store.migrate import downgrade
+
+    with _database(data, database_url) as engine:
+        downgrade(engine, revision)
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is at revision {revision}")
+
+
 @db.command("check")
 def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Exit with 1 unless the database has exactly this version's tables."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 
@@ -19,7 +20,7 @@ def checkpoints(
 ) -> None:
     """List a job's checkpoints with their verdicts, newest first."""
     output.show(
-        connect(url, token).items(f"/api/v1/jobs/{job}/checkpoints", limit),
+        connect(url, token).items(f"{job_path(job)}/checkpoints", limit),
         as_json,
         {
             "id": lambda one: output.plain(one["id"]),

@@ -72,6 +72,10 @@ class Client:
     def _answer(self, method: str, path: str, **request: Any) -> httpx2.Response:
         try:
             return self._http.request(method, path, **request)
+        except httpx2.UnsupportedProtocol as error:
+            raise CliError(
+                Status.USAGE, f"{self.url!r} is not a URL: it must begin with http:// or https://"
+            ) from error
         except httpx2.TransportError as error:
             raise CliError(Status.UNREACHABLE, f"{self.url} does not answer: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
 
@@ -84,7 +85,7 @@ def request(
     Raises:
         CliError: it ended otherwise than applied, or not in time.
     """
-    command = client.post(f"/api/v1/jobs/{job}/commands", {"action": action, "params": params, "reason": reason})
+    command = client.post(f"{job_path(job)}/commands", {"action": action, "params": params, "reason": reason})
     if wait_s is not None:
         command = _ended(client, command, wait_s)
     if as_json:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from rankwatch_service.cli.errors import CliError, Status
 
@@ -61,6 +62,11 @@ def store_endpoint(endpoint: Endpoint, config: Path) -> None:
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({"url": endpoint.url, "token": endpoint.token}, file)
     fresh.replace(config)
+
+
+def job_path(job: str) -> str:
+    """Where a job is; its name may hold anything but a slash."""
+    return f"/api/v1/jobs/{quote(job, safe='')}"
 
 
 def _stored(config: Path) -> Endpoint:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 app = typer.Typer(help="List jobs, or look at one.", invoke_without_command=True)
@@ -42,13 +43,13 @@ def show_job(
 ) -> None:
     """Look at one job and its attempts."""
     client = connect(url, token)
-    found = client.get(f"/api/v1/jobs/{job}")
+    found = client.get(job_path(job))
     if as_json:
         output.print_json([found])
         return
     output.print_fields((name.removesuffix("_unix_ns"), _value(name, value)) for name, value in found.items())
     output.show(
-        client.items(f"/api/v1/jobs/{job}/attempts", 20),
+        client.items(f"{job_path(job)}/attempts", 20),
         False,
         {
             "attempt": lambda attempt: output.plain(attempt["attempt"]),
@@ -63,4 +64,10 @@ def show_job(
 def _value(name: str, value: Any) -> output.Cell:
     if name.endswith("_unix_ns"):
         return output.moment(value)
+    if isinstance(value, dict):
+        return output.plain(", ".join(f"{key} {_size_or_value(held)}" for key, held in value.items()))
     return output.state(value) if name == "state" else output.plain(value)
+
+
+def _size_or_value(value: Any) -> str:
+    return str(len(value)) if isinstance(value, list) else output.plain(value).plain

@@ -29,10 +29,14 @@ def up(
     kafka: KAFKA = None,
 ) -> None:
     """Run everything: API, dashboard, stream and notifier, on SQLite unless told otherwise. Needs no configuration."""
+    from rankwatch_service.cli.extras import require
     from rankwatch_service.up import UpError, run
 
+    configured = settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
+    if configured.kafka:
+        require("kafka")
     try:
-        run(settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
+        run(configured)
     except UpError as error:
         raise CliError(Status.USAGE, str(error)) from error
 
@@ -80,9 +84,11 @@ def demo(
     database_url: DATABASE_URL = None,
 ) -> None:
     """Train a small GPT on 4 real ranks, break them in five ways, and watch them found and brought back."""
+    from rankwatch_service.cli.extras import require
     from rankwatch_service.demo.backing import OWN, Backing
     from rankwatch_service.demo.run import STEPS, Options, run
 
+    require("torch")
     if broker and not kafka:
         raise CliError(Status.USAGE, f"what is {broker!r}? A Kafka is given as --kafka HOST:PORT")
     backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
@@ -102,5 +108,7 @@ def settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        wrong = "; ".join(
+            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")]) for one in error.errors()
+        )
         raise CliError(Status.USAGE, f"settings: {wrong}") from error

@@ -195,4 +195,5 @@ def _send(world: Job, name: str, speed: float, connect: Callable[[], Line]) -> N
 
 def _told(sent: Sent) -> str:
     behind = f", {sent.behind_s:.1f} s behind" if sent.behind_s > 1 else ""
-    return f"{sent.batches:,} batches, {sent.rank_steps:,} rank-steps, {sent.bytes / 1e6:,.1f} MB sent{behind}"
+    why = f"; trying again: {sent.put_off}" if sent.put_off and not sent.failure else ""
+    return f"{sent.batches:,} batches, {sent.rank_steps:,} rank-steps, {sent.bytes / 1e6:,.1f} MB sent{behind}{why}"

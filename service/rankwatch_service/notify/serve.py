@@ -18,6 +18,7 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.lease import Lease
+from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
@@ -35,6 +36,7 @@ async def _run(settings: Settings) -> None:
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
     engine = open_engine(settings.database_url, "notify")
+    upgrade(engine)
     lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:

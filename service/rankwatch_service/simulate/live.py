@@ -77,6 +77,8 @@ class Sent:
     tried_again: int = 0
     behind_s: float = 0.0
     """How late the last batch was handed over, against its time."""
+    put_off: str = ""
+    """Why batches are tried again just now."""
     failure: str = ""
     """Why sending ended early."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -222,9 +224,11 @@ class _Sender(threading.Thread):
                     raise
                 with self._sent.lock:
                     self._sent.tried_again += 1
+                    self._sent.put_off = str(error)
                 self._clock.sleep(min(max(error.after_s, pause_s), PAUSE_MAX_S))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
         with self._sent.lock:
+            self._sent.put_off = ""
             self._sent.batches += len(bodies)
             self._sent.bytes += sum(map(len, bodies))
             self._sent.rank_steps += sum(rank_steps for _, rank_steps in entries)

@@ -37,21 +37,25 @@ _ASIDE: Final = "aside"
 def open_engine(database_url: str, role: str = "") -> Engine:
     """Open a database by its URL (`sqlite:///PATH`, `postgresql://USER:PASSWORD@HOST:PORT/NAME`).
 
-    The folder of a SQLite file is made if it is missing. Nothing is migrated: see `store.migrate`. No connection is
-    made before the first read or write.
+    The folder of a SQLite file is made, for its owner alone, if it is missing. Nothing is migrated: see
+    `store.migrate`. No connection is made before the first read or write.
 
     Args:
         database_url: where.
         role: of this process, for those who look at the server's connections.
 
     Raises:
-        StoreAddressError: the URL cannot be one, or the driver for it is not installed.
+        StoreAddressError: the URL cannot be one, the driver for it is not installed, or its folder cannot be made.
     """
     url = address_of(database_url)
     if url.get_backend_name() == "postgresql":
         return _postgres_engine(url, role)
     if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(url.database).parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # secrets of receivers lie in the database
+        except OSError as error:
+            raise StoreAddressError(f"the folder {folder} cannot be made: {error.strerror}") from error
     engine = create_engine(url, json_serializer=_json, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)

@@ -39,6 +39,27 @@ def upgrade(engine: Engine) -> None:
         command.upgrade(config, "head")
 
 
+def downgrade(engine: Engine, revision: str) -> None:
+    """Take the database back to an earlier version's tables. What later ones had added is gone.
+
+    Raises:
+        SchemaError: there is no such revision before the database's own, or that one is not known here.
+    """
+    config = configuration()
+    with write(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            postgres.lift_limits(connection)
+        current = MigrationContext.configure(connection).get_current_revision()
+        _refuse_newer(current, config)
+        scripts = ScriptDirectory.from_config(config).walk_revisions("base", current or "base")
+        earlier = [script.revision for script in scripts][1:]
+        if revision not in earlier:
+            known = ", ".join(reversed(earlier)) or "none"
+            raise SchemaError(f"the database is at revision {current}; before it there is {known}, not {revision}")
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+
 def check(engine: Engine) -> None:
     """Return if the database has exactly this version's tables.
 
@@ -69,4 +90,8 @@ def _revision(engine: Engine) -> str | None:
 def _refuse_newer(revision: str | None, config: Config) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
-        raise SchemaError(f"the database is at revision {revision}, which this version does not know: it is too old")
+        head = ScriptDirectory.from_config(config).get_current_head()
+        raise SchemaError(
+            f"the database is at revision {revision}, which this version does not know: it is too old; to use it "
+            f"all the same, back up and run the newer version's `rankwatch db downgrade {head}`"
+        )

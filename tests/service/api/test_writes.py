@@ -126,9 +126,20 @@ def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x/", "file:///etc/passwd", "http://", "javascript:alert(1)", "http://user:pass@host/", "hook"]
+    "url",
+    [
+        "ftp://x/",
+        "file:///etc/passwd",
+        "http://",
+        "javascript:alert(1)",
+        "http://user:pass@host/",
+        "hook",
+        "http://mail.example:25/",
+        "http://169.254.169.254/latest",
+        "http://[ff02::1]/",
+    ],
 )
-def test_a_receivers_address_is_a_web_address(api, url):
+def test_a_receivers_address_is_a_web_address_that_webhooks_may_go_to(api, url):
     assert api.post("/api/v1/receivers", RECEIVER | {"url": url}).status_code == 422
 
 

@@ -161,7 +161,7 @@ def test_silences_are_added_listed_and_ended(terminal, to):
 
 
 def test_receivers_are_added_with_a_secret_listed_and_removed(terminal, to):
-    status, out, err = terminal.run("receivers", "add", "pager", "http://127.0.0.1:9/hook", "--kind", "hang", *to)
+    status, out, err = terminal.run("receivers", "add", "pager", "http://127.0.0.1:9009/hook", "--kind", "hang", *to)
     assert (status, out.startswith("whsec_")) == (0, True), err
     status, out, _ = terminal.run("receivers", *to)
     assert "hang" in out
@@ -184,6 +184,11 @@ def test_a_missing_or_weak_token_ends_with_4(terminal, api):
     assert (status, "scope command" in err) == (4, True)
 
 
+def test_an_address_that_is_none_ends_with_2(terminal):
+    status, _, err = terminal.run("jobs", "--url", "nonsense")
+    assert (status, "http://" in err) == (2, True)
+
+
 def test_a_service_that_does_not_answer_ends_with_3(terminal):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -204,6 +209,34 @@ def test_wrong_use_ends_with_2_and_says_why(terminal, to, arguments):
     status, out, err = terminal.run(*arguments, *to)
     assert (status, out) == (2, "")
     assert err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [(("up", "--kafka", "127.0.0.1:1"), "kafka", "kafka"), (("demo",), "torch", "torch")],
+)
+def test_what_needs_an_extra_that_is_not_installed_says_how_to_get_it(
+    terminal, monkeypatch, tmp_path, arguments, module, extra
+):
+    monkeypatch.setenv("RANKWATCH_DATA_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, module, None)
+    status, _, err = terminal.run(*arguments)
+    assert (status, err) == (2, f"rankwatch: this needs {module}: pip install 'rankwatch[{extra}]'\n")
+
+
+def test_a_database_in_a_folder_that_cannot_be_made_ends_with_2(terminal, tmp_path):
+    (tmp_path / "file").touch()
+    for command in ("api", "stream", "notify"):
+        status, _, err = terminal.run(command, "--database-url", f"sqlite:///{tmp_path}/file/rankwatch.db")
+        assert (status, err.count("\n")) == (2, 1), err
+
+
+def test_a_malformed_setting_is_told_with_its_name(terminal):
+    assert terminal.run("stream", "--kafka", "nohost") == (
+        2,
+        "",
+        "rankwatch: settings: kafka: 'nohost' is not HOST:PORT\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [(), ("nope",), ("jobs", "--nope"), ("resolve",)])

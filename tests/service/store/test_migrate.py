@@ -11,7 +11,7 @@ from sqlalchemy import inspect, text
 
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.errors import SchemaError
-from rankwatch_service.store.migrate import check, configuration, upgrade
+from rankwatch_service.store.migrate import check, configuration, downgrade, upgrade
 from rankwatch_service.store.models import Base
 
 MIGRATE = """
@@ -41,7 +41,7 @@ def engine(empty_database_url):
     engine.dispose()
 
 
-def downgrade(engine) -> None:
+def take_all_back(engine) -> None:
     config = configuration()
     with write(engine) as connection:
         config.attributes["connection"] = connection
@@ -60,10 +60,28 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(engine):
 
 def test_up_down_up_ends_where_it_began(engine):
     upgrade(engine)
-    downgrade(engine)
+    take_all_back(engine)
     assert set(inspect(engine).get_table_names()) == {"alembic_version"}
     upgrade(engine)
     assert differences(engine) == []
+
+
+def test_an_earlier_version_gets_its_tables_back_and_this_one_goes_on_after_an_upgrade(engine):
+    upgrade(engine)
+    downgrade(engine, "0002")
+    assert "lease" not in inspect(engine).get_table_names()
+    with pytest.raises(SchemaError, match="rankwatch db upgrade"):
+        check(engine)
+    upgrade(engine)
+    check(engine)
+
+
+def test_a_database_goes_back_only_to_a_revision_that_was_before_its_own(engine):
+    upgrade(engine)
+    for revision in ("0004", "0009", "base", "-1"):
+        with pytest.raises(SchemaError, match="before it there is 0001, 0002, 0003"):
+            downgrade(engine, revision)
+    check(engine)
 
 
 def test_there_is_one_head():
