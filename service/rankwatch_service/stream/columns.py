@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NoReturn, cast
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,26 +69,73 @@ class Records:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A column of some tables, row after row."""
+
+    values: NDArray[Any]
+    """As they travel: of integers what lies above the base."""
+    bases: Sequence[int]
+    """Of each table."""
+    present: Bools | None
+    """None: every row has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Tables that have the same columns of the same types, one after the other."""
+
+    numbers: Sequence[int]
+    """Of each table: its place among all that are read together."""
+    rows: Sequence[int]
+    """Of each table."""
+    columns: Mapping[str, Cells]
+
+    @property
+    def total(self) -> int:
+        """Rows of all tables."""
+        return sum(self.rows)
+
+
 def records(*tables: wire.Table) -> Records:
-    """Read tables of one family as one, row after row; a column that some of them lack is absent in their rows.
+    """Read tables of one family as one; a column that some of them lack is absent in their rows.
 
     A hundred small tables read together cost little more than one large one.
 
     Raises:
         ColumnError: a length, type, mask or name does not fit.
     """
-    for table in tables:
-        if not 0 <= table.rows <= ROWS_MAX:
-            raise ColumnError(f"{table.rows} rows; at most {ROWS_MAX} are accepted")
-        if len(table.columns) > COLUMNS_MAX:
-            raise ColumnError(f"{len(table.columns)} columns; at most {COLUMNS_MAX} are accepted")
-    columns = _by_name(tables)
-    reader = _Reader([table.rows for table in tables])
+    return joined(blocks(tables, range(len(tables))))
+
+
+def blocks(tables: Sequence[wire.Table], numbers: Sequence[int]) -> list[Block]:
+    """Tables and their numbers, put together where they have the same columns.
+
+    Raises:
+        ColumnError: a length, type or mask does not fit.
+    """
+    shapes: dict[tuple[Any, ...], list[int]] = {}
+    for index, table in enumerate(tables):
+        check_size(table.rows, len(table.columns))
+        shape = (*table.columns, *[column.dtype for column in table.columns.values()])
+        shapes.setdefault(shape, []).append(index)
+    return [_block([tables[index] for index in alike], [numbers[i] for i in alike]) for alike in shapes.values()]
+
+
+def joined(parts: Sequence[Block]) -> Records:
+    """The rows of all blocks, block after block; a column that a block lacks is absent in its rows.
+
+    Raises:
+        ColumnError: a column is missing, or has a name or numbers that cannot be.
+    """
+    found = dict.fromkeys(name for part in parts for name in part.columns)
+    columns = {name: [part.columns.get(name) for part in parts] for name in found}
+    reader = _Reader(parts)
     step, rank = reader.required("step", columns), reader.required("rank", columns)
     names = tuple(name for name in columns if name not in NOT_METRICS)
     _check_names(names)
     values = np.empty((len(names), reader.total))
-    masks = [reader.floats(name, columns[name], values[index]) for index, name in enumerate(names)]
+    masks = [reader.floats(columns[name], values[index]) for index, name in enumerate(names)]
     present = None if all(mask is None for mask in masks) else np.ones(values.shape, dtype=bool)
     for index, mask in enumerate(masks):
         if present is not None and mask is not None:
@@ -96,17 +144,79 @@ def records(*tables: wire.Table) -> Records:
     return Records(step, rank, reader.kind(columns), names, values, present, exact)
 
 
-_Parts = Sequence[wire.Column | None]
-"""A column of each table; None where a table lacks it."""
+def check_size(rows: int, columns: int) -> None:
+    """Refuse tables that are too large.
+
+    Raises:
+        ColumnError: this one is.
+    """
+    if not 0 <= rows <= ROWS_MAX:
+        raise ColumnError(f"{rows} rows; at most {ROWS_MAX} are accepted")
+    if columns > COLUMNS_MAX:
+        raise ColumnError(f"{columns} columns; at most {COLUMNS_MAX} are accepted")
 
 
-def _by_name(tables: Sequence[wire.Table]) -> dict[str, _Parts]:
-    """The columns of all tables, in the order in which their names first appear."""
-    shapes = dict.fromkeys([tuple(table.columns) for table in tables])
-    if len(shapes) == 1:
-        return dict(zip(*shapes, zip(*[table.columns.values() for table in tables], strict=True), strict=True))
-    names = dict.fromkeys(name for shape in shapes for name in shape)
-    return {name: [table.columns.get(name) for table in tables] for name in names}
+def type_of(name: str, dtype: str) -> np.dtype[Any]:
+    """The type of a column.
+
+    Raises:
+        ColumnError: there is no such type.
+    """
+    found = _DTYPES.get(dtype)
+    if found is None:
+        raise ColumnError(f"column {name[:80]!r}: unknown dtype {dtype[:20]!r}")
+    return found
+
+
+def check_width(name: str, size: int, rows: int, dtype: np.dtype[Any]) -> None:
+    """Refuse a column that has other rows than its table.
+
+    Raises:
+        ColumnError: this one has.
+    """
+    if size != rows * dtype.itemsize:
+        raise ColumnError(f"column {name[:80]!r}: {size} bytes for {rows} rows of {dtype}")
+
+
+def bits(name: str, masks: NDArray[np.uint8], rows: int) -> Bools:
+    """Which rows are present, table after table.
+
+    Args:
+        name: of the column.
+        masks: [table, byte].
+        rows: of each table.
+
+    Raises:
+        ColumnError: a mask is too long or too short.
+    """
+    if masks.shape[1] != (rows + 7) // 8:
+        raise ColumnError(f"column {name[:80]!r}: {masks.shape[1]} bytes of mask for {rows} rows")
+    return np.unpackbits(masks, axis=1, count=rows, bitorder="little").reshape(-1).astype(bool)
+
+
+def _block(tables: Sequence[wire.Table], numbers: Sequence[int]) -> Block:
+    rows = [table.rows for table in tables]
+    names = tables[0].columns
+    columns = zip(names, zip(*[table.columns.values() for table in tables], strict=True), strict=True)
+    return Block(numbers, rows, {name: _cells(name, parts, rows) for name, parts in columns})
+
+
+def _cells(name: str, parts: Sequence[wire.Column], rows: Sequence[int]) -> Cells:
+    dtype = type_of(name, parts[0].dtype)
+    data = [part.data for part in parts]
+    for part, count in zip(data, rows, strict=True):
+        check_width(name, len(part), count, dtype)
+    masks = [part.mask for part in parts]
+    present = None
+    if masks.count(None) < len(masks):
+        present = np.concatenate([_present(name, mask, count) for mask, count in zip(masks, rows, strict=True)])
+    return Cells(np.frombuffer(b"".join(data), dtype), [part.base for part in parts], present)
+
+
+def _present(name: str, mask: bytes | None, rows: int) -> Bools:
+    if mask is None:
+        return np.ones(rows, dtype=bool)
+    return bits(name, np.frombuffer(mask, np.uint8).reshape(1, -1), rows)
 
 
 @lru_cache(maxsize=1_024)
@@ -116,32 +226,40 @@ def _check_names(names: tuple[str, ...]) -> None:
             raise ColumnError(f"metric name {name[:80]!r}: 1 to {wire.METRIC_NAME_BYTES_MAX} printable bytes")
 
 
+_Parts = Sequence[Cells | None]
+"""A column of each block; None where a block lacks it."""
+
+
 class _Reader:
-    """Reads one column of all tables at a time."""
+    """Reads one column of all blocks at a time."""
 
-    def __init__(self, rows: list[int]) -> None:
-        self.total = sum(rows)
-        self._rows = rows
-        self._bytes = {size: [size * count for count in rows] for size in (1, 2, 4, 8)}
+    def __init__(self, parts: Sequence[Block]) -> None:
+        self._rows = [part.rows for part in parts]
+        bounds = [0, *accumulate(part.total for part in parts)]
+        self.total = bounds[-1]
+        self._places = [slice(low, high) for low, high in pairwise(bounds)]
 
-    def floats(self, name: str, parts: _Parts, into: Floats) -> Bools | None:
+    def floats(self, parts: _Parts, into: Floats) -> Bools | None:
         """Read a metric into an array; returns where it is present, None = everywhere."""
-        cells, bases, present = self._read(name, parts)
-        into[:] = cells
-        if any(bases):
-            into += np.repeat(np.array([float(base) for base in bases]), self._rows)
-        return present
+        for part, rows, place in zip(parts, self._rows, self._places, strict=True):
+            into[place] = 0.0 if part is None else part.values
+            if part is not None and any(part.bases):
+                into[place] += np.repeat(np.array([float(base) for base in part.bases]), rows)
+        return self._present(parts)
 
     def exact(self, name: str, parts: _Parts) -> Exact:
         """Read a column of integers."""
-        cells, bases, present = self._read(name, parts)
-        if cells.dtype.kind == "f":
-            raise ColumnError(f"column {name!r} must hold integers")
-        values = cells.astype(np.int64)
-        if any(bases):
-            self._check_bases(name, values, bases)
-            values += np.repeat(np.array(bases, dtype=np.int64), self._rows)
-        return Exact(values, present)
+        values = np.zeros(self.total, dtype=np.int64)
+        for part, rows, place in zip(parts, self._rows, self._places, strict=True):
+            if part is None:
+                continue
+            if part.values.dtype.kind == "f":
+                raise ColumnError(f"column {name!r} must hold integers")
+            values[place] = part.values
+            if any(part.bases):
+                _check_bases(name, values[place], part.bases, rows)
+                values[place] += np.repeat(np.array(part.bases, dtype=np.int64), rows)
+        return Exact(values, self._present(parts))
 
     def required(self, name: str, columns: Mapping[str, _Parts]) -> Ints:
         """Read a column of integers that every row has."""
@@ -160,75 +278,25 @@ class _Reader:
         kind = np.minimum(column.values.view(np.uint64), 255).astype(np.uint8)
         return kind if column.present is None else np.where(column.present, kind, np.uint8(0))
 
-    def _read(self, name: str, parts: _Parts) -> tuple[NDArray[Any], list[int], Bools | None]:
-        """A column's cells as they travel, the base of each table, and where cells are present (None = everywhere)."""
-        if None in parts:
-            return self._read_each(name, parts)
-        columns = cast("Sequence[wire.Column]", parts)
-        dtypes = {column.dtype for column in columns}
-        if len(dtypes) > 1:
-            return self._read_each(name, parts)
-        dtype = _dtype(name, dtypes.pop())
-        data = [column.data for column in columns]
-        if list(map(len, data)) != self._bytes[dtype.itemsize]:
-            _refuse_lengths(name, columns, self._rows)
-        masks = [column.mask for column in columns]
-        present = None
-        if masks.count(None) < len(masks):
-            present = np.concatenate([_bits(name, mask, rows) for mask, rows in zip(masks, self._rows, strict=True)])
-        return np.frombuffer(b"".join(data), dtype), [column.base for column in columns], present
-
-    def _read_each(self, name: str, parts: _Parts) -> tuple[NDArray[Any], list[int], Bools | None]:
-        """The same where tables do not agree on the type, or some of them lack the column."""
-        cells: list[NDArray[Any]] = []
-        present: list[Bools] = []
-        for part, rows in zip(parts, self._rows, strict=True):
+    def _present(self, parts: _Parts) -> Bools | None:
+        if all(part is not None and part.present is None for part in parts):
+            return None
+        present = np.ones(self.total, dtype=bool)
+        for part, place in zip(parts, self._places, strict=True):
             if part is None:
-                cells.append(np.zeros(rows, dtype=np.uint8))
-                present.append(np.zeros(rows, dtype=bool))
-            else:
-                dtype = _dtype(name, part.dtype)
-                if len(part.data) != rows * dtype.itemsize:
-                    _refuse_lengths(name, [part], [rows])
-                cells.append(np.frombuffer(part.data, dtype))
-                present.append(_bits(name, part.mask, rows))
-        everywhere = np.concatenate(present)
-        common = np.float64 if any(part.dtype.kind == "f" for part in cells) else np.int64
-        return (
-            np.concatenate(cells, dtype=common),
-            [0 if part is None else part.base for part in parts],
-            None if everywhere.all() else everywhere,
-        )
-
-    def _check_bases(self, name: str, values: Ints, bases: list[int]) -> None:
-        # Fingerprints use all 64 bits; the usual small columns cannot overflow.
-        if max(map(abs, bases)) < 2**62 and (not self.total or int(np.abs(values).max()) < 2**62):
-            return
-        start = 0
-        for base, rows in zip(bases, self._rows, strict=True):
-            part, start = values[start : start + rows], start + rows
-            low, high = (int(part.min()), int(part.max())) if rows else (0, 0)
-            if not (base + low >= -(2**63) and base + high < 2**63 and -(2**63) <= base < 2**63):
-                raise ColumnError(f"column {name!r}: base {base} is out of range")
+                present[place] = False
+            elif part.present is not None:
+                present[place] = part.present
+        return None if present.all() else present
 
 
-def _dtype(name: str, dtype: str) -> np.dtype[Any]:
-    found = _DTYPES.get(dtype)
-    if found is None:
-        raise ColumnError(f"column {name[:80]!r}: unknown dtype {dtype[:20]!r}")
-    return found
-
-
-def _refuse_lengths(name: str, columns: Sequence[wire.Column], rows: Sequence[int]) -> NoReturn:
-    for column, count in zip(columns, rows, strict=True):
-        if len(column.data) != count * _DTYPES[column.dtype].itemsize:
-            raise ColumnError(f"column {name[:80]!r}: {len(column.data)} bytes for {count} rows of {column.dtype}")
-    raise AssertionError("some length does not fit")
-
-
-def _bits(name: str, mask: bytes | None, rows: int) -> Bools:
-    if mask is None:
-        return np.ones(rows, dtype=bool)
-    if len(mask) != (rows + 7) // 8:
-        raise ColumnError(f"column {name[:80]!r}: {len(mask)} bytes of mask for {rows} rows")
-    return np.unpackbits(np.frombuffer(mask, np.uint8), count=rows, bitorder="little").astype(bool)
+def _check_bases(name: str, values: Ints, bases: Sequence[int], rows: Sequence[int]) -> None:
+    # Fingerprints use all 64 bits; the usual small columns cannot overflow.
+    if max(map(abs, bases)) < 2**62 and (not values.size or int(np.abs(values).max()) < 2**62):
+        return
+    start = 0
+    for base, count in zip(bases, rows, strict=True):
+        part, start = values[start : start + count], start + count
+        low, high = (int(part.min()), int(part.max())) if count else (0, 0)
+        if not (base + low >= -(2**63) and base + high < 2**63 and -(2**63) <= base < 2**63):
+            raise ColumnError(f"column {name!r}: base {base} is out of range")

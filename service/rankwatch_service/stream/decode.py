@@ -7,10 +7,11 @@ length, name or number can surprise anyone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +20,8 @@ import numpy as np
 from rankwatch import wire
 from rankwatch_detectors.base import Ints
 from rankwatch_service.log.base import ALL_JOBS
-from rankwatch_service.stream.columns import ColumnError, Records, records
+from rankwatch_service.stream.alike import read_blocks
+from rankwatch_service.stream.columns import Block, ColumnError, Records, blocks, joined
 from rankwatch_service.stream.plain_json import JsonBatch, from_json
 
 WORLD_SIZE_MAX: Final = 131_072
@@ -42,6 +44,9 @@ FIELDS_DEPTH_MAX: Final = 4
 
 MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPE: Final = "application/json"
+
+_NIL: Final = b"\xc0"
+"""Nothing, as msgpack writes it."""
 
 # A name appears in URLs, on pages and in file names: printable, no separators at its ends, no slash.
 _NAME: Final = re.compile(
@@ -78,6 +83,13 @@ class BadBatchError(Exception):
         self.detail = detail
 
 
+class Envelope(wire.Batch, frozen=True):
+    """A batch in which everything is checked but its tables; these are still as they came."""
+
+    steps: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+    values: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """A batch in which everything is possible, and its tables as arrays, by family ("steps", "values")."""
@@ -95,7 +107,7 @@ class Checked:
 class Bundle:
     """Batches of one attempt that are taken together, and their tables read as one, by family."""
 
-    batches: Sequence[wire.Batch]
+    batches: Sequence[Envelope]
     tables: dict[str, Records]
     origin: dict[str, Ints]
     """For each row of a table the number of its batch."""
@@ -114,17 +126,6 @@ def validate(body: bytes, content_type: str) -> wire.Batch:
     Raises:
         BadBatchError: it can never be accepted.
     """
-    batch = opened(body, content_type)
-    read(batch)
-    return batch
-
-
-def opened(body: bytes, content_type: str = "application/msgpack") -> wire.Batch:
-    """Decode one telemetry body and check everything in it but its tables: `read` and `read_together` do that.
-
-    Raises:
-        BadBatchError: it can never be accepted.
-    """
     if len(body) > wire.BATCH_BYTES_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
     media_type = _media_type(content_type)
@@ -138,8 +139,21 @@ def opened(body: bytes, content_type: str = "application/msgpack") -> wire.Batch
             raise BadBatchError(Reason.COLUMNS, str(error)) from error
     else:
         raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
-    _check_header(batch)
+    check(batch)
     return batch
+
+
+def opened(body: bytes) -> Envelope:
+    """Decode one msgpack body and check everything in it but its tables: `read` and `read_together` do that.
+
+    Raises:
+        BadBatchError: it can never be accepted.
+    """
+    if len(body) > wire.BATCH_BYTES_MAX:
+        raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
+    envelope: Envelope = _decode(body, _ENVELOPE, _VERSION)
+    _check_header(envelope)
+    return envelope
 
 
 @lru_cache(maxsize=64)
@@ -148,39 +162,47 @@ def _media_type(content_type: str) -> str:
 
 
 def check(batch: wire.Batch) -> Checked:
-    """Check everything in the batch.
+    """Check everything in a batch whose tables have been taken apart.
 
     Raises:
         BadBatchError: something in it is not possible.
     """
     _check_header(batch)
-    return read(batch)
+    tables = {"steps": batch.steps, "values": batch.values}
+    return Checked(batch, {family: _read(family, table) for family, table in tables.items() if table is not None})
 
 
-def read(batch: wire.Batch) -> Checked:
+def read(envelope: Envelope) -> Checked:
     """Read and check the tables of a batch.
 
     Raises:
         BadBatchError: something in them is not possible.
     """
-    return Checked(batch, {family: _records(family, [table]) for family, table in _tables(batch)})
+    return Checked(envelope, read_together([envelope]).tables)
 
 
-def read_together(batches: Sequence[wire.Batch]) -> Bundle:
+def read_together(envelopes: Sequence[Envelope]) -> Bundle:
     """Read and check the tables of several batches.
 
     Raises:
         BadBatchError: something in one of them is not possible; which one, `read` tells.
     """
-    tables: dict[str, list[wire.Table]] = {}
-    numbers: dict[str, list[int]] = {}
-    for number, batch in enumerate(batches):
-        for family, table in _tables(batch):
-            tables.setdefault(family, []).append(table)
-            numbers.setdefault(family, []).append(number)
-    found = {family: _records(family, parts) for family, parts in tables.items()}
-    origin = {family: np.repeat(numbers[family], [part.rows for part in parts]) for family, parts in tables.items()}
-    return Bundle(batches, found, origin)
+    tables: dict[str, Records] = {}
+    origin: dict[str, Ints] = {}
+    for family in ("steps", "values"):
+        there = [(number, raw) for number, raw in enumerate(map(attrgetter(family), envelopes)) if _is_table(raw)]
+        if there:
+            numbers, raws = zip(*there, strict=True)
+            parts = _blocks(family, raws)
+            tables[family] = _joined(family, parts)
+            origin[family] = np.repeat(
+                [numbers[at] for part in parts for at in part.numbers], [rows for part in parts for rows in part.rows]
+            )
+    return Bundle(envelopes, tables, origin)
+
+
+def _is_table(raw: msgspec.Raw) -> bool:
+    return bytes(memoryview(raw)[:2]) not in (b"", _NIL)
 
 
 def _check_header(batch: wire.Batch) -> None:
@@ -206,6 +228,7 @@ class _Version(msgspec.Struct):
     schema: int
 
 
+_ENVELOPE: Final = msgspec.msgpack.Decoder(Envelope)
 _BATCH: Final = msgspec.msgpack.Decoder(wire.Batch)
 _VERSION: Final = msgspec.msgpack.Decoder(_Version)
 _JSON_BATCH: Final = msgspec.json.Decoder(JsonBatch)
@@ -296,16 +319,26 @@ def _is_json(value: Any, depth: int) -> bool:
     return False
 
 
-def _tables(batch: wire.Batch) -> Iterator[tuple[str, wire.Table]]:
-    if batch.steps is not None:
-        yield "steps", batch.steps
-    if batch.values is not None:
-        yield "values", batch.values
-
-
-def _records(family: str, tables: Sequence[wire.Table]) -> Records:
+def _blocks(family: str, tables: Sequence[msgspec.Raw]) -> list[Block]:
     try:
-        found = records(*tables)
+        return read_blocks(tables)
+    except ColumnError as error:
+        raise BadBatchError(Reason.COLUMNS, f"{family}: {error}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadBatchError(Reason.MALFORMED, f"{family}: {error}") from error
+
+
+def _read(family: str, table: wire.Table) -> Records:
+    try:
+        parts = blocks([table], [0])
+    except ColumnError as error:
+        raise BadBatchError(Reason.COLUMNS, f"{family}: {error}") from error
+    return _joined(family, parts)
+
+
+def _joined(family: str, parts: Sequence[Block]) -> Records:
+    try:
+        found = joined(parts)
     except ColumnError as error:
         raise BadBatchError(Reason.COLUMNS, f"{family}: {error}") from error
     if len(found.step):

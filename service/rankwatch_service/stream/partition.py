@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from rankwatch import wire
 from rankwatch_service.control.records import decode_control
 from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.log.control import Control
 from rankwatch_service.stream.commit import Place, StoredTick
-from rankwatch_service.stream.decode import BadBatchError, Reason, opened, read, read_together
+from rankwatch_service.stream.decode import BadBatchError, Envelope, Reason, opened, read, read_together
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects, Refused
 from rankwatch_service.stream.job import JobStream, Links
@@ -34,8 +33,9 @@ nobody's silence in that time counts."""
 JOBS_MAX: Final = 1_000
 """Jobs of one partition; telemetry of further ones is refused with a dead letter."""
 
-BUNDLE_ROWS_MAX: Final = 8_192
-"""Rows from which on a bundle takes no more: of 16 metrics 1 MB, which stays in a core's cache until frames have it."""
+BUNDLE_BYTES_MAX: Final = 640 * 1024
+"""Bytes of tables from which on a bundle takes no more: of 8,192 rank-steps of 16 metrics, which make 1 MB of numbers
+that stay in a core's cache until frames have them."""
 
 _START: Final = Place(0, 0, 0)
 
@@ -45,14 +45,13 @@ class _Bundle:
     """Records of one job that wait to be taken together."""
 
     records: list[Record] = field(default_factory=list)
-    batches: list[wire.Batch] = field(default_factory=list)
-    rows: int = 0
+    batches: list[Envelope] = field(default_factory=list)
+    bytes: int = 0
 
-    def add(self, record: Record, batch: wire.Batch) -> None:
+    def add(self, record: Record, batch: Envelope) -> None:
         self.records.append(record)
         self.batches.append(batch)
-        for table in (batch.steps, batch.values):
-            self.rows += 0 if table is None else table.rows
+        self.bytes += len(record.value)
 
 
 class Partition:
@@ -100,7 +99,7 @@ class Partition:
                 continue
             job, bundle = self.jobs.get(record.key), bundles.get(record.key)
             plain = job is not None and job.is_plain(batch)
-            if bundle is not None and (not plain or bundle.rows >= BUNDLE_ROWS_MAX):
+            if bundle is not None and (not plain or bundle.bytes >= BUNDLE_BYTES_MAX):
                 self._take_together(bundles.pop(record.key), effects)
                 bundle = None
             if not plain:
@@ -179,7 +178,7 @@ class Partition:
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)
 
-    def _opened(self, record: Record) -> wire.Batch | None:
+    def _opened(self, record: Record) -> Envelope | None:
         """The batch of a record; None for one that its job knows already."""
         if self._from and record.position < self._from.get(record.key, _START).position:
             return None
@@ -188,7 +187,7 @@ class Partition:
             raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
         return batch
 
-    def _take(self, record: Record, batch: wire.Batch, effects: Effects) -> None:
+    def _take(self, record: Record, batch: Envelope, effects: Effects) -> None:
         try:
             checked = read(batch)
             job = self.jobs.get(batch.job) or self._new(batch.job)
