@@ -17,7 +17,7 @@ from rankwatch import wire
 TOKEN = "rankwatch_test_token"
 
 
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until it holds; fail when it does not within this time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -55,6 +55,8 @@ class AgentService:
         self._port = 0
         self._server: http.server.ThreadingHTTPServer | None = None
         self._sockets: set[socket.socket] = set()
+        self._answering = threading.Lock()
+        """Held from taking a request to its answer: an outage never falls between them."""
 
     @property
     def url(self) -> str:
@@ -87,10 +89,11 @@ class AgentService:
             return
         self._server.shutdown()
         self._server.server_close()
-        for each in list(self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._server = None
+        with self._answering:
+            self._server = None
+            for each in list(self._sockets):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
         with self._changed:
             self._changed.notify_all()
 
@@ -136,6 +139,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         while self.api.silent.is_set():
             time.sleep(0.02)
+        with self.api._answering:
+            if self.api._server is not None:
+                self._take(body)
+
+    def _take(self, body: bytes) -> None:
         self.api.tokens.append(self.headers["Authorization"])
         if self.path.endswith("/agents/view"):
             self.api.views.append(msgspec.msgpack.decode(body, type=wire.View))
