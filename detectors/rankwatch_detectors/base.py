@@ -124,6 +124,10 @@ class Frame:
     first."""
 
 
+UNREPORTED = "unreported"
+"""The phase where only finished steps are told, as by the lines of a log, and nobody knows what is done between."""
+
+
 @dataclass(frozen=True, slots=True)
 class Presence:
     """The newest progress block of every rank of the current attempt, one entry for each rank."""

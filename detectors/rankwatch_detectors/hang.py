@@ -1,7 +1,7 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. The deadline is learned from the job: three times its usual step, at least
-five seconds from the standstill to the finding. Phases that are long by nature (first step, compile, eval,
+It reads progress blocks and ticks only. The deadline is learned from the job: three usual steps, at least five seconds
+and at most eight where its slowest steps need no more. Phases that are long by nature (first step, compile, eval,
 checkpoint_save) have their own, learned from how long they lasted before. Ranks that are held by an order, and hosts
 that are silent, are no evidence of anything.
 """
@@ -16,14 +16,22 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.arrival import Missing, who_is_missing
-from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.base import (
+    UNREPORTED,
+    AttemptStart,
+    Bools,
+    Finding,
+    Floats,
+    Kind,
+    Occurrence,
+    Presence,
+    Severity,
+)
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
 RUNNING = "running"
-STRIDE_MIN = 2.0
-"""Steps between two signs of progress from which on not every step is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +41,19 @@ class HangConfig:
     steps: float = 3.0
     """A standstill of so many usual steps is a hang ..."""
     floor_s: float = 5.0
-    """... but not one shorter than this, found within this time."""
+    """... but not one shorter than this ..."""
+    prompt_s: float = 8.0
+    """... and one of so long is, unless the job's slowest steps say otherwise: every second costs all GPUs."""
+    slow_steps_factor: float = 2.0
+    """Twice what one step in a hundred exceeds is never too short."""
     block_s: float = 1.0
     """Progress blocks and ticks come so often."""
     reporting_s: float = 1.5
     """Half of both is what finding takes on average, this at most nearly always. It is taken off the deadline so that
     the whole keeps the promise."""
-    slow_steps_factor: float = 2.0
-    """Jobs with irregular steps: twice what one step in twenty exceeds."""
+    log_lines: float = 8.0
+    """Where only a log's lines tell of finished steps, evaluations, saves and waits for data look like any pause: they
+    take a few lines every day. Eight are more than that, and not less than `prompt_s`."""
     heard_within_s: float = 5.0
     """Older progress blocks say nothing about now."""
     window: int = 256
@@ -134,7 +147,7 @@ class HangDetector(DispatchingDetector):
         if self._excused(presence):
             return ()
         age = presence.step_age_s + (self.now_s - presence.heard_s)
-        deadline = self._deadline()
+        deadline = self._deadline(presence)
         # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
         stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - self._config.block_s)
         if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
@@ -156,18 +169,20 @@ class HangDetector(DispatchingDetector):
         if self._newest is not None and newest <= self._newest:
             self._learn_phases(presence, running)
             return False
+        # Blocks come once a second and say how old the step is: so its beginning is known better than to the tick.
+        ahead = running & (presence.step == newest)
+        entered_s = float((presence.heard_s - presence.step_age_s)[ahead].min())
         if self._newest is not None:
-            took_s = self.now_s - self._newest_s
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
             elif not self._standing() and not len(self.episodes):
-                reading = [took_s, float(newest - self._newest)]
+                reading = [max(entered_s - self._newest_s, 0.0), float(newest - self._newest)]
                 self._readings = [*self._readings, reading][-self._config.window :]
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
         progressed = self._newest is not None
-        self._newest, self._newest_s = newest, self.now_s
+        self._newest, self._newest_s = newest, entered_s
         self._cpu = np.stack([presence.cpu_s, presence.heard_s])
         self._phase_was = {}
         self._learn_phases(presence, running)
@@ -195,10 +210,10 @@ class HangDetector(DispatchingDetector):
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
 
-    def _deadline(self) -> float:
+    def _deadline(self, presence: Presence) -> float:
         """Seconds in one step after which the job hangs; the most patient phase of any rank decides for all."""
         config = self._config
-        deadline = self._usual_deadline()
+        deadline = self._usual_deadline(log=UNREPORTED in presence.phase)
         if not self._moved:
             deadline = max(deadline, self._long_deadline(*self._first_step()))
         for name, unseen_s in config.long_phases:
@@ -206,15 +221,17 @@ class HangDetector(DispatchingDetector):
                 deadline = max(deadline, self._long_deadline(name, unseen_s))
         return deadline
 
-    def _usual_deadline(self) -> float:
+    def _usual_deadline(self, *, log: bool) -> float:
         config = self._config
         if len(self._readings) < config.readings_min:
             return config.unknown_s
-        # Where only each tenth step is reported, nobody can expect to hear of the others, and one report may be late.
-        took_s, strides = np.transpose(self._readings)
-        usual, slow = map(float, np.quantile(took_s, [0.5, 0.95]))
-        steps = config.steps + (1.0 if np.median(strides) >= STRIDE_MIN else 0.0)
-        return max(steps * usual, config.slow_steps_factor * slow, config.floor_s) - config.reporting_s
+        # The lower of two neighbours: one odd step among a hundred decides nothing.
+        took_s = [reading[0] for reading in self._readings]
+        usual, slow = map(float, np.quantile(took_s, [0.5, 0.99], method="lower"))
+        enough = max(config.slow_steps_factor * slow, config.floor_s)
+        if log:
+            return max(enough, config.log_lines * usual, config.prompt_s)
+        return max(enough, min(config.steps * usual, config.prompt_s)) - config.reporting_s
 
     def usual_step_s(self) -> float:
         """Median step time of the job in seconds."""

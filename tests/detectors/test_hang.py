@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_detectors.base import Change, Occurrence
+from rankwatch_detectors.base import UNREPORTED, Change, Occurrence
 from rankwatch_detectors.hang import HangConfig, HangDetector
 from tests.support.presences import Clockwork
 
@@ -114,14 +114,26 @@ def test_a_new_attempt_closes_the_hang() -> None:
     assert (finding.change, finding.attempt) == (Change.CLOSE, "run.0")
 
 
-def test_jobs_with_long_steps_get_three_of_them() -> None:
+@pytest.mark.parametrize(("step_s", "jitter_s"), [(2, 0.0), (4, 0.0), (6, 0.3), (10, 1.0), (30, 2.0)])
+def test_a_standstill_is_told_within_eight_seconds_or_twice_the_slowest_steps(step_s: int, jitter_s: float) -> None:
     job = Clockwork(HangDetector(HangConfig()), 4)
-    for _ in range(12):
-        assert job.train(1, steps_per_s=1) == []
-        assert job.stand(9) == []
-    assert job.stand(15) == []
-    (finding,) = job.stand(10)
-    assert 25.0 <= finding.evidence["age_s"] <= 31.0
+    for count in range(40):
+        assert job.stand(step_s) == []
+        job.step = [job.step[0] + 1] * 4
+        # Blocks say since when the step lasts, to a fraction of the tick.
+        job.entered_s = [job.now_s - jitter_s * (count % 2)] * 4
+    everybody_waits(job, but=1)
+    (finding,) = job.stand(3 * step_s + 10)
+    assert finding.ranks == (1,)
+    slowest = step_s + jitter_s
+    assert finding.detected_time_s - finding.onset_time_s <= max(8.0, 2 * slowest)
+
+
+def test_one_slow_step_among_many_does_not_stretch_the_deadline() -> None:
+    job = training_job(seconds=40)
+    assert job.stand(3) + job.train(20) == []
+    everybody_waits(job, but=2)
+    assert len(job.stand(5)) == 1
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "compile"])
@@ -151,15 +163,19 @@ def test_the_first_step_may_take_minutes_until_it_was_seen() -> None:
     assert len(job.stand(400)) == 1
 
 
-def test_where_only_some_steps_are_reported_the_pace_of_the_reports_decides() -> None:
+@pytest.mark.parametrize(("line_s", "quiet_s", "told_s"), [(22, 170, 180), (6, 45, 52), (1, 7, 9)])
+def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_lines(
+    line_s: int, quiet_s: int, told_s: int
+) -> None:
     job = Clockwork(HangDetector(HangConfig()), 1)
-    job.step = [0]
-    for _ in range(20):
-        assert job.stand(22) == []
+    job.step, job.phase = [0], [UNREPORTED]
+    for line in range(30):
+        # An evaluation of three lines now and then.
+        assert job.stand(line_s if line % 10 else 3 * line_s) == []
         job.step, job.entered_s = [job.step[0] + 32], [job.now_s]
-    assert job.stand(70) == []
-    (hang,) = job.stand(40)
-    assert hang.summary.startswith("No progress in step 640")
+    assert job.stand(quiet_s) == []
+    (hang,) = job.stand(told_s - quiet_s)
+    assert hang.summary.startswith("No progress in step 960")
 
 
 def test_after_a_relaunch_the_first_step_is_known() -> None:

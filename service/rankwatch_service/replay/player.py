@@ -14,7 +14,18 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Bools, Floats, Frame, Ints, Observation, Presence, StepKind, Tick
+from rankwatch_detectors.base import (
+    UNREPORTED,
+    AttemptStart,
+    Bools,
+    Floats,
+    Frame,
+    Ints,
+    Observation,
+    Presence,
+    StepKind,
+    Tick,
+)
 from rankwatch_service.replay.layout import PLACES, ReplayError
 from rankwatch_service.replay.rows import Rows, part_of
 from rankwatch_service.replay.timeline import Timeline
@@ -184,6 +195,8 @@ class Player:
         """What the agents would have seen; where a file has each tenth step, the next one that it has is under way."""
         assert self._window is not None
         ranks = self._steps.size
+        # One row for each step of a job is a log: it says nothing of what is done between its lines.
+        phase = phase or (UNREPORTED if ranks == 1 else "")
         newest = int(self._steps.max())
         heard: Bools = self._steps >= 0
         age = np.maximum(now_s - self._row_s, 0.0)

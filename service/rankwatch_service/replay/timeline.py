@@ -6,12 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from rankwatch_detectors.base import Floats
+from rankwatch_detectors.base import Bools, Floats
 from rankwatch_service.replay.rows import Rows
 
 SKEW_S: Final = 5.0
 """Hosts' clocks differ by less. A time that lies further back comes from a clock that was set anew, as after a restart
 of the job: time is counted on from there."""
+
+STEP_S: Final = 1.0
+"""How long a step takes of which nothing is known."""
 
 STEP_S_MAX: Final = 3_600.0
 """A step that claims to be longer does not move time by more."""
@@ -25,11 +28,12 @@ class Timeline:
         self._now_s: float | None = None
         self._offset_s = 0.0
         self._step = -1
-        self._step_s = 1.0
+        self._measured_s = np.full(2, np.nan)
+        """The two newest step times that were told."""
 
     def of(self, rows: Rows) -> Floats:
         """Seconds of each row, from the file's own origin where it has times, else from 0."""
-        times = self._told(rows.time_s) if rows.time_s is not None else self._counted(rows)
+        times = _on_time(rows, self._told(rows.time_s)) if rows.time_s is not None else self._counted(rows)
         self._now_s = float(times[-1])
         return times
 
@@ -50,7 +54,7 @@ class Timeline:
         return np.maximum(np.maximum.accumulate(times), before)
 
     def _counted(self, rows: Rows) -> Floats:
-        """Each new step takes as long as its first row says, or as the step before."""
+        """Each new step takes as long as its first row says, or as the shorter of the two newest that said it."""
         steps = np.maximum.accumulate(np.maximum(rows.records.step, self._step))
         new = np.diff(steps, prepend=self._step) > 0
         names, records = rows.records.names, rows.records
@@ -59,14 +63,37 @@ class Timeline:
         if "step_time_s" in names and len(begins):
             index = names.index("step_time_s")
             told = records.values[index][begins]
-            usable = np.isfinite(told) & (told > 0)
-            if records.present is not None:
-                usable &= records.present[index][begins]
-            last = np.maximum.accumulate(np.where(usable, np.arange(len(told)), -1))
-            told = np.where(last >= 0, told[np.maximum(last, 0)], self._step_s)
-            self._step_s = float(told[-1])
+            usable = _usable(rows, index)[begins]
+            measured = np.concatenate((self._measured_s, told[usable]))
+            # A step that took ten times as long says nothing of the next one, of which nothing is said.
+            typical = np.nan_to_num(np.fmin(measured[1:], measured[:-1]), nan=STEP_S)
+            told = np.where(usable, told, typical[np.cumsum(usable)])
+            self._measured_s = measured[-2:]
             seconds[begins] = np.minimum(told, STEP_S_MAX)
         else:
-            seconds[begins] = 1.0
+            seconds[begins] = STEP_S
         self._step = int(steps[-1])
         return (self._now_s or 0.0) + np.cumsum(seconds)
+
+
+def _usable(rows: Rows, index: int) -> Bools:
+    """Where a metric is present and a positive number."""
+    values, present = rows.records.values[index], rows.records.present
+    usable: Bools = np.isfinite(values) & (values > 0)
+    return usable if present is None else usable & present[index]
+
+
+def _on_time(rows: Rows, times: Floats) -> Floats:
+    """Times at which steps ended, where a log wrote lines late: the next step says how long before its line it began.
+
+    So the seconds of a stall are those of the step that stalled. No line is moved beyond the one before it.
+    """
+    records = rows.records
+    if "step_time_s" not in records.names or len(times) < 3:
+        return times
+    index = records.names.index("step_time_s")
+    follows = (np.diff(records.step) == 1) & (np.diff(records.rank) == 0) & _usable(rows, index)[1:]
+    began = np.where(follows, times[1:] - np.where(follows, records.values[index][1:], 0.0), np.inf)
+    ended = times.copy()
+    ended[1:-1] = np.maximum(np.minimum(times[1:-1], began[1:]), times[:-2])
+    return ended

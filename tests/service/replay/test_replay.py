@@ -96,6 +96,18 @@ def test_a_stall_shows_in_step_times_where_there_are_no_others(tmp_path: Path) -
     assert (incident.kind, incident.first.onset_step) == (Kind.HANG, 70)
 
 
+def test_a_step_whose_time_was_not_logged_is_not_taken_to_be_as_slow_as_the_one_before(tmp_path: Path) -> None:
+    rows = [f"{step},{60 if step == 70 else ('' if step % 2 else 8)},2" for step in range(120)]
+    assert replayed(series(tmp_path, rows, "step,step_time_s,loss")).incidents == [[]]
+
+
+def test_a_stall_whose_log_lines_came_late_is_one_incident_in_the_step_that_took_so_long(tmp_path: Path) -> None:
+    rows = [f"{step},{step},1,2" for step in range(70)]
+    rows += ["109,70,1,2", "119,71,49,2", *(f"{step + 48},{step},1,2" for step in range(72, 120))]
+    (incident,) = replayed(series(tmp_path, rows, "time_s,step,step_time_s,loss")).incidents[0]
+    assert (incident.kind, incident.first.onset_step, incident.first.onset_time_s) == (Kind.HANG, 71, 70)
+
+
 def test_a_clock_that_was_set_back_goes_on_from_where_it_was(tmp_path: Path) -> None:
     rows = [f"{step if step < 50 else step - 50},{step},2,train" for step in range(100)]
     outcome = replayed(series(tmp_path, rows))
