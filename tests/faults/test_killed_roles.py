@@ -20,7 +20,7 @@ from tests.support.webhook_receiver import Answer, webhook_receiver
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PLAY_S = 28.0
-"""Of the small scenario, as far as faults are injected; its last job ends after 39 s."""
+"""Of the small scenario, as far as faults are injected; its last job ends after 49 s."""
 
 
 def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
