@@ -25,7 +25,8 @@ def receivers_for(
 ) -> list[Routed]:
     """Name the receivers that this incident concerns, in order of their names.
 
-    A receiver's empty list of kinds, severities or jobs matches all. A silence mutes from its start up to, not
+    A receiver's empty list of kinds, severities or jobs matches all. An incident has the kinds of its consequences too:
+    whoever wants to hear of hangs hears of one that a slow rank has brought. A silence mutes from its start up to, not
     including, its end; the receiver is still named so that the outbox can say why it was not told.
 
     Args:
@@ -94,7 +95,10 @@ def outbox_rows(
 
 
 def _concerns(receiver: Mapping[str, Any], incident: Mapping[str, Any]) -> bool:
-    return bool(receiver["enabled"]) and all(
-        not receiver[wanted] or incident[column] in receiver[wanted]
-        for wanted, column in (("kinds", "kind"), ("severities", "severity"), ("jobs", "job"))
+    kinds = {incident["kind"], *(part["kind"] for part in incident["consequences"])}
+    return bool(
+        receiver["enabled"]
+        and (not receiver["kinds"] or kinds & set(receiver["kinds"]))
+        and (not receiver["severities"] or incident["severity"] in receiver["severities"])
+        and (not receiver["jobs"] or incident["job"] in receiver["jobs"])
     )

@@ -41,6 +41,8 @@ def _incident(row: Mapping[Any, Any]) -> Incident:
         onset_step=row["onset_step"],
         onset_time_s=row["onset_unix_ns"] / 1e9,
         summary=row["summary"],
+        severity=Severity(row["severity"]),
+        confidence=row["confidence"],
         # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
         ended_with_attempt=False,
     )

@@ -12,7 +12,7 @@ import msgspec
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.control.ledger import Entry, Ledger, Shard, Tier, Verdict
 from rankwatch_service.stream.causes import SPOILS_WEIGHTS
-from rankwatch_service.stream.incidents import Incident, unix_ns
+from rankwatch_service.stream.incidents import Incident, Part, unix_ns
 
 CHANGES_MAX: Final = 32
 """Changes remembered, the newest."""
@@ -95,19 +95,22 @@ class Books:
             changed += self.ledger.began(attempt, step)
         if any(entry.verdict is Verdict.UNPROVEN for entry in self.ledger.entries):
             doubts = [
-                step if incident.first.onset_step is None else incident.first.onset_step
+                step if part.onset_step is None else part.onset_step
                 for incident in incidents
-                if incident.kind in SPOILS_WEIGHTS and incident.attempt == attempt
+                for part in _spoiling(incident)
+                if part.attempt == attempt
             ]
             changed += self.ledger.progressed(attempt, self._first_step, step, min(doubts, default=None))
         return changed
 
     def doubt(self, incident: Incident) -> list[Entry]:
-        """An incident opened: what was saved since its onset may hold spoilt weights."""
-        if incident.kind not in SPOILS_WEIGHTS or incident.first.onset_step is None:
-            return []
-        reason = f"saved after the onset of incident {incident.id} ({incident.kind})"
-        return self.ledger.doubt(incident.attempt, incident.first.onset_step, reason)
+        """An incident opened or grew: what was saved since the onset of any of its parts may hold spoilt weights."""
+        changed = []
+        for part in _spoiling(incident):
+            if part.onset_step is not None:
+                reason = f"saved after the onset of incident {incident.id} ({part.kind})"
+                changed += self.ledger.doubt(part.attempt, part.onset_step, reason)
+        return changed
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON types."""
@@ -127,6 +130,10 @@ class Books:
         books._changes.extend(state["changes"])
         books._first_step = state["first_step"]
         return books
+
+
+def _spoiling(incident: Incident) -> list[Part]:
+    return [part for part in incident.parts if part.is_open and part.kind in SPOILS_WEIGHTS]
 
 
 def entry_restored(saved: Mapping[str, Any]) -> Entry:

@@ -10,7 +10,7 @@ from rankwatch_detectors.base import Kind
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _STANDSTILL: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST})
 
-_ENDS: Final = _STANDSTILL | {Kind.RESTART_LOOP}
+ENDS: Final = _STANDSTILL | {Kind.RESTART_LOOP}
 """What a job that cannot go on comes to: whatever ends it ends it again after each restart."""
 
 BRINGS: Final[dict[Kind, frozenset[Kind]]] = {
@@ -18,25 +18,28 @@ BRINGS: Final[dict[Kind, frozenset[Kind]]] = {
     Kind.DEVICE_DEGRADED: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.DEVICE_DEGRADED}),
     Kind.NETWORK_DEGRADED: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.NETWORK_DEGRADED}),
     # A dead rank leaves the others waiting; the launcher then ends them, and their agent with them.
-    Kind.RANK_LOST: _ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
-    Kind.TELEMETRY_LOST: _ENDS | {Kind.SLOWDOWN},
+    Kind.RANK_LOST: ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
+    Kind.TELEMETRY_LOST: ENDS | {Kind.SLOWDOWN},
     # A rank that hangs is ended by somebody in the end.
-    Kind.HANG: _ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
+    Kind.HANG: ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
     # Wrong numbers of one rank are everybody's after the next reduction.
     Kind.CORRUPTION: _LOSS | {Kind.CORRUPTION, Kind.NONFINITE, Kind.RESTART_LOOP},
     Kind.NONFINITE: _LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
-    Kind.GRAD_NORM: _LOSS | {Kind.NONFINITE},
-    Kind.LOSS_SPIKE: _LOSS | {Kind.NONFINITE},
+    Kind.GRAD_NORM: _LOSS,
+    Kind.LOSS_SPIKE: _LOSS,
+    # What grows without end overflows.
     Kind.LOSS_DIVERGENCE: _LOSS | {Kind.NONFINITE},
     Kind.STRAGGLER: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST}),
     Kind.SLOWDOWN: frozenset({Kind.SLOWDOWN}),
     # While the loop lasts, each further end of the job is more of the same.
-    Kind.RESTART_LOOP: _ENDS,
+    Kind.RESTART_LOOP: ENDS,
 }
-"""What each kind may bring with it in the same attempt. Two kinds that bring each other: the earlier one did."""
+"""What each kind may bring with it. Two kinds that bring each other: the earlier one did."""
 
-BECOMES: Final[dict[Kind, Kind]] = {Kind.LOSS_SPIKE: Kind.LOSS_DIVERGENCE}
-"""What a trouble turns out to be when it does not pass: the incident goes on under the graver name."""
+_SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
+
+BECOMES: Final[dict[Kind, frozenset[Kind]]] = {Kind.LOSS_SPIKE: _SPOILT, Kind.GRAD_NORM: _SPOILT}
+"""What a jump turns out to be when it does not just pass: the incident goes on under that name, whichever was first."""
 
 
 class Reach(Enum):
@@ -91,6 +94,11 @@ LASTING: Final = frozenset(
 
 SPOILS_WEIGHTS: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE, Kind.LOSS_DIVERGENCE})
 """Kinds after whose onset a checkpoint is not to be trusted. A loss or norm that only jumps proves nothing wrong."""
+
+HOST_WIDE: Final = frozenset(
+    {Kind.STRAGGLER, Kind.HANG, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED, Kind.NETWORK_DEGRADED}
+)
+"""Kinds whose subject is the host where they name most of its ranks: it is what these have in common."""
 
 STANDS_STILL: Final = frozenset({Kind.HANG, Kind.RANK_LOST})
 """Kinds during which nothing moves: all GPUs are idle."""

@@ -1,8 +1,10 @@
 """Findings of one job become incidents: one for each root cause, its first mover named, the rest its consequences.
 
-A finding opens an incident, joins one that may have brought it (`causes.BRINGS`), or, where it came first, takes over
-as first mover of one that it may have brought. An incident resolves when all its parts have closed; parts whose attempt
-is over count as closed once a later attempt makes progress. Pure: same findings, attempts and steps in, same out.
+A finding opens an incident, joins one that may have brought it (`causation.may_bring`), or, where it came first, takes
+over as first mover of those that it may have brought, which are one from then on. So the order in which findings come
+decides how often people are told, not how many incidents there are in the end. An incident resolves when all its parts
+have closed; a part whose attempt is over counts as closed once a later attempt has shown that it does not come again.
+Pure: same findings, attempts and steps in, same out.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.stream.causes import BECOMES, BRINGS, CAUSE_ORDER, LASTING, Reach, reach
+from rankwatch_detectors.base import Change, Finding, Kind
+from rankwatch_service.stream.causation import came_first, may_bring
+from rankwatch_service.stream.causes import BECOMES, CAUSE_ORDER, ENDS, LASTING
+from rankwatch_service.stream.headline import Headline, locate
 from rankwatch_service.stream.incidents import (
+    GRAVITY,
     LISTED_MAX,
     Incident,
     Moment,
     Part,
+    adds_s,
     incident_id,
     incident_restored,
     incident_state,
+    number,
     part_of,
 )
 from rankwatch_service.stream.roster import Roster
@@ -39,13 +46,16 @@ EPISODES_MAX: Final = 4_096
 PROGRESS_FRAMES: Final = 3
 """Steps that a later attempt must finish before troubles of an earlier one count as over."""
 
-SLACK_S: Final = 2.0
-"""Onsets within this are the same moment: telemetry is about a second apart."""
+LOOK_FRAMES: Final = 64
+"""Steps of a new launch before hardware that was slow counts as mended or gone: detectors need half as many to see it
+again from the first step on."""
+
+REPEAT_FRAMES: Final = 1_000
+"""Steps of a later attempt before what ended a job counts as over although its step has not come again: a job that went
+back further than this was told to."""
 
 SETTLE_S: Final = 30.0
 """What widens so soon after it was told is the same news: nobody has got further than opening the page."""
-
-_SEVERITIES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 @dataclass(slots=True)
@@ -99,7 +109,8 @@ class Correlator:
         same_launch = attempt.rpartition(".")[0] == self._attempt.rpartition(".")[0]
         for incident in self.open:
             for part in incident.parts:
-                if not (same_launch and part.kind in LASTING):
+                # A loop consists of attempts: only its detector knows when it ends.
+                if not (same_launch and part.kind in LASTING) and part.kind is not Kind.RESTART_LOOP:
                     part.ended_with_attempt = True
         self._attempt, self._frames = attempt, 0
 
@@ -112,11 +123,21 @@ class Correlator:
             return []
         told = []
         for incident in self.open:
-            if any(part.is_open and part.ended_with_attempt for part in incident.parts):
-                for part in incident.parts:
-                    part.is_open &= not part.ended_with_attempt
+            over = [part for part in incident.parts if part.is_open and self._is_over(part, step)]
+            if over:
+                for part in over:
+                    part.is_open = False
                 told += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
         return told
+
+    def _is_over(self, part: Part, step: int) -> bool:
+        """Whether the running attempt, `step` of which is finished, shows that this part's trouble does not go on."""
+        if part.kind in LASTING:
+            return part.ended_with_attempt and self._frames >= LOOK_FRAMES
+        if part.kind in ENDS:
+            past = part.onset_step is None or step >= part.onset_step or self._frames >= REPEAT_FRAMES
+            return part.ended_with_attempt and past
+        return part.ended_with_attempt
 
     def finish(self, step: int, now_s: float) -> list[Told]:
         """The job came to its end: nothing can go on."""
@@ -158,24 +179,37 @@ class Correlator:
         return None
 
     def _open(self, finding: Finding, roster: Roster) -> list[Told]:
+        part = part_of(finding, self._episode(finding))
+        # What is told of an attempt that is over already is over as soon as training goes on.
+        part.ended_with_attempt = part.attempt != self._attempt
+        brought = [incident for incident in self.open if _heads(part, incident, roster)]
+        # The newest of several that may have brought it: the others had their consequences.
+        cause = next(
+            (
+                incident
+                for incident in reversed(self.open)
+                if incident not in brought
+                and any(may_bring(other, part, roster) for other in incident.parts if other.is_open)
+            ),
+            None,
+        )
+        if cause is not None:
+            return [self._join(cause, part, finding, roster), *self._unite(cause, brought, finding)]
+        if brought:
+            oldest, *others = brought
+            return [self._take_over(oldest, part, finding, roster), *self._unite(oldest, others, finding)]
+        if len(self.open) >= OPEN_MAX:
+            self.counts["refused"] += 1
+            return []
+        return [self._new(part, finding, roster)]
+
+    def _episode(self, finding: Finding) -> int:
         key = (finding.attempt, str(finding.kind), finding.scope)
         episode = self._episodes.pop(key, self._episode_base) + 1
         self._episodes[key] = episode
         while len(self._episodes) > EPISODES_MAX:
             del self._episodes[next(iter(self._episodes))]
-        part = part_of(finding, episode)
-        # What is told of an attempt that is over already is over as soon as training goes on.
-        part.ended_with_attempt = part.attempt != self._attempt
-        for incident in reversed(self.open):
-            became = BECOMES.get(incident.kind) is part.kind and incident.attempt == part.attempt
-            if became or (_may_bring(part, incident.first, roster) and _earlier(part, incident.first)):
-                return self._take_over(incident, part, finding, roster)
-            if any(_may_bring(other, part, roster) for other in incident.parts if other.is_open):
-                return self._join(incident, part, finding, roster)
-        if len(self.open) >= OPEN_MAX:
-            self.counts["refused"] += 1
-            return []
-        return [self._new(part, finding, roster)]
+        return episode
 
     def _new(self, part: Part, finding: Finding, roster: Roster) -> Told:
         self._number += 1
@@ -189,72 +223,81 @@ class Correlator:
             scope=part.scope,
             detected_step=finding.detected_step,
             detected_time_s=finding.detected_time_s,
-            score=_number(finding.score, math.inf),
-            confidence=_number(finding.confidence, 0.0),
+            score=number(finding.score, math.inf),
+            confidence=number(finding.confidence, 0.0),
             cause=finding.cause,
             summary=finding.summary,
             evidence=dict(finding.evidence),
             updated_time_s=finding.detected_time_s,
         )
-        _locate(incident, roster)
+        locate(incident, roster)
         self._incidents[incident.id] = incident
-        return Told(incident, Moment.OPENED, finding.summary)
+        return Told(incident, Moment.OPENED, incident.summary)
 
-    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
         """The finding is a consequence, or more of the same on the same hosts."""
-        self._keep(incident, part, finding)
+        before = Headline.of(incident)
+        _keep(incident, part, finding)
         if part.kind is not incident.kind or part.kind not in LASTING or set(part.ranks) <= set(incident.ranks):
-            what = Moment.UPDATED if part.kind is Kind.RESTART_LOOP else Moment.EVIDENCE
-            return [Told(incident, what, f"brought with it: {finding.summary}", fields=part.told())]
-        before = incident.scope
+            return self._told(incident, before, f"brought with it: {finding.summary}", part, finding)
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
-        _locate(incident, roster)
-        _widen(incident, roster)
-        # One more rank of the same host is a line in the incident; that it is the host is news, unless it is all one.
-        at_once = finding.detected_time_s - incident.detected_time_s <= SETTLE_S
-        what = Moment.EVIDENCE if incident.scope == before or at_once else Moment.UPDATED
-        return [Told(incident, what, f"also: {finding.summary}", fields=part.told())]
+        locate(incident, roster)
+        return self._told(incident, before, f"also: {finding.summary}", part, finding)
 
-    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
-        """The finding came first and may have brought what the incident was opened for."""
-        before = incident.kind
-        self._keep(incident, part, finding)
+    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
+        """The finding came first and may have brought what the incident was opened for, or is what that has become."""
+        before = Headline.of(incident)
+        ranks = incident.ranks if part.kind is incident.kind else ()
+        _keep(incident, part, finding)
         incident.parts.remove(part)
         incident.parts.insert(0, part)
-        incident.ranks, incident.scope = part.ranks, part.scope
+        incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
         incident.cause, incident.summary = finding.cause, finding.summary
-        incident.score, incident.confidence = _number(finding.score, math.inf), _number(finding.confidence, 0.0)
-        incident.evidence = {**finding.evidence, str(before): dict(incident.evidence)}
-        _locate(incident, roster)
-        how = "has become" if BECOMES.get(before) is part.kind else "was brought by"
-        return [Told(incident, Moment.UPDATED, f"{before} {how}: {finding.summary}", fields=part.told())]
+        incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
+        if part.kind is not before.kind:
+            incident.evidence = {**finding.evidence, str(before.kind): dict(incident.evidence)}
+        locate(incident, roster)
+        how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
+        return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
-    def _keep(self, incident: Incident, part: Part, finding: Finding) -> None:
-        incident.parts_total += 1
-        if len(incident.parts) >= LISTED_MAX:
-            del incident.parts[-1]
-        incident.parts.append(part)
-        incident.severity = max(incident.severity, finding.severity, key=_SEVERITIES.index)
-        incident.updated_time_s = finding.detected_time_s
+    def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Told]:
+        """What looked like several troubles has one cause: the others end, and their parts go on in `incident`."""
+        told = []
+        for other in others:
+            for part in other.parts:
+                _add(incident, replace(part))
+            incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
+            self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
+            told.append(Told(other, Moment.RESOLVED, f"goes on as #{incident.number}: {incident.summary}"))
+        return told
+
+    def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Told:
+        """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
+        now, age_s = Headline.of(incident), finding.detected_time_s - incident.detected_time_s
+        news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
+        return Told(incident, Moment.UPDATED if news else Moment.EVIDENCE, text, fields=part.told())
 
     def _update(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
-        part.summary, part.attempt = finding.summary, finding.attempt
+        before = Headline.of(incident)
+        part.summary = finding.summary
+        part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
+        part.adds_s = adds_s(finding)
         part.ended_with_attempt = False
         incident.updated_time_s = finding.detected_time_s
-        graver = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(incident.severity)
         wider = not set(finding.ranks) <= set(part.ranks)
         part.ranks = tuple(finding.ranks)
-        if graver:
-            incident.severity = finding.severity
+        incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
         if part is incident.first:
-            incident.score, incident.confidence = _number(finding.score, math.inf), _number(finding.confidence, 0.0)
+            incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
             incident.evidence |= finding.evidence
             if wider:
                 incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
-                _locate(incident, roster)
-        what = Moment.UPDATED if graver or (wider and part is incident.first) else Moment.EVIDENCE
-        return [Told(incident, what, finding.summary, fields=part.told())]
+            locate(incident, roster)
+        told = self._told(incident, before, finding.summary, part, finding)
+        if wider and part is incident.first:
+            told.what = Moment.UPDATED
+        return [told]
 
     def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Told]:
         if part.ended_with_attempt:
@@ -319,43 +362,20 @@ def _once(told: list[Told]) -> list[Told]:
     return told
 
 
-def _may_bring(cause: Part, effect: Part, roster: Roster) -> bool:
-    if effect.kind not in BRINGS[cause.kind]:
-        return False
-    if cause.attempt != effect.attempt and cause.kind not in LASTING and effect.kind is not Kind.RESTART_LOOP:
-        return False
-    if reach(cause.kind, effect.kind) is Reach.JOB:
-        return True
-    hosts = set(roster.hosts_of(cause.ranks))
-    return bool(hosts & set(roster.hosts_of(effect.ranks))) or bool(set(cause.ranks) & set(effect.ranks))
+def _heads(part: Part, incident: Incident, roster: Roster) -> bool:
+    """Whether the incident is a consequence of this part, or has become it."""
+    became = part.kind in BECOMES.get(incident.kind, ()) and incident.attempt == part.attempt
+    return became or (may_bring(part, incident.first, roster) and came_first(part, incident.first))
 
 
-def _earlier(part: Part, than: Part) -> bool:
-    """Whether `part` began first; where nobody can tell, the table decides."""
-    if part.attempt == than.attempt and part.onset_step is not None and than.onset_step is not None:
-        if part.onset_step != than.onset_step:
-            return part.onset_step < than.onset_step
-    elif abs(part.onset_time_s - than.onset_time_s) > SLACK_S:
-        return part.onset_time_s < than.onset_time_s
-    return CAUSE_ORDER.index(part.kind) < CAUSE_ORDER.index(than.kind)
+def _keep(incident: Incident, part: Part, finding: Finding) -> None:
+    _add(incident, part)
+    incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
+    incident.updated_time_s = finding.detected_time_s
 
 
-def _locate(incident: Incident, roster: Roster) -> None:
-    incident.hosts = roster.hosts_of(incident.ranks)
-    incident.devices = roster.devices_of(incident.ranks)
-    if incident.scope.startswith("host:") and not incident.hosts:
-        incident.hosts = [incident.scope.removeprefix("host:")]
-
-
-def _widen(incident: Incident, roster: Roster) -> None:
-    """When most ranks of a host are hit, the host is the subject; not so for a job that has only one."""
-    (host, *others) = incident.hosts or [""]
-    on_host = roster.ranks_of(host)
-    elsewhere = len(on_host) < roster.world_size
-    if not others and elsewhere and len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host):
-        incident.scope = f"host:{host}"
-        incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"
-
-
-def _number(value: float, instead: float) -> float:
-    return instead if math.isnan(value) else value
+def _add(incident: Incident, part: Part) -> None:
+    incident.parts_total += 1
+    if len(incident.parts) >= LISTED_MAX:
+        del incident.parts[-1]
+    incident.parts.append(part)

@@ -11,9 +11,14 @@ from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
+from rankwatch_service.stream.causes import ENDS
 
 LISTED_MAX: Final = 64
 """Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
+
+
+GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+"""Least first."""
 
 
 class Moment(StrEnum):
@@ -39,9 +44,15 @@ class Part:
     onset_step: int | None
     onset_time_s: float
     summary: str
+    severity: Severity = Severity.WARNING
+    confidence: float = 1.0
+    detected_step: int | None = None
+    detected_time_s: float = math.inf
+    adds_s: float | None = None
+    """Seconds that it adds to each step, where it says so."""
     is_open: bool = True
     ended_with_attempt: bool = False
-    """Its attempt is over: it counts as closed once training makes progress again."""
+    """Its attempt is over: it counts as closed once a later one has shown that it does not come again."""
 
     def told(self) -> dict[str, Any]:
         """As an entry of `consequences`."""
@@ -85,7 +96,7 @@ class Incident:
     transitions: int = 0
     acknowledged_by: str | None = None
     actions: list[str] = field(default_factory=list)
-    """Commands that were derived from it, by action: each at most once."""
+    """Commands that were derived from it, by action and attempt: each at most once."""
     parts_total: int = 1
     """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
 
@@ -103,6 +114,22 @@ class Incident:
     def attempt(self) -> str:
         """The attempt in which it began."""
         return self.first.attempt
+
+    @property
+    def gravest(self) -> Part:
+        """What is worst of all that goes on, the earliest where several are: what has to be dealt with."""
+        going_on = [part for part in self.parts if part.is_open] or self.parts
+        return max(going_on, key=lambda part: GRAVITY.index(part.severity))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any of it is going on in the attempt that runs."""
+        return any(part.is_open and not part.ended_with_attempt for part in self.parts)
+
+    @property
+    def bout(self) -> str:
+        """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
+        return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
 
     def row(self) -> dict[str, Any]:
         """The columns of the `incident` table."""
@@ -187,7 +214,27 @@ def part_of(finding: Finding, episode: int) -> Part:
         onset_step=finding.onset_step,
         onset_time_s=finding.onset_time_s,
         summary=finding.summary,
+        severity=finding.severity,
+        confidence=number(finding.confidence, 0.0),
+        detected_step=finding.detected_step,
+        detected_time_s=finding.detected_time_s,
+        adds_s=adds_s(finding),
     )
+
+
+def adds_s(finding: Finding) -> float | None:
+    """Seconds that slow ranks or a slow job add to each step, by their detectors' estimate; None where none is told."""
+    usual_s = finding.evidence.get("peers_busy_s", finding.evidence.get("usual_s"))
+    ratio = finding.evidence.get("ratio")
+    if not isinstance(usual_s, int | float) or not isinstance(ratio, int | float):
+        return None
+    added_s = usual_s * (ratio - 1)
+    return added_s if math.isfinite(added_s) else None
+
+
+def number(value: float, instead: float) -> float:
+    """The value, or another in place of NaN."""
+    return instead if math.isnan(value) else value
 
 
 def unix_ns(time_s: float) -> int:
@@ -215,6 +262,11 @@ def incident_state(incident: Incident) -> dict[str, Any]:
 
 def incident_restored(state: Mapping[str, Any]) -> Incident:
     """The incident that gave this state."""
-    parts = [Part(**{**saved, "kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"])}) for saved in state["parts"]]
+    parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
     return Incident(**{**state, "parts": parts, "severity": severity, "ranks": ranks})
+
+
+def _part_restored(saved: Mapping[str, Any]) -> Part:
+    severity = Severity(saved.get("severity", Severity.WARNING))
+    return Part(**{**saved, "kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity})

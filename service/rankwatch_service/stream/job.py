@@ -29,6 +29,9 @@ from rankwatch_service.stream.stacks import attach_stack
 REST_AFTER_S: Final = 3_600.0
 """A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
 
+MATTERS: Final = (Moment.OPENED, Moment.UPDATED, Moment.EVIDENCE)
+"""After these the price, the suggestion and what the policy does may be others."""
+
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> where to read on, by name."""
 
@@ -106,7 +109,7 @@ class JobStream:
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
         situation = self._situation(now_s)
         for incident in self.correlator.open:
-            if incident.state == "open" and incident.attempt == self._assembler.attempt:
+            if incident.state == "open" and incident.goes_on:
                 effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
@@ -177,7 +180,7 @@ class JobStream:
     def _tell(self, told: Sequence[Told], now_s: float, effects: Effects) -> None:
         for item in told:
             incident = item.incident
-            if item.what in (Moment.OPENED, Moment.UPDATED) and incident.state != "resolved":
+            if item.what in MATTERS and incident.state != "resolved":
                 self._respond(item, now_s, effects)
             incident.transitions += 1
             incident.updated_time_s = now_s

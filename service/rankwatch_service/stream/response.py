@@ -9,9 +9,9 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.control.commands import STACKS, new_command
 from rankwatch_service.control.ledger import Ledger
-from rankwatch_service.control.policy import Decision, Facts, Mode, Past, Policy, decide, rollback_target
+from rankwatch_service.control.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_target
 from rankwatch_service.control.suggest import Figures, suggest
-from rankwatch_service.stream.causes import STANDS_STILL, WASTES
+from rankwatch_service.stream.causes import SPOILS_WEIGHTS, STANDS_STILL, WASTES
 from rankwatch_service.stream.incidents import Incident, derived, unix_ns
 
 STACK_RANKS_MAX: Final = 8
@@ -48,21 +48,29 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
 
 
 def facts(incident: Incident, world_size: int) -> Facts:
-    """The incident as the policy looks at it."""
+    """The incident as the policy looks at it: what is worst in it decides, whatever brought that about."""
+    gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
+    spoilt = [part.onset_step for part in incident.parts if part.is_open and part.kind in SPOILS_WEIGHTS]
+    onsets = [step for step in (gravest.onset_step, *spoilt) if step is not None]
     return Facts(
         id=incident.id,
         job=incident.job,
-        kind=str(incident.kind),
+        kind=str(gravest.kind),
         severity=str(incident.severity),
-        confidence=incident.confidence,
-        onset_step=incident.first.onset_step,
+        confidence=gravest.confidence,
+        onset_step=min(onsets, default=None),
         ranks=incident.ranks,
         world_size=world_size,
         hung=Kind.HANG in kinds,
         processes_lost=Kind.RANK_LOST in kinds,
         hosts_lost=Kind.TELEMETRY_LOST in kinds and Kind.RANK_LOST in kinds,
     )
+
+
+def command_id(incident: Incident, action: str) -> str:
+    """Id of the command that this incident leads to now: the same, however often it is derived."""
+    return f"cmd_{derived(incident.id, _once(action, incident))}"
 
 
 class Responder:
@@ -89,7 +97,7 @@ class Responder:
         }
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
-        if hung is not None and STACKS not in incident.actions:
+        if hung is not None and _once(STACKS, incident) not in incident.actions:
             # Where nobody can be named, some ranks' stacks still tell what all are waiting for.
             ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
             commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
@@ -107,10 +115,14 @@ class Responder:
         return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
 
     def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[dict[str, Any]]:
-        if decision.mode is not Mode.ACT or decision.action in incident.actions:
+        if decision.mode is not Mode.ACT or _once(decision.action, incident) in incident.actions:
             return []
-        if all(part.ended_with_attempt for part in incident.parts if part.is_open):
+        if not incident.goes_on:
             # Nothing may reach an attempt that the trouble was not in.
+            return []
+        looping = any(part.kind is Kind.RESTART_LOOP and part.is_open for part in incident.parts)
+        if looping and decision.action == Action.RELAUNCH:
+            # One more launch is what has not helped.
             return []
         self.history.append(Past(decision.action, unix_ns(situation.now_s)))
         params = dict(decision.params)
@@ -126,9 +138,9 @@ class Responder:
         reason: str,
         approval_required: bool,
     ) -> dict[str, Any]:
-        incident.actions.append(action)
+        incident.actions.append(_once(action, incident))
         return new_command(
-            f"cmd_{derived(incident.id, action)}",
+            command_id(incident, action),
             incident.job,
             situation.attempt,
             action,
@@ -139,3 +151,8 @@ class Responder:
             incident_id=incident.id,
             approval_required=approval_required,
         )
+
+
+def _once(action: str, incident: Incident) -> str:
+    """What is done once: an action for each attempt that the trouble ends, the one in which it began to begin with."""
+    return action if incident.bout == incident.attempt else f"{action} {incident.bout}"

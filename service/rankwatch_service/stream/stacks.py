@@ -8,7 +8,8 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_service.control.commands import STACKS
 from rankwatch_service.stream.correlator import Told
-from rankwatch_service.stream.incidents import Incident, Moment, derived
+from rankwatch_service.stream.incidents import Incident, Moment
+from rankwatch_service.stream.response import command_id
 
 STACK_CHARS_MAX: Final = 16_384
 """Kept of each stack: some 200 frames."""
@@ -20,7 +21,7 @@ STACKS_MAX: Final = 8
 def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Told]:
     """Add a stack to the open incident that asked for it, else to the open hang of its attempt.
 
-    The first one is an update that receivers hear of; the others are evidence.
+    It is evidence: whoever was told of the hang finds it there, and is not told of it again.
     """
     if dump.rank is None:
         return []
@@ -34,8 +35,7 @@ def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Told]:
     told.pop("order", None)
     stacks[str(dump.rank)] = told
     text = f"stack of rank {dump.rank}" if told.get("stack") else f"rank {dump.rank} has no stack to show"
-    evidence = Told(incident, Moment.EVIDENCE, text, fields={"rank": dump.rank, **told})
-    return [evidence, Told(incident, Moment.UPDATED, text)] if len(stacks) == 1 else [evidence]
+    return [Told(incident, Moment.EVIDENCE, text, fields={"rank": dump.rank, **told})]
 
 
 def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
@@ -45,5 +45,5 @@ def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
         if any(part.kind is Kind.HANG and part.attempt == dump.attempt for part in incident.parts)
     ]
     order = dump.fields.get("order")
-    named = (incident for incident in hangs if order == f"cmd_{derived(incident.id, STACKS)}")
+    named = (incident for incident in hangs if order == command_id(incident, STACKS))
     return next(named, hangs[0] if hangs else None)

@@ -30,6 +30,12 @@ def test_a_receiver_is_told_only_what_it_wants(wants, told):
     assert bool(routed([receiver_row(**wants)])) is told
 
 
+def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
+    brought = [{"kind": "slowdown"}, {"kind": "hang"}]
+    assert routed([receiver_row(kinds=["hang"])], consequences=brought) == [Routed("pager", None)]
+    assert routed([receiver_row(kinds=["nonfinite"])], consequences=brought) == []
+
+
 @pytest.mark.parametrize(
     ("silence", "incident", "muted"),
     [

@@ -4,7 +4,7 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.stream import correlator as correlator_module
-from rankwatch_service.stream.correlator import PROGRESS_FRAMES, Correlator
+from rankwatch_service.stream.correlator import LOOK_FRAMES, PROGRESS_FRAMES, Correlator
 from rankwatch_service.stream.incidents import incident_id
 from tests.support.findings import finding, roster
 
@@ -23,8 +23,9 @@ def judge(correlator, *findings) -> list[tuple[str, str]]:
     return [(str(told.what), str(told.incident.kind)) for told in correlator.judge(findings, ROSTER)]
 
 
-def go_on(correlator, attempt, frames=PROGRESS_FRAMES) -> list[str]:
-    return [str(told.what) for step in range(frames) for told in correlator.progress(attempt, 50 + step, 2_000.0)]
+def go_on(correlator, attempt, frames=PROGRESS_FRAMES, from_step=100) -> list[str]:
+    steps = range(from_step, from_step + frames)
+    return [str(told.what) for step in steps for told in correlator.progress(attempt, step, 2_000.0)]
 
 
 def test_a_finding_opens_an_incident_and_its_end_resolves_it(correlator):
@@ -63,7 +64,7 @@ def test_one_that_lasts_does_not_open_again(correlator):
         (finding(Kind.CORRUPTION, scope="rank:3"), finding(Kind.LOSS_DIVERGENCE)),
         (finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN)),
         (finding(Kind.DEVICE_FAULT, scope="rank:3"), finding(Kind.RANK_LOST, scope="rank:3")),
-        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=101)),
+        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=103)),
     ],
 )
 def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
@@ -161,7 +162,8 @@ def test_a_rollback_does_not_end_a_slow_rank_but_a_new_launch_does(correlator):
     correlator.begin("l.1")
     assert go_on(correlator, "l.1") == []
     correlator.begin("m.0")
-    assert go_on(correlator, "m.0") == ["resolved"]
+    assert go_on(correlator, "m.0", LOOK_FRAMES - 1) == []
+    assert go_on(correlator, "m.0", 1) == ["resolved"]
 
 
 def test_a_slow_rank_that_is_seen_again_after_a_relaunch_stays_one_incident(correlator):

@@ -132,11 +132,11 @@ def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
     assert (command["action"], command["params"], command["attempt"]) == ("stacks", {"ranks": [3]}, "l.0")
     dump = {"order": command["id"], "stack": "File train.py, line 7", "os_state": "R"}
     world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
-    assert world.told() == ["opened", "evidence", "updated"]
+    assert world.told() == ["opened", "evidence"]
     evidence = world.effects.transitions[-1].incident["evidence"]
     assert evidence["stacks"] == {"3": {"stack": "File train.py, line 7", "os_state": "R"}}
     world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
-    assert world.told() == ["opened", "evidence", "updated"]
+    assert world.told() == ["opened", "evidence"]
 
 
 def test_where_nobody_is_named_some_stacks_are_asked_for():
