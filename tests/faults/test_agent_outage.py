@@ -205,7 +205,7 @@ def test_the_daemon_gives_every_job_its_agent(tmp_path: Path) -> None:
                 until(lambda: not list(tmp_path.glob("*.ring")))
             finally:
                 daemon.terminate()
-            assert daemon.wait(10) == 0
+            assert daemon.wait(60) == 0
         until(lambda: not any(lock_is_held(layout.agent_lock_path(str(tmp_path), job)) for job in ("a", "b")))
 
 

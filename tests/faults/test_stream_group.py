@@ -84,7 +84,7 @@ class Group:
     def leave(self, name: str) -> None:
         process = self.members.pop(name)
         process.terminate()
-        assert process.wait(30) == 0, self.said()
+        assert process.wait(60) == 0, self.said()
 
     def rows(self, model) -> list:
         with read(self.engine) as connection:

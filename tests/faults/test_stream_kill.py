@@ -71,7 +71,7 @@ def test_a_stream_killed_again_and_again_leaves_what_an_undisturbed_one_leaves(t
     try:
         wait_for(process, engine, RECORDS)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

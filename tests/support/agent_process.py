@@ -44,7 +44,7 @@ class AgentProcess:
     def running(self) -> bool:
         return lock_is_held(self._lock)
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         return self.supervisor.wait(seconds)
 
     def kill_worker(self) -> int:
@@ -58,7 +58,7 @@ class AgentProcess:
         """SIGKILL both, the supervisor first, so that it starts no other."""
         worker = self.worker
         self.supervisor.kill()
-        self.supervisor.wait(20)
+        self.supervisor.wait(60)
         if worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)

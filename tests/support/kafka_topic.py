@@ -20,7 +20,7 @@ class Lying:
 
 
 def read_topic(
-    bootstrap: str, topic: str, enough: Callable[[list[Lying]], bool], partitions: int = 1, within_s: float = 30.0
+    bootstrap: str, topic: str, enough: Callable[[list[Lying]], bool], partitions: int = 1, within_s: float = 60.0
 ) -> list[Lying]:
     """Everything in a topic from its beginning, once there is enough and nothing more comes."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=50)

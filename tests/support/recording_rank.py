@@ -53,11 +53,11 @@ class RecordingRank:
         self.process.stdin.flush()
 
     def wait(self) -> int:
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()

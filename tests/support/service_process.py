@@ -55,7 +55,7 @@ class Role:
         """Ask it to end, and return its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def said(self) -> str:
         return (self.folder / "out.txt").read_text() + (self.folder / "err.txt").read_text()

@@ -62,7 +62,7 @@ def held(pid: int) -> RankProcess:
 def ended(process: RankProcess) -> ProcessExit:
     watch = ExitWatch()
     watch.add(process)
-    assert list(watch.wait(10)) == [process.fd]
+    assert list(watch.wait(60)) == [process.fd]
     until(process.exit_status)
     found = process.exit_status()
     assert found is not None

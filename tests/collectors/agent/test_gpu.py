@@ -94,7 +94,7 @@ def test_the_sampler_gives_each_reading_once_and_closes_its_source(monkeypatch: 
     taken = sampler.take()
     assert len(taken) == 1
     sampler.close()
-    sampler.join(5)
+    sampler.join(60)
     assert counters.closed
     sampler.take()
     assert sampler.take() == ()
@@ -104,6 +104,6 @@ def test_on_a_host_without_devices_the_sampler_ends_at_once() -> None:
     find: Callable[[], NoGpu] = NoGpu
     sampler = GpuSampler(find, FakeClock())
     sampler.start()
-    sampler.join(5)
+    sampler.join(60)
     assert not sampler.is_alive()
     assert sampler.take() == ()

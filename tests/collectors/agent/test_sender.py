@@ -180,7 +180,7 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Servi
     answering = threading.Event()
 
     def silent(_seq: int) -> Outcome:
-        answering.wait(20)
+        answering.wait(60)
         return Accepted()
 
     service.answer = silent
@@ -207,7 +207,7 @@ def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_fillin
 
     def slow(seq: int) -> Outcome:
         if seq == 3:
-            going_on.wait(20)
+            going_on.wait(60)
         return Accepted()
 
     service.answer = slow

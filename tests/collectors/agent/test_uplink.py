@@ -143,7 +143,7 @@ def test_an_answer_that_is_none_is_worth_another_try_and_never_an_error(
         with pytest.raises(Unreachable):
             channel.post("/", b"", "text/plain")
     finally:
-        thread.join(5)
+        thread.join(60)
         server.close()
 
 
@@ -163,7 +163,7 @@ def test_events_of_a_stream_are_put_together_and_comments_passed_over() -> None:
     server, thread = answering(content)
     channel = Channel(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
     assert list(channel.stream("/")) == [("orders", "one\ntwo"), ("message", "three")]
-    thread.join(5)
+    thread.join(60)
     server.close()
 
 
@@ -173,7 +173,7 @@ def test_a_stream_line_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
     with pytest.raises(Unreachable, match="bytes"):
         list(channel.stream("/"))
-    thread.join(5)
+    thread.join(60)
     server.close()
 
 
@@ -200,7 +200,7 @@ def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentServic
     until(lambda: heard("o2"))
     stream.close()
     service.stop()
-    stream.join(10)
+    stream.join(60)
     assert not stream.is_alive()
 
 
@@ -214,7 +214,7 @@ def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService) -> Non
     until(lambda: found.extend(inbox.take()) or found)
     assert found[0].orders[0].order == "o1"
     poster.close()
-    poster.join(5)
+    poster.join(60)
 
 
 def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_posted_afterwards(
@@ -230,4 +230,4 @@ def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_post
     until(lambda: service.views and service.views[-1].sent_unix_ns == 500)
     assert len(service.views) <= 2
     poster.close()
-    poster.join(5)
+    poster.join(60)

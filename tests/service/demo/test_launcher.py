@@ -9,7 +9,7 @@ import pytest
 from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
 
 SLEEPER = "import time; time.sleep(600)"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

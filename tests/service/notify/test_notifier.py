@@ -23,7 +23,7 @@ from rankwatch_service.store.models import Lease as LeaseRow
 from tests.support.clock import FakeClock
 from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, transition_row
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 OK = Outcome(204, "", 0.01)
 
 

@@ -134,7 +134,7 @@ def test_the_notifier_brings_what_was_committed_to_the_topic_in_order(any_broker
         assert {one.headers["ce_id"] for one in found} == {row["id"] for row in rows}
         until("all are marked delivered", lambda: states(engine) == {"delivered"})
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

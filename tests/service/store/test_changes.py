@@ -8,7 +8,7 @@ from rankwatch_service.store.changes import ChangeWatch
 from rankwatch_service.store.engine import open_engine, write
 from tests.support.postgres import postgres_server
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def comes(watch) -> bool:
