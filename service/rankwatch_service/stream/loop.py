@@ -136,7 +136,6 @@ class Stream:
         self._epoch = 0
         self._saved_ns: dict[str, int] = {}
         self._rows: dict[str, int] = {}
-        self._retained = 0
 
     @property
     def epoch(self) -> int:
