@@ -171,9 +171,11 @@ def _postgres_engine(url: URL, role: str) -> Engine:
             # A connection that died while nobody used it is replaced without a word.
             pool_pre_ping=True,
         )
+        # psycopg is an extra; who does not use PostgreSQL does not need it.
+        from rankwatch_service.store import patience  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreAddressError("PostgreSQL needs psycopg: pip install 'rankwatch[postgres]'") from error
-    event.listen(engine, "connect", lambda connection, _record: postgres.take_any_text(connection))
+    patience.install(engine, postgres.ANSWER_TIMEOUT_S)
     return engine
 
 

@@ -71,7 +71,8 @@ def check(engine: Engine) -> None:
     if revision == head:
         return
     _refuse_newer(revision, config)
-    raise SchemaError(f"the database is at revision {revision}, this version needs {head}: run `rankwatch db upgrade`")
+    found = "has no tables yet" if revision is None else f"is at revision {revision}"
+    raise SchemaError(f"the database {found}, this version needs {head}: run `rankwatch db upgrade`")
 
 
 def configuration() -> Config:

@@ -26,6 +26,9 @@ IDLE_TIMEOUT_S: Final = 10
 LOCK_TIMEOUT_S: Final = 15
 """Longest wait for a turn: longer than a process that stands still can hold it."""
 
+ANSWER_TIMEOUT_S: Final = 45
+"""Longest silence of a server: by then it would have answered with one of the errors above, unless it stands still."""
+
 KEEPALIVE_S: Final = 5
 """A server that vanished without a word (power, network) is noticed after four times this."""
 
@@ -78,20 +81,6 @@ def connect_arguments(url: URL, role: str) -> dict[str, Any]:
     }
 
 
-def take_any_text(dbapi_connection: Any) -> None:
-    """Let a new connection take every text: the character NUL, which PostgreSQL has no place for, becomes U+FFFD.
-
-    It comes from outside, in the output of a job for instance, and must not stop whoever has to store it.
-    """
-    from psycopg.types.string import StrDumperUnknown  # noqa: PLC0415 - only where PostgreSQL is used
-
-    class AnyText(StrDumperUnknown):
-        def dump(self, obj: str) -> Any:
-            return super().dump(obj.replace("\0", "\ufffd"))
-
-    dbapi_connection.adapters.register_dumper(str, AnyText)
-
-
 def take_turn(connection: Connection) -> None:
     """Wait for the turn to write, keep it to the end of the transaction, and announce the write when it commits."""
     connection.execute(_TAKE_TURN, {"key": _TURN, "channel": CHANNEL})
@@ -99,6 +88,8 @@ def take_turn(connection: Connection) -> None:
 
 def lift_limits(connection: Connection) -> None:
     """Let this transaction take as long as it needs: a migration may rewrite tables."""
+    driver: Any = connection.connection.driver_connection
+    driver.answer_within_s = float("inf")
     for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
         connection.execute(text(f"SET LOCAL {name} = 0"))
 

@@ -1,12 +1,16 @@
+import os
+import signal
 import sqlite3
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from rankwatch_service.store import engine as store_engine
+from rankwatch_service.store import postgres as postgres_limits
 from rankwatch_service.store.engine import in_turn, open_engine, read, write, write_aside
 from rankwatch_service.store.errors import StoreAddressError, StoreBusyError
 
@@ -150,6 +154,45 @@ def test_a_reader_cannot_write_on_postgresql(postgres):
         make_tables(engine)
         with pytest.raises(StoreBusyError, match="read-only"), read(engine) as connection:
             add(connection)
+        engine.dispose()
+
+
+@contextmanager
+def standing_still(connection):
+    """Suspend the server's process at the other end."""
+    process = connection.scalar(text("SELECT pg_backend_pid()"))
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_stands_still_is_given_up_and_used_again_when_it_goes_on(postgres, monkeypatch):
+    monkeypatch.setattr(postgres_limits, "ANSWER_TIMEOUT_S", 0.3)
+    with postgres.empty() as url:
+        engine = open_engine(url)
+        make_tables(engine)
+        with (
+            pytest.raises(StoreBusyError, match=r"not answered within 0\.3 s"),
+            write(engine) as connection,
+            standing_still(connection),
+        ):
+            add(connection)
+        assert count(engine) == 0
+        engine.dispose()
+
+
+def test_a_migration_may_take_longer_than_a_server_may_be_silent(postgres, monkeypatch):
+    monkeypatch.setattr(postgres_limits, "ANSWER_TIMEOUT_S", 0.3)
+    with postgres.empty() as url:
+        engine = open_engine(url)
+        with write(engine) as connection:
+            postgres_limits.lift_limits(connection)
+            connection.execute(text("SELECT pg_sleep(0.6)"))
+        with pytest.raises(StoreBusyError, match="not answered"), write(engine) as connection:
+            connection.execute(text("SELECT pg_sleep(0.6)"))
         engine.dispose()
 
 

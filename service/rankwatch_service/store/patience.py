@@ -1,0 +1,75 @@
+"""Connections to PostgreSQL that take every text, and do not wait for ever for a server that stands still.
+
+A server that is suspended, or whose disk hangs, answers nothing, while its machine goes on acknowledging what we send:
+no time-out of TCP or of the server's own ends that. Needs the extra `postgres`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.types.string import StrDumperUnknown
+from sqlalchemy import Engine, event
+
+RV = TypeVar("RV")
+Talk = Generator[Any, Any, RV]
+"""What psycopg does with a connection: yields what it waits for, and is sent what is ready, 0 for nothing yet."""
+
+
+class _AnyText(StrDumperUnknown):
+    """The character NUL, which PostgreSQL has no place for, becomes U+FFFD.
+
+    It comes from outside, in the output of a job for instance, and must not stop whoever has to store it.
+    """
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\ufffd"))
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that is given up once the server has not answered for `answer_within_s`."""
+
+    answer_within_s = float("inf")
+
+    def wait(self, gen: Talk[RV], *arguments: Any, **more: Any) -> RV:
+        """Let psycopg talk to the server.
+
+        Raises:
+            OperationalError: no whole answer came in time; the connection is closed.
+        """
+        return super().wait(self._bounded(gen), *arguments, **more)
+
+    def _bounded(self, talk: Talk[RV]) -> Talk[RV]:
+        deadline_s = time.monotonic() + self.answer_within_s
+        try:
+            wanted = next(talk)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > deadline_s:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server has not answered within {self.answer_within_s:g} s")
+                wanted = talk.send(ready)
+        except StopIteration as ended:
+            done: RV = ended.value
+            return done
+
+
+def install(engine: Engine, answer_within_s: float) -> None:
+    """Have the engine make such connections, and give each its bound again when it comes back to the pool."""
+
+    def connect(_dialect: Any, _record: Any, arguments: Any, more: Any) -> Connection:
+        connection = Connection.connect(*arguments, **more)
+        connection.adapters.register_dumper(str, _AnyText)
+        connection.answer_within_s = answer_within_s
+        return connection
+
+    def checked_in(connection: Connection | None, _record: Any) -> None:
+        if connection is not None:
+            connection.answer_within_s = answer_within_s
+
+    listeners: dict[str, Callable[..., Any]] = {"do_connect": connect, "checkin": checked_in}
+    for name, listener in listeners.items():
+        event.listen(engine, name, listener)
