@@ -126,11 +126,10 @@ class PeerBaseline(Stateful):
         """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
         # Over 64 rows of heavy-tailed noise a rank's own variance errs by a quarter: only what is plainly more counts.
         own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
-        variance = np.where(own_decides, self.variance, self._pooled)
-        variance *= self._correlation
-        short: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
-        short += 1.0
-        variance *= short
+        variance: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
+        variance += 1.0
+        decisive = np.where(own_decides, self.variance, self._pooled) if np.count_nonzero(own_decides) else self._pooled
+        variance *= decisive * self._correlation
         np.sqrt(variance, out=variance)
         return np.maximum(variance, self._config.sigma_floor, out=variance)
 

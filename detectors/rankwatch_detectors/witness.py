@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
 from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
-from rankwatch_detectors.budget import threshold
+from rankwatch_detectors.budget import threshold, usual_step_s
 from rankwatch_detectors.dispatch import finite, where_usable
 from rankwatch_detectors.load import LoadConfig, LoadModel
 from rankwatch_detectors.peers import everyone
@@ -85,11 +85,10 @@ class Witness(Stateful):
         """
         self._rows += 1
         if step_s is not None and step_s > 0:
-            self.step_s += (step_s - self.step_s) / min(self._rows, 64)
-        with np.errstate(invalid="ignore"):
-            usable = np.isfinite(values) & (values > 0)
-            all_usable = everyone(usable)
-            logs = np.log(values if all_usable else np.where(usable, values, 1.0))
+            self.step_s = usual_step_s(self.step_s, step_s, self._rows)
+        usable = (values > 0) & (values < np.inf)
+        all_usable = everyone(usable)
+        logs = np.log(values if all_usable else np.where(usable, values, 1.0))
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
         self.sigma = baseline.sigma()
