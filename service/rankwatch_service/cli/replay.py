@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
 
 if TYPE_CHECKING:
@@ -37,12 +38,28 @@ def replay(
     detector_config: CONFIG = "default",
     compare: COMPARE = None,
 ) -> None:
-    """Run the detectors over recorded telemetry, offline.
+    """Run the detectors over recorded telemetry, offline: what would have been told, and when.
 
-    One row for each rank and step, or for each step of a whole job. Needed is [bold]step[/bold]; known are time_s,
-    rank, host, dp, tp, pp, attempt, kind (train, eval, checkpoint), step_time_s, busy_s, wait_s, data_wait_s,
-    forward_s, backward_s, collective_s, optimizer_s, loss, grad_norm, nonfinite, fingerprint; other numbers are
-    metrics of their own. An empty field is not measured; nan and inf are values.
+    Files have one row for each rank and step, or for each step of a job.
+    Needed is [bold]step[/bold]. Known columns, others are metrics of their own:
+
+      time_s rank host dp tp pp attempt kind (train, eval, checkpoint)
+      step_time_s busy_s busy_cpu_s wait_s data_wait_s forward_s
+      backward_s collective_s optimizer_s loss grad_norm local_grad_norm
+      tokens tokens_squared nonfinite fingerprint
+
+    An empty field is not measured; nan and inf are values.
+
+    [bold]Examples[/bold]
+
+      rankwatch simulate --fault hang:rank=3,at=500 -o job.parquet
+      rankwatch replay job.parquet
+      rankwatch replay log.csv --map global_step=step,train/loss=loss
+      rankwatch replay rank-*.csv.gz --json
+      rankwatch replay job.parquet --compare straggler.budget=0.1
+
+    Exit status: 0, with incidents or without; 1, a file is wrong (what
+    stands before the wrong row is judged and printed); 2, wrong usage.
     """
     from rankwatch_service.replay.configure import read_config
     from rankwatch_service.replay.layout import ReplayError, parse_mapping
@@ -60,11 +77,12 @@ def replay(
         with _progress(sum(source.total for source in sources)) as progress:
             outcome = run(sources, columns, configs, job=job, until_step=until_step, progress=progress)
     except ReplayError as error:
-        typer.echo(f"rankwatch: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise CliError(Status.FINDINGS, str(error)) from error
     seconds = time.perf_counter() - began
     names = (detector_config, compare or "")
     _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
+    if outcome.broken is not None:
+        raise CliError(Status.FINDINGS, str(outcome.broken))
 
 
 @contextmanager
@@ -106,35 +124,47 @@ def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
 
     from rankwatch_service.replay.report import missing, what_was_read
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(what_was_read(outcome, seconds), markup=False)
+    console = Console(highlight=False)
+    if outcome.rows or outcome.broken is None:
+        console.print(what_was_read(outcome, seconds), markup=False)
     for which, incidents in _lists(outcome, names):
         head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
-        console.print(f"[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}\n")
+        console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
         for incident in incidents:
-            _describe(console, incident)
-    for what in missing(outcome):
-        console.print(f"Not looked for, since the file lacks it: {what}", style="dim", markup=False)
-    for reason, count in sorted(outcome.left_out.items()):
-        console.print(f"Left out: {count} ({reason})", style="dim", markup=False)
+            _describe(console, incident, outcome.named)
+    notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
+    notes = ["Not looked for, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
+    notes += [f"Left out: {count:,} ({reason})" for reason, count in sorted(outcome.left_out.items())]
     if outcome.left_out_columns:
-        console.print(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}", style="dim", markup=False)
+        notes.append(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}")
+    if notes:
+        console.print()
+    for note in notes:
+        console.print(note, style="dim", markup=False)
     for failure in outcome.failures:
         console.print(f"A detector failed: {failure}", style="red", markup=False)
 
 
-def _describe(console: Any, incident: Incident) -> None:
+def _describe(console: Any, incident: Incident, named: bool) -> None:
+    from rich.padding import Padding
+
     from rankwatch_service.cli.output import plain, severity
-    from rankwatch_service.replay.report import duration
+    from rankwatch_service.replay.report import FIRST, cost, culprits, duration
 
     line = severity(str(incident.severity))
     line.append("  ")
     line.append(str(incident.kind), style="bold")
-    line.append(f"  {duration(incident)}", style="dim")
+    line.append(f"  {culprits(incident)}" if named else "")
+    console.print()
     console.print(line)
-    console.print(plain(f"  {incident.summary}"))
+    told = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
+    told += [f"first: {FIRST[incident.kind]}", f"more: docs/incidents/{incident.kind}.md"]
+    for text in filter(None, told):
+        console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))
+
+
+def _consequences(incident: Incident) -> Iterator[str]:
     for part in incident.parts[1:4]:
-        console.print(plain(f"  brought with it: {part.summary}"), style="dim")
-    if len(incident.parts) > 4:
-        console.print(f"  and {incident.parts_total - 4} more consequences", style="dim")
-    console.print(f"  what to do: docs/incidents/{incident.kind}.md\n", style="dim", markup=False)
+        yield f"brought with it: {part.summary}"
+    if incident.parts_total > 4:
+        yield f"and {incident.parts_total - 4} more consequences"

@@ -33,7 +33,8 @@ class Place:
 def is_number(column: Any) -> bool:
     """Whether a column's type is one of numbers."""
     kind = column.type
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+    tests = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
 
 
 def numbers(column: Any, place: Place) -> tuple[Floats, Bools | None]:
@@ -104,7 +105,9 @@ def _cast(column: Any, place: Place) -> Any:
         return pc.cast(trimmed, pa.float64())
     except pa.ArrowInvalid:
         index = _first_wrong(trimmed)
-        raise place.error(f"{trimmed[index].as_py()[:SHOWN_CHARS]!r} is not a number", index) from None
+        text = trimmed[index].as_py()
+        hint = "; decimals need a point" if "," in text else ""
+        raise place.error(f"{text[:SHOWN_CHARS]!r} is not a number{hint}", index) from None
 
 
 def _first_wrong(column: Any) -> int:

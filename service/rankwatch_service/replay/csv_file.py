@@ -1,20 +1,38 @@
-"""Reads CSV files, also compressed ones, block by block, every field as the text that it is."""
+"""Reads CSV files, also compressed ones, block by block, every field as the text that it is.
+
+Blocks are cut here and parsed one by one, in this thread: so an error knows its row, and what stands before it is read.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow import csv as arrow_csv
 
 from rankwatch_service.replay.layout import ReplayError
 
-LINE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Longest line; also the size of the blocks that are read. A row of 1,000 numbers has 20 KB."""
+BLOCK_BYTES: Final = 1024 * 1024
+"""Parsed at once, as far as its lines are whole."""
 
-COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Longest line. A row of 1,000 numbers has 20 KB."""
+
+PIECE_BYTES: Final = 4 * 1024
+"""Read at once: of a compressed file that breaks off, no more than this is lost."""
+
+COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
+UTF_8_MARK: Final = b"\xef\xbb\xbf"
+SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+_ROW: Final = re.compile(r"Row #(\d+)")
+_COLUMN: Final = re.compile(r"In CSV column #(\d+)")
+_FIELDS: Final = re.compile(r"Expected (\d+) columns, got (\d+)")
 
 
 class CsvFile:
@@ -24,62 +42,126 @@ class CsvFile:
         """Read the header.
 
         Raises:
-            ReplayError: there is no header, or no row after it.
+            ReplayError: there is no header, or it is not one of a CSV file.
         """
         self.path = str(path)
         self.total = path.stat().st_size
-        self._codec = COMPRESSED.get(path.suffix)
         self._row = 0
-        self._wrong: list[Any] = []
-        try:
-            # Types are guessed from the first block only to learn the names.
-            with self._open(pa.input_stream(str(path), compression=self._codec), None) as first:
-                self.names = list(first.schema.names)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._error(error) from error
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head.startswith(UTF_16):
+            raise ReplayError(self.path, "is UTF-16; it must be UTF-8")
+        self._codec = next((codec for mark, codec in COMPRESSED.items() if head.startswith(mark)), None)
+        header, _ = _cut_header(next(self._blocks(), (b"", 0))[0])
+        text = header.removeprefix(UTF_8_MARK).decode(errors="replace")
+        if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text:
+            raise ReplayError(self.path, "neither CSV nor Parquet: the first line is no text in UTF-8")
+        self.names = next(csv.reader([text]), [])
+        if not self.names:
+            raise ReplayError(self.path, "the file is empty: it needs a header and rows")
+        other = next((name for sign, name in SEPARATORS.items() if sign in text), None)
+        if len(self.names) == 1 and other is not None:
+            raise ReplayError(self.path, f"fields are separated by {other}; they must be by commas")
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Record batches of text columns, each with the bytes of the file that are read by then.
 
         Raises:
-            ReplayError: a line is too long, has another number of fields, or is no UTF-8.
+            ReplayError: a line is too long, has another number of fields, or is no UTF-8; or the file breaks off.
+                Whatever stands before it has been given.
         """
-        types = dict.fromkeys(self.names, pa.string())
+        self._row = 1
+        for index, (block, done) in enumerate(self._blocks()):
+            lines = _cut_header(block)[1] if index == 0 else block
+            broken = None
+            try:
+                batch = self._parsed(lines)
+            except pa.ArrowInvalid as error:
+                batch, broken = self._sound(lines, str(error))
+            if batch is not None:
+                yield batch, done
+                self._row += batch.num_rows
+            if broken is not None:
+                raise broken
+
+    def _blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Whole lines, about a block at once, each with the bytes of the file that are read by then."""
+        lines, want, broken = bytearray(), BLOCK_BYTES, None
+        # No file of Python's: a thread of Arrow's may let go of it when the interpreter is gone already.
+        with pa.OSFile(self.path) as file, self._unpacked(file) as stream:
+            while broken is None:
+                try:
+                    piece = stream.read(PIECE_BYTES)
+                except (pa.ArrowException, OSError) as error:
+                    broken, piece = error, b""
+                lines += piece
+                if piece and len(lines) < want:
+                    continue
+                end = len(lines) if not piece and broken is None else max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1
+                if end:
+                    yield bytes(lines[:end]), file.tell()
+                    del lines[:end]
+                elif len(lines) > LINE_BYTES_MAX:
+                    raise ReplayError(self.path, f"the line is longer than {LINE_BYTES_MAX} bytes", self._row or None)
+                if not piece:
+                    break
+                want = len(lines) + BLOCK_BYTES
+        if broken is not None:
+            raise ReplayError(self.path, f"the file breaks off here: {str(broken).splitlines()[0]}", self._row or None)
+
+    def _unpacked(self, file: Any) -> Any:
+        return file if self._codec is None else pa.CompressedInputStream(file, self._codec)
+
+    def _parsed(self, lines: bytes) -> Any:
+        """A record batch; None where there are no rows."""
+        memory = pa.BufferOutputStream()
+        memory.write(lines)
+        table = arrow_csv.read_csv(
+            pa.BufferReader(memory.getvalue()),
+            arrow_csv.ReadOptions(use_threads=False, block_size=max(len(lines), 1), column_names=self.names),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(self.names, pa.string()), null_values=[""], strings_can_be_null=True
+            ),
+        )
+        batches = table.combine_chunks().to_batches()
+        return batches[0] if batches else None
+
+    def _sound(self, lines: bytes, error: str) -> tuple[Any, ReplayError]:
+        """The rows before a wrong one, and what is wrong with that."""
+        found = _ROW.search(error)
+        index = 0 if found is None else int(found[1]) - 1
+        broken = ReplayError(self.path, self._what(error, lines), self._row + index, self._column(error))
+        before = _first_lines(lines, index)
         try:
-            with (
-                Path(self.path).open("rb") as file,
-                self._open(pa.input_stream(file, compression=self._codec), types) as reader,
-            ):
-                for batch in reader:
-                    if batch.num_rows:
-                        yield batch, file.tell()
-                        self._row += batch.num_rows
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._error(error) from error
+            batch = self._parsed(before)
+        except pa.ArrowInvalid:
+            return None, broken
+        # A field with line breaks in it makes lines and rows differ.
+        return (batch if batch is not None and batch.num_rows == index else None), broken
 
-    def _open(self, stream: Any, types: dict[str, Any] | None) -> Any:
-        # One thread: only then do errors carry their row.
-        read = csv.ReadOptions(use_threads=False, block_size=LINE_BYTES_MAX)
-        parse = csv.ParseOptions(invalid_row_handler=self._invalid)
-        convert = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
-        return csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+    def _what(self, error: str, lines: bytes) -> str:
+        if (fields := _FIELDS.search(error)) is not None:
+            return f"{fields[2]} fields, the header has {fields[1]}"
+        if "UTF8" in error:
+            return "is no UTF-8"
+        if lines.count(b'"') % 2:
+            return "at or after it a quotation mark is not closed"
+        return error.splitlines()[0]
 
-    def _invalid(self, row: Any) -> str:
-        self._wrong.append(row)
-        return "error"
+    def _column(self, error: str) -> str | None:
+        found = _COLUMN.search(error)
+        return None if found is None else self.names[int(found[1])]
 
-    def _error(self, error: Exception) -> ReplayError:
-        text = str(error)
-        if self._wrong:
-            wrong = self._wrong[0]
-            # The parser counts lines from 1, the header is the first.
-            row = None if wrong.number is None else wrong.number - 1
-            return ReplayError(
-                self.path, f"{wrong.actual_columns} fields, the header has {wrong.expected_columns}", row
-            )
-        if "straddling" in text:
-            after = self._row + 1
-            return ReplayError(self.path, f"at or after this row a line is longer than {LINE_BYTES_MAX} bytes", after)
-        if "Empty CSV" in text:
-            return ReplayError(self.path, "the file is empty: it needs a header and rows")
-        return ReplayError(self.path, text.splitlines()[0], self._row + 1)
+
+def _cut_header(block: bytes) -> tuple[bytes, bytes]:
+    """The first line that is not empty, and what follows it."""
+    start = len(block) - len(block.lstrip(b"\r\n"))
+    ends = [end for end in (block.find(b"\n", start), block.find(b"\r", start)) if end >= 0]
+    end = min(ends, default=len(block))
+    return block[start:end], block[end:]
+
+
+def _first_lines(lines: bytes, count: int) -> bytes:
+    """So many lines that are not empty, as the parser counts them."""
+    filled = [line for line in lines.splitlines(keepends=True) if line.strip(b"\r\n")]
+    return b"".join(filled[:count])

@@ -43,6 +43,7 @@ class ReplayError(Exception):
         if column is not None:
             where.append(f"column {column}")
         super().__init__(f"{', '.join(where)}: {what}")
+        self.row = row
 
 
 def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:

@@ -50,6 +50,7 @@ class Player:
         self.counts: Counter[str] = Counter()
         self.roster = Roster()
         self.timeline = Timeline()
+        self.rows = 0
         self.frames = 0
         self.first_step: int | None = None
         self.last_step = -1
@@ -77,8 +78,12 @@ class Player:
                 yield from self.end(float(times[start]))
                 self._begin(text, float(times[start]))
             yield from self._meet(rows, start, end, float(times[start]))
-            self._check_order(rows, start, end)
-            yield from self._pass(rows, times, start, end)
+            ordered = self._ordered(rows, start, end)
+            yield from self._pass(rows, times, start, ordered)
+            if ordered < end:
+                step = rows.records.step[ordered]
+                what = f"{step} after {self._top}: steps must come in order; a restart needs another 'attempt'"
+                raise ReplayError(rows.path, what, rows.first_row + ordered, "step")
 
     def end(self, now_s: float | None = None) -> Iterator[Frame]:
         """Nothing more comes of this attempt: its open frames close as they are."""
@@ -92,6 +97,11 @@ class Player:
     def now_s(self) -> float:
         """When the newest row happened."""
         return float(self._row_s.max()) if self._row_s.size else 0.0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks of this attempt have written anything."""
+        return len(self._places)
 
     # ---- attempts and ranks ----------------------------------------------------------------------------------------
 
@@ -131,7 +141,8 @@ class Player:
         self._window.resize(size)
         yield AttemptStart(self._window.attempt, self.roster.topology(), now_s)
 
-    def _check_order(self, rows: Rows, start: int, end: int) -> None:
+    def _ordered(self, rows: Rows, start: int, end: int) -> int:
+        """Where the first row is whose step goes back; `end` where none does."""
         steps, ranks = rows.records.step[start:end], rows.records.rank[start:end]
         newest = np.maximum.accumulate(np.maximum(steps, self._top))
         behind = newest - steps > DISORDER_STEPS
@@ -143,11 +154,10 @@ class Player:
             before = np.concatenate(([-1], sorted_steps[:-1]))
             before[begins] = self._steps[sorted_ranks[begins]]
             behind[order[sorted_steps < before]] = True
-        if behind.any():
-            index = int(behind.argmax())
-            what = f"{steps[index]} after {newest[index]}: steps must come in order; a restart needs another 'attempt'"
-            raise ReplayError(rows.path, what, rows.first_row + start + index, "step")
-        self._top = int(newest[-1])
+        count = int(behind.argmax()) if behind.any() else len(steps)
+        if count:
+            self._top = int(newest[count - 1])
+        return start + count
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
@@ -159,6 +169,7 @@ class Player:
             if until > start:
                 now_s = float(times[until - 1])
                 part = part_of(rows.records, start, until)
+                self.rows += until - start
                 self._steps[part.rank] = np.maximum(self._steps[part.rank], part.step)
                 self._row_s[part.rank] = times[start:until]
                 self._kind = int(part.kind[-1])

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rankwatch_detectors.base import Kind
 from rankwatch_service.replay.run import Outcome
 from rankwatch_service.stream.incidents import Incident, plain
 
-NEEDS: Final = (
-    (
-        "busy_s",
-        "slow ranks (straggler): a time that each rank spends on its own work: busy_s, or forward_s and backward_s",
-    ),
-    ("step_time_s", "a slower job (slowdown): step_time_s"),
-    ("loss", "loss_spike, loss_divergence: loss"),
-    ("grad_norm", "grad_norm: grad_norm"),
-    ("fingerprint", "corruption: fingerprint of each rank's parameters"),
+RANKS_SHOWN: Final = 8
+
+NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
+    ("straggler", (("rank",), ("busy_s",)), "rank, and busy_s or forward_s and backward_s"),
+    ("slowdown", (("step_time_s",),), "step_time_s"),
+    ("hang", (("time_s", "step_time_s"),), "time_s or step_time_s"),
+    ("loss_spike", (("loss",),), "loss"),
+    ("loss_divergence", (("loss",),), "loss"),
+    ("grad_norm", (("grad_norm",),), "grad_norm"),
+    ("nonfinite", (("loss", "grad_norm", "nonfinite"),), "loss, grad_norm or nonfinite"),
+    ("corruption", (("rank",), ("fingerprint", "local_grad_norm")), "rank, and fingerprint or local_grad_norm"),
 )
-"""By column: what cannot be looked for without it."""
+"""By kind: of each of these groups of columns a file must have one; and the same in words."""
+
+FIRST: Final[Mapping[Kind, str]] = {
+    Kind.NONFINITE: "roll back to the newest good checkpoint from before that step",
+    Kind.LOSS_SPIKE: "wait some steps; then look at the gradient norm and the batch of that step",
+    Kind.LOSS_DIVERGENCE: "unless it was planned, roll back to a checkpoint from before it",
+    Kind.GRAD_NORM: "look at the loss of the next steps: while it stays calm, nothing need be done",
+    Kind.CORRUPTION: "roll back to a checkpoint from before it, and take the host out",
+    Kind.STRAGGLER: "compare temperature, clock and power of its device with its neighbours'",
+    Kind.SLOWDOWN: "look at which phase grew, and at what changed shortly before",
+    Kind.HANG: "look at where the named rank stands; collectives wait for it",
+    Kind.RANK_LOST: "look for the reason in the kernel's log of its host",
+    Kind.TELEMETRY_LOST: "look whether training goes on; then only the collector is away",
+    Kind.RESTART_LOOP: "stop the launcher, then read the error that repeats",
+}
+"""What to do first about each kind that a file can tell of; docs/incidents has the rest."""
 
 
 def as_json(incident: Incident, named: bool) -> dict[str, Any]:
@@ -54,6 +72,8 @@ def summary(outcome: Outcome, seconds: float) -> dict[str, Any]:
         "columns": outcome.metrics,
         "columns_left_out": outcome.left_out_columns,
         "left_out": dict(sorted(outcome.left_out.items())),
+        "not_looked_for": [kind for kind, _ in missing(outcome)],
+        "error": None if outcome.broken is None else str(outcome.broken),
     }
 
 
@@ -76,16 +96,38 @@ def _end(incident: Incident) -> float:
     return float("inf") if incident.resolved_time_s is None else incident.resolved_time_s
 
 
-def missing(outcome: Outcome) -> list[str]:
-    """What could not be looked for in these files, and which column it would take."""
-    return [what for column, what in NEEDS if column not in outcome.metrics]
+def missing(outcome: Outcome) -> list[tuple[str, str]]:
+    """Kinds that could not be looked for in these files, and which columns it would take."""
+    here = outcome.columns
+    return [(kind, words) for kind, groups, words in NEEDS if not all(here & set(group) for group in groups)]
 
 
 def what_was_read(outcome: Outcome, seconds: float) -> str:
     """One sentence about the files."""
-    who = f"{outcome.ranks} rank{'s' * (outcome.ranks != 1)}" if outcome.named else "one series for the whole job"
-    steps = f"{outcome.frames} steps ({outcome.first_step} to {outcome.last_step})" if outcome.frames else "no steps"
-    return f"Read {outcome.rows} rows in {seconds:.1f} s: {who}, {steps}."
+    rows = f"Read {_many(outcome.rows, 'row')} in {seconds:.1f} s"
+    who = _many(outcome.ranks, "rank") if outcome.named else "one series for the whole job"
+    if not outcome.frames:
+        return f"{rows}: {who}, no step."
+    return f"{rows}: {who}, {_many(outcome.frames, 'step')} ({outcome.first_step} to {outcome.last_step})."
+
+
+def culprits(incident: Incident) -> str:
+    """Who it is about: ranks and hosts, as far as they are known."""
+    ranks = ", ".join(map(str, incident.ranks[:RANKS_SHOWN]))
+    more = f" and {len(incident.ranks) - RANKS_SHOWN} more" if len(incident.ranks) > RANKS_SHOWN else ""
+    hosts = [host for host in incident.hosts if host]
+    where = f" on {', '.join(hosts[:RANKS_SHOWN])}" if hosts else ""
+    return f"rank{'s' * (len(incident.ranks) != 1)} {ranks}{more}{where}" if incident.ranks else "the whole job"
+
+
+def cost(incident: Incident) -> str | None:
+    """What it costs while it lasts; None where that is not known."""
+    wasted = incident.evidence.get("cost_gpu_hours_per_hour")
+    return None if wasted is None else f"costs {wasted:.3g} GPU-hours in each hour of training"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def duration(incident: Incident) -> str:

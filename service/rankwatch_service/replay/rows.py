@@ -14,6 +14,9 @@ from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayErr
 from rankwatch_service.stream.columns import EXACT, Exact, Records
 from rankwatch_service.stream.decode import STEP_MAX, WORLD_SIZE_MAX
 
+TIME_S_MAX: Final = 1e11
+"""A time beyond it is one in milliseconds or less: since 1970 there were fewer than 2e9 seconds."""
+
 _KINDS: Final = tuple(str(kind) for kind in StepKind)
 
 
@@ -86,16 +89,32 @@ class RowReader:
         """All rows, a batch at a time.
 
         Raises:
-            ReplayError: something in the file cannot be what its column means.
+            ReplayError: something in the file cannot be what its column means. The rows before it have been given.
         """
         for batch, done in self._source.batches():
-            columns = {self.ours[name]: batch.column(name) for name in batch.schema.names if name in self.ours}
-            yield self._rows(columns, done)
+            rows, broken = self._sound(batch, done)
+            if rows is not None:
+                yield rows
+            if broken is not None:
+                raise broken
             self._row += batch.num_rows
         if self._row == 1:
             raise ReplayError(self.path, "there are no rows")
 
-    def _rows(self, columns: dict[str, Any], done: int) -> Rows:
+    def _sound(self, batch: Any, done: int) -> tuple[Rows | None, ReplayError | None]:
+        """A batch's rows, or those before the first wrong one and what is wrong with that."""
+        broken = None
+        while batch.num_rows:
+            try:
+                return self._rows(batch, done), broken
+            except ReplayError as error:
+                # Columns are read one after the other: another one may be wrong in a row before.
+                broken = error
+                batch = batch.slice(0, 0 if error.row is None else error.row - self._row)
+        return None, broken
+
+    def _rows(self, batch: Any, done: int) -> Rows:
+        columns = {self.ours[name]: batch.column(name) for name in batch.schema.names if name in self.ours}
         step, here = integers(columns["step"], self._place("step"), STEP_MAX)
         if here is not None:
             raise self._place("step").error("is empty", int(np.argmin(here)))
@@ -134,6 +153,10 @@ class RowReader:
             return None
         values, here = numbers(columns["time_s"], self._place("time_s"))
         usable = np.isfinite(values) if here is None else here & np.isfinite(values)
+        wrong = usable & (np.abs(values) > TIME_S_MAX)
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise self._place("time_s").error(f"{values[index]:g} is no time in seconds; --map renames columns", index)
         return np.where(usable, values, np.nan)
 
     def _kinds(self, column: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.replay.layout import METRICS
+from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows, Source
@@ -34,11 +34,15 @@ class Outcome:
     """Whether the files say which rank a row is from; else there is one series for the whole job."""
     first_step: int | None = None
     last_step: int = -1
+    columns: set[str] = field(default_factory=set)
+    """What the files have, by the known names of columns, and what was made up of those."""
     metrics: list[str] = field(default_factory=list)
     left_out_columns: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows and values that did not reach the detectors, by reason, as the stream counts them."""
     failures: list[str] = field(default_factory=list)
+    broken: ReplayError | None = None
+    """What ended the reading before its end; everything before that row was judged."""
 
 
 def replay(
@@ -61,12 +65,13 @@ def replay(
         progress: called after each batch of rows.
 
     Raises:
-        ReplayError: a file cannot be what it claims to be.
+        ReplayError: a file's header cannot be what it should be. What is wrong further down is told in the outcome.
     """
     readers = [RowReader(source, mapping) for source in sources]
     judges = [Judge(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
     outcome = Outcome([[] for _ in configs], [0 for _ in configs])
-    outcome.named = any("rank" in reader.known for reader in readers)
+    known = set().union(*(reader.known for reader in readers))
+    outcome.named = "rank" in known
     player = Player()
     for observation in _observations(readers, player, until_step, outcome, progress):
         for index, judge in enumerate(judges):
@@ -76,7 +81,9 @@ def replay(
                 if news.what is Moment.OPENED:
                     outcome.incidents[index].append(news.incident)
                 outcome.told[index] += news.what in (Moment.OPENED, Moment.UPDATED, Moment.RESOLVED)
+    outcome.rows = player.rows
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
+    outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}
     outcome.left_out = player.counts
     outcome.left_out_columns = sorted(set().union(*(reader.left_out for reader in readers)))
     return outcome
@@ -87,16 +94,18 @@ def _observations(
 ) -> Iterator[Observation]:
     total = sum(reader.total for reader in readers)
     names: dict[str, None] = {}
-    for rows in merged(readers):
-        kept = rows if until_step is None else _until(rows, until_step)
-        names |= dict.fromkeys((*rows.records.names, *rows.records.exact))
-        if kept is not None:
-            outcome.rows += len(kept.records.step)
-            yield from player.play(kept)
-            outcome.ranks = max(outcome.ranks, player.roster.world_size)
-        progress(rows.done, total)
-        if kept is None:
-            break
+    try:
+        for rows in merged(readers):
+            kept = rows if until_step is None else _until(rows, until_step)
+            names |= dict.fromkeys((*rows.records.names, *rows.records.exact))
+            if kept is not None:
+                yield from player.play(kept)
+                outcome.ranks = max(outcome.ranks, player.ranks)
+            progress(rows.done, total)
+            if kept is None:
+                break
+    except ReplayError as error:
+        outcome.broken = error
     yield from player.end()
     ours = {metric: column for column, metric in METRICS.items()}
     outcome.metrics = [ours.get(name, name) for name in names]

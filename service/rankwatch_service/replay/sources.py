@@ -1,29 +1,38 @@
-"""Which file is read by what."""
+"""Which file is read by what: decided by its first bytes, since names are often wrong."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.rows import Source
 
-EVENT_FILE = "events.out.tfevents"
+EVENT_FILE: Final = "events.out.tfevents"
+PARQUET: Final = b"PAR1"
+ZIP: Final = b"PK\x03\x04"
 
 
 def open_source(path: Path) -> Source:
-    """Open a CSV, Parquet or TensorBoard event file, by its name.
+    """Open a CSV, Parquet or TensorBoard event file.
 
     Raises:
         ReplayError: it is not there, cannot be read, or the extra that reads it is not installed.
     """
+    if path.is_dir():
+        raise ReplayError(str(path), "is a folder; name the files in it")
     if not path.is_file():
-        raise ReplayError(str(path), "there is no such file")
+        raise ReplayError(str(path), "there is no such file" if not path.exists() else "is no regular file")
     try:
+        with path.open("rb") as file:
+            head = file.read(len(PARQUET))
+        if head == ZIP:
+            raise ReplayError(str(path), "is an archive or a workbook; unpack it or save it as CSV")
         if EVENT_FILE in path.name:
             from rankwatch_service.replay.tensorboard_file import TensorBoardFile  # noqa: PLC0415 - an extra
 
             return TensorBoardFile(path)
-        if path.suffix in (".parquet", ".pq"):
+        if head == PARQUET or path.suffix in (".parquet", ".pq"):
             from rankwatch_service.replay.parquet_file import ParquetFile  # noqa: PLC0415 - an extra
 
             return ParquetFile(path)
@@ -34,4 +43,4 @@ def open_source(path: Path) -> Source:
         extra = "tensorboard" if (error.name or "").startswith("tensorboard") else "replay"
         raise ReplayError(str(path), f"needs a further package: pip install 'rankwatch[{extra}]'") from error
     except OSError as error:
-        raise ReplayError(str(path), str(error)) from error
+        raise ReplayError(str(path), error.strerror or str(error)) from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import re
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +21,7 @@ from rankwatch_service.replay.sources import open_source
 
 def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> Outcome:
     sources = [open_source(path) for path in paths]
-    return replay(
+    outcome = replay(
         sources,
         parse_mapping(mapping),
         [CatalogueConfig()],
@@ -26,6 +29,9 @@ def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> 
         until_step=until_step,
         progress=lambda done, total: None,
     )
+    if outcome.broken is not None:
+        raise outcome.broken
+    return outcome
 
 
 def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:
@@ -49,6 +55,15 @@ def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:
         ("step,loss,loss\n1,2,3\n", "column loss: stands twice"),
         ("step,loss\n", "there are no rows"),
         ("", "the file is empty"),
+        ("\n\n", "the file is empty"),
+        ("step,loss\n1,2\nnan,2\n", "row 2, column step: nan is not a whole number"),
+        ("step,rank,loss\n1,131072,2\n", "row 1, column rank: 131072 is not a whole number from 0 to 131071"),
+        ("step;loss\n1;2,5\n", "fields are separated by semicolons"),
+        ("step\tloss\n1\t2\n", "fields are separated by tabs"),
+        ('step,loss\n1,"2,5"\n', "row 1, column loss: '2,5' is not a number; decimals need a point"),
+        ("time_s,step,loss\n1,1,2\n1.7e12,2,2\n", "row 2, column time_s: 1.7e+12 is no time in seconds"),
+        ('step,loss\n1,2\n2,"2\n3,2\n', "row 2, column loss: '2"),
+        ("step,loss\n1,2\n2," + "7" * 6_000_000, "row 2: the line is longer than 4194304 bytes"),
     ],
 )
 def test_what_is_wrong_is_said_with_row_and_column(tmp_path: Path, text: str, said: str) -> None:
@@ -73,25 +88,115 @@ def test_a_line_without_an_end_is_refused_before_it_is_read_to_its_end(tmp_path:
         file.write("step,loss\n1,2\n2,2\n3,")
         # Two gigabytes that take no room on the disk.
         file.truncate(2 * 1024**3)
-    with pytest.raises(ReplayError, match="row 3: at or after this row a line is longer than 4194304 bytes"):
+    with pytest.raises(ReplayError, match="row 3: the line is longer than 4194304 bytes"):
         replayed(path)
 
 
-@pytest.mark.parametrize("name", ["cut.parquet", "cut.csv.gz"])
-def test_a_file_that_is_cut_off_is_an_error_and_no_end(tmp_path: Path, name: str) -> None:
+def rows_before_what_is_wrong(path: Path) -> tuple[int, ReplayError]:
+    count = 0
+    try:
+        for part in RowReader(open_source(path), {}).rows():
+            count += len(part.records.step)
+    except ReplayError as error:
+        return count, error
+    raise AssertionError(f"{path} was read to its end")
+
+
+def test_a_packed_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv.gz"
+    rows = b"".join(b"%d,%.9f\n" % (step, (step * 0.618) % 1) for step in range(9_000))
+    path.write_bytes(gzip.compress(b"step,loss\n" + rows)[:-9_000])
+    count, error = rows_before_what_is_wrong(path)
+    assert "the file breaks off here" in str(error)
+    assert 5_000 < count < 9_000
+    assert error.row == count + 1
+
+
+@pytest.mark.parametrize("sound", [1, 40_000, 150_000])
+@pytest.mark.parametrize("wrong", ["1,2,3", "1,soon", "1,h\udcf6", '1,"'])
+def test_all_rows_before_a_wrong_one_are_given(tmp_path: Path, sound: int, wrong: str) -> None:
+    path = tmp_path / "job.csv"
+    lines = "".join(f"{step},{step}.5\n" for step in range(sound))
+    path.write_bytes(f"step,loss\n{lines}\n{wrong}\n1,2\n".encode(errors="surrogateescape"))
+    count, error = rows_before_what_is_wrong(path)
+    assert (count, error.row) == (sound, sound + 1)
+
+
+CONTENT = b"step,loss\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", bytes(range(256)) * 64, "neither CSV nor Parquet"),
+        ("a.csv", bytes(100), "neither CSV nor Parquet"),
+        ("a.csv", CONTENT.decode().encode("utf-16"), "is UTF-16; it must be UTF-8"),
+        ("a.csv", b"PK\x03\x04rest", "is an archive or a workbook"),
+        ("a.parquet", CONTENT, "no Parquet file"),
+        ("a.parquet", b"", "no Parquet file"),
+        ("a.csv", b"step,note\n1,a\n2,h\xf6\n", "row 2, column note: is no UTF-8"),
+    ],
+)
+def test_what_is_no_file_of_ours_is_said_so(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     path = tmp_path / name
-    if name.endswith(".gz"):
-        path.write_bytes(gzip.compress(b"step,loss\n" + b"1,2\n" * 10_000)[:-20])
-    else:
-        parquet.write_table(pa.table({"step": range(1000), "loss": [1.0] * 1000}), path)
-        path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ReplayError, match=name):
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match=re.escape(said)):
         replayed(path)
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match="there is no such file"):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mark.csv", b"\xef\xbb\xbf" + CONTENT),
+        ("windows.csv", CONTENT.replace(b"\n", b"\r\n")),
+        ("quoted.csv", b'"step","loss"\n"1","2"\n'),
+        ("packed-without-saying-so.csv", gzip.compress(CONTENT)),
+        ("packed.csv.bz2", bz2.compress(CONTENT)),
+        ("plain-but-called.csv.gz", CONTENT),
+        ("no-end.csv", CONTENT.strip()),
+    ],
+)
+def test_what_is_odd_but_sound_is_read(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    outcome = replayed(path)
+    assert (outcome.rows, outcome.metrics, outcome.last_step) == (1, ["loss"], 1)
+
+
+@pytest.mark.parametrize("called", ["table.csv", "table"])
+def test_parquet_is_known_by_its_content(tmp_path: Path, called: str) -> None:
+    path = tmp_path / called
+    losses = pa.array([Decimal("1.5")] * 40)
+    parquet.write_table(pa.table({"step": range(40), "loss": losses, "meta": [{"a": 1}] * 40}), path)
+    outcome = replayed(path)
+    assert (outcome.rows, outcome.metrics, outcome.left_out_columns) == (40, ["loss"], ["meta"])
+
+
+def test_a_parquet_file_of_which_a_part_is_missing_or_another_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.parquet"
+    parquet.write_table(pa.table({"step": range(1000), "loss": [1.0] * 1000}), path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ReplayError, match="no Parquet file"):
+        replayed(path)
+    parquet.write_table(pa.table({"step": [[1]] * 4}), path)
+    with pytest.raises(ReplayError, match="column step: of type list"):
+        replayed(path)
+
+
+def test_a_file_that_is_not_there_or_cannot_be_opened_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"nowhere\.csv: there is no such file"):
         replayed(tmp_path / "nowhere.csv")
+    with pytest.raises(ReplayError, match="is a folder; name the files in it"):
+        replayed(tmp_path)
+    loop = tmp_path / "loop.csv"
+    loop.symlink_to(loop)
+    with pytest.raises(ReplayError, match=r"loop\.csv: "):
+        replayed(loop)
+
+
+def test_times_without_end_and_far_apart_take_no_time(tmp_path: Path) -> None:
+    path = csv(tmp_path, "time_s,step,loss\n0,1,2\n9e10,2,2\ninf,3,2\n-1e11,4,2\n")
+    assert replayed(path).rows == 4
 
 
 def test_empty_fields_are_not_measured_and_nan_is_a_value(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from rankwatch_detectors.base import Frame, Kind
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.cli.app import app
+from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
-from rankwatch_service.replay.report import as_json, unshared
+from rankwatch_service.replay.report import FIRST, NEEDS, as_json, unshared
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.scenario import Job
@@ -147,6 +148,9 @@ def test_settings_come_from_files_as_well(tmp_path: Path) -> None:
 
 def run(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["replay", *words])
+    error = result.exception
+    if isinstance(error, CliError):
+        return int(error.status), result.stdout, f"{error}\n"
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -159,7 +163,10 @@ def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path)
     code, out, _ = run(str(path))
     assert code == 0
     assert "Rank 3 on host-0 takes 1.3" in out
-    assert "Read 4160 rows" in out
+    assert "Read 4,160 rows" in out
+    assert "first: compare temperature" in out
+    assert "GPU-hours" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) -> None:
@@ -170,7 +177,29 @@ def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) 
     code, out, _ = run(str(series(tmp_path, [f"{step},{step},2,train" for step in range(50)])))
     assert code == 0
     assert "No incident." in out
-    assert "Not looked for, since the file lacks it: slow ranks" in out
+    assert "straggler: needs rank, and busy_s" in out
+    assert "hang: needs" not in out
+
+
+def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) -> None:
+    rows = [f"{step},{'nan' if step == 70 else 2},train" for step in range(100)]
+    wrong = series(tmp_path, [*rows, "100,soon,train"], "step,loss,kind")
+    code, out, err = run(str(wrong))
+    assert code == 1
+    assert "Read 100 rows" in out
+    assert "Not finite: loss in step 70" in out
+    assert "row 101, column loss: 'soon' is not a number" in err
+    code, out, _ = run(str(wrong), "--json")
+    told, last = [json.loads(line) for line in out.splitlines()]
+    assert (code, told["onset_step"]) == (1, 70)
+    assert "row 101, column loss" in last["summary"]["error"]
+    assert "straggler" in last["summary"]["not_looked_for"]
+
+
+def test_every_kind_that_a_file_can_tell_of_has_a_first_thing_to_do_and_a_page() -> None:
+    pages = Path(__file__).parents[3] / "docs" / "incidents"
+    assert {str(kind) for kind in FIRST} == {page.stem for page in pages.glob("*.md")}
+    assert {kind for kind, _, _ in NEEDS} <= set(FIRST)
 
 
 def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
