@@ -1,8 +1,10 @@
 """Finds that the whole job has become slower than it was.
 
-A bank of CUSUMs on the logarithm of the step time (median over ranks) against the job's own level. Where ranks share
-cores with others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A
-job that becomes faster learns its new level at once.
+A bank of CUSUMs on the logarithm of the step time against the job's own level. All wait for the slowest rank, so what
+is judged is the step without what its slowest rank adds to the median rank, and the step as it was has to agree:
+single slow ranks, and bursts that wander over many, are no slowdown of the job. Where ranks share cores with
+others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A job that
+becomes faster learns its new level at once.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severit
 from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.median import median
 from rankwatch_detectors.shift import Crossing, ShiftBank
-from rankwatch_detectors.witness import SUSPECT_EVIDENCE
+from rankwatch_detectors.witness import SUSPECT_EVIDENCE, own_seconds
+
+WHOLE, REST = 0, 1
+"""The step as it was, and without what its slowest rank added: two rows of baseline and bank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,9 @@ class SlowdownConfig:
     """Supposed changes; those below 1 only make a faster job learn anew."""
     ratio_min: float = 1.03
     """Busy times that grow by a twentieth lengthen the step by less, since its transfers stay."""
+    bare_ratio_min: float = 1.045
+    """Where nothing but the step time is known, five percent of it, of which a short run may show half a percent less:
+    planned changes of a run cost less."""
     mild_ratio: float = 1.05
     """Below it a slowdown is worth knowing: planned changes of a run cost as much."""
     rows_min: int = 5
@@ -39,6 +48,9 @@ class SlowdownConfig:
     """On shared cores caches and neighbours move CPU time by a tenth and more."""
     shared_duration_s: float = 60.0
     skipped_rows: int = 2
+    settle_rows: int = 64
+    """First rows of an attempt that goes on with the level of the one before: caches are cold again, and whatever it
+    measures is slower for some tens of steps."""
     baseline: BaselineConfig = field(
         default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
     )
@@ -56,6 +68,7 @@ class SlowdownDetector(DispatchingDetector):
         "_bank",
         "_accelerated",
         "_rows",
+        "_skipped_rows",
         "_step_s",
         "_since_s",
         "_excess",
@@ -66,7 +79,7 @@ class SlowdownDetector(DispatchingDetector):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         levels = tuple(math.log(ratio) for ratio in config.ratios)
@@ -78,15 +91,17 @@ class SlowdownDetector(DispatchingDetector):
 
     def _reset(self) -> None:
         self._rows = 0
+        known = bool(self._baseline.ready().all())
+        self._skipped_rows = self._config.settle_rows if known else self._config.skipped_rows
         self._since_s: float | None = None
         self._excess = 0.0
         self._calm = 0
-        self._bank.clear(1)
+        self._bank.clear(2)
 
     def _relearn(self) -> None:
         self._tokens = 0.0
-        alone = np.zeros(1, dtype=np.int64)
-        self._baseline.regroup(alone, alone - 1)
+        apart = np.asarray([WHOLE, REST], dtype=np.int64)
+        self._baseline.regroup(apart, np.full_like(apart, -1))
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._accelerated = any(start.topology.device_uuid)
@@ -106,18 +121,22 @@ class SlowdownDetector(DispatchingDetector):
         if seconds is None or seconds <= 0:
             return ()
         self._rows += 1
-        if self._rows <= self._config.skipped_rows:
+        if self._rows <= self._skipped_rows:
             return ()
         self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
-        logs = np.asarray([math.log(seconds) - self._added_load(frame)])
-        here = np.ones(1, dtype=np.bool_)
-        residual = self._baseline.residual(logs, here)
-        sigma = self._baseline.sigma()
+        added_s = 0.0 if cpu_s is not None else _added_by_one(frame)
+        rest_s = seconds - (added_s or 0.0)
+        # A rank whose own work is longer than the step is no part of it.
+        views = np.log([seconds, rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
+        here = np.ones(2, dtype=np.bool_)
+        residual = self._baseline.residual(views, here)
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
-        self._bank.push(residual, sigma, self._baseline.ready(), frame.step, limit)
-        findings = self._decide(self._verified(limit), frame, float(residual[0]), seconds, shared=cpu_s is not None)
+        self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
+        least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
+        crossing = self._verified(limit, math.log(least))
+        findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
-        self._baseline.learn(logs, residual, calm)
+        self._baseline.learn(views, residual, calm)
         return findings
 
     def _added_load(self, frame: Frame) -> float:
@@ -128,37 +147,39 @@ class SlowdownDetector(DispatchingDetector):
         self._tokens = self._tokens or tokens
         return max(0.0, math.log(tokens / self._tokens))
 
-    def _verified(self, limit: float) -> list[Crossing]:
-        """Crossings large enough, and beyond the baseline's own doubt; others are learned."""
-        verified = []
-        for crossing in self._bank.crossings(limit):
-            proof = self._baseline.verify(crossing, limit, math.log(self._config.ratio_min))
-            if proof is Proof.GIVEN:
-                verified.append(crossing)
-            elif proof is Proof.FAILED and not len(self.episodes):
-                self._baseline.absorb(0, crossing.effect, crossing.rows)
-                self._bank.clear_rank(0)
-        return verified
+    def _verified(self, limit: float, effect_min: float) -> Crossing | None:
+        """A crossing large enough, beyond the baseline's own doubt, and seen in the whole step; others are learned."""
+        crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == REST), None)
+        if crossing is None:
+            return None
+        proof = self._baseline.verify(crossing, limit, effect_min)
+        agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
+        if proof is Proof.GIVEN and agreed:
+            return crossing
+        settled = crossing.rows > self._config.settle_rows and not agreed
+        if (proof is Proof.FAILED or settled) and not len(self.episodes):
+            self._baseline.absorb(REST, crossing.effect, crossing.rows)
+            self._bank.clear_rank(REST)
+        return None
 
     def _decide(
-        self, crossings: list[Crossing], frame: Frame, residual: float, seconds: float, *, shared: bool
+        self, crossing: Crossing | None, frame: Frame, residual: float, seconds: float, *, shared: bool
     ) -> list[Finding]:
         config = self._config
         if len(self.episodes):
             return self._follow(frame, residual)
-        ratio_min = config.shared_ratio_min if shared else config.ratio_min
-        if crossings and crossings[0].effect < 0:
+        if crossing is not None and crossing.effect < 0:
             self._relearn()
-            self._bank.clear(1)
+            self._bank.clear(2)
             return []
-        if not crossings or crossings[0].effect < math.log(ratio_min):
+        if crossing is None or (shared and crossing.effect < math.log(config.shared_ratio_min)):
             self._since_s = None
             return []
         if self._since_s is None:
             self._since_s = self.now_s
         if shared and self.now_s - self._since_s < config.shared_duration_s:
             return []
-        return self._open(crossings[0], frame, seconds, shared=shared)
+        return self._open(crossing, frame, seconds, shared=shared)
 
     def _follow(self, frame: Frame, residual: float) -> list[Finding]:
         config = self._config
@@ -167,7 +188,7 @@ class SlowdownDetector(DispatchingDetector):
         self._calm = self._calm + 1 if self._excess < config.clear_share * told else 0
         if self._calm < config.clear_rows:
             return []
-        self._bank.clear(1)
+        self._bank.clear(2)
         self._since_s = None
         summary = f"Steps take as long as before again since step {frame.step - self._calm + 1}."
         return self.episodes.close("job", frame.step, self.now_s, summary)
@@ -185,7 +206,7 @@ class SlowdownDetector(DispatchingDetector):
             detected_step=frame.step,
             onset_time_s=self.now_s - crossing.rows * self._step_s,
             detected_time_s=self.now_s,
-            score=crossing.effect / float(self._baseline.sigma()[0]) * math.sqrt(crossing.rows),
+            score=crossing.effect / float(self._baseline.sigma()[REST]) * math.sqrt(crossing.rows),
             confidence=1.0 - math.exp(-crossing.evidence / 4),
             summary=f"The job's {what} is {ratio:.2f} times its usual {usual:.3g} s since step {crossing.onset_step}.",
             evidence={
@@ -198,3 +219,12 @@ class SlowdownDetector(DispatchingDetector):
                 "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
             },
         )
+
+
+def _added_by_one(frame: Frame) -> float | None:
+    """Seconds by which the slowest rank's own work is longer than the median rank's; None where nobody reports it."""
+    own = own_seconds(frame)
+    if own is None:
+        return None
+    measured = own[np.isfinite(own)]
+    return max(float(measured.max()) - median(measured), 0.0)

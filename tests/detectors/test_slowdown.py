@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Observation, Occurrence
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.scenario import Job
-from tests.support.presences import frame, topology
+from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge, opened
 
 
@@ -39,6 +42,16 @@ def test_it_closes_when_steps_are_as_fast_as_before() -> None:
         pytest.param(Job(world_size=16, steps=1500, seed=5).slow_all(500, 0.7), id="a faster job"),
         pytest.param(Job(world_size=16, steps=900, seed=6).restart(500, 480), id="relaunch"),
         pytest.param(
+            Job(world_size=16, steps=500, seed=6).restart(300, 250, relaunch=False).warm_up(50, 1.5),
+            id="cold caches after a rollback",
+        ),
+        pytest.param(Job(world_size=64, steps=1000, seed=2).bursts(0.001), id="bursts that wander over the ranks"),
+        pytest.param(Job(world_size=64, steps=400, seed=9).slow(7, 200, 1.6), id="one slow rank that all wait for"),
+        pytest.param(
+            Job(world_size=64, steps=700, seed=10).slow((3, 20), 200, 1.3, until_step=400),
+            id="two slow ranks, for a while",
+        ),
+        pytest.param(
             Job(world_size=4, steps=3000, seed=7, step_s=0.1, accelerated=False, noise=0.04, contention=0.6),
             id="crowded cores",
         ),
@@ -46,6 +59,28 @@ def test_it_closes_when_steps_are_as_fast_as_before() -> None:
 )
 def test_what_is_no_slowdown_raises_nothing(job: Job) -> None:
     assert found(job) == []
+
+
+def logged(factor: float, seed: int) -> list[Finding]:
+    """A log with nothing but the job's step time, which scatters by 2 % and shifts after 400 steps."""
+    random, detector = np.random.default_rng(seed), SlowdownDetector(SlowdownConfig())
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(1), 0.0)]
+    for step in range(800):
+        seconds = (factor if step >= 400 else 1.0) * math.exp(0.02 * random.standard_normal())
+        observations.append(frame(step, {"step_time_s": [seconds]}))
+    return judge(observations, [detector])
+
+
+def test_a_log_of_step_times_tells_of_a_tenth_and_keeps_a_planned_change_of_three_percent_to_itself() -> None:
+    for seed in range(5):
+        assert logged(1.03, seed) == []
+        (finding,) = logged(1.1, seed)
+        assert 400 <= (finding.detected_step or 0) <= 415
+
+
+def test_a_slowdown_of_all_is_told_beside_a_slow_rank() -> None:
+    (finding,) = opened(found(Job(world_size=64, steps=400, seed=11).slow(7, 200, 1.4).slow_all(300, 1.07)))
+    assert finding.onset_step in range(297, 304)
 
 
 def test_a_faster_job_is_judged_by_its_new_level() -> None:
