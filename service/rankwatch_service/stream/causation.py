@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.stream.causes import BRINGS, CAUSE_ORDER, ENDS, LASTING, Reach, reach
+from rankwatch_service.stream.causes import BECOMES, BRINGS, CAUSE_ORDER, ENDS, LASTING, Reach, reach
 from rankwatch_service.stream.incidents import Part
 from rankwatch_service.stream.roster import Roster
 
@@ -36,11 +36,14 @@ def may_bring(cause: Part, effect: Part, roster: Roster) -> bool:
 
 def came_first(cause: Part, effect: Part) -> bool:
     """Of two troubles, the first of which may have brought the second: whether it was not the other way round."""
-    if cause.kind is Kind.RESTART_LOOP:
-        # It is known by its third turn; what began it was there before.
+    if cause.kind is Kind.RESTART_LOOP or effect.kind in BECOMES.get(cause.kind, ()):
+        # A loop is known by its third turn, and what began it was there before; a jump has become what followed it.
         return False
     if cause.kind not in BRINGS[effect.kind]:
         return True
+    if cause.kind is effect.kind and "job" in (cause.scope, effect.scope):
+        # Of two that say the same, the one that names a place says more.
+        return cause.scope != "job"
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
         return steps > 0
