@@ -22,7 +22,8 @@ from overheard import roster_of
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.notify.route import outbox_rows
-from rankwatch_service.simulate.scenario import Job, Stall
+from rankwatch_service.simulate.injected import Stall
+from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import apply
 from rankwatch_service.stream.incidents import Incident, Transition, unix_ns
 from rankwatch_service.stream.judge import Judge

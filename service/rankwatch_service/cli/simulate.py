@@ -79,7 +79,19 @@ def simulate(
     token: TOKEN = None,
     kafka: KAFKA = None,
 ) -> None:
-    """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service."""
+    """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service.
+
+    Beside a file lies NAME.labels.json: which faults were put in, what should
+    be found. `--list-faults` names all faults, their parameters, and what is
+    harmless and should not be found.
+
+    [bold]Examples[/bold]
+
+      rankwatch simulate --fault straggler:rank=17,factor=1.1,at=500 -o job.parquet
+      rankwatch simulate --fault hang:rank=3,at=500 --fault gc -o job.csv.gz
+      rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
+      rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
+    """
     from rankwatch_service.simulate.scenario import Job
 
     if list_faults:
@@ -134,17 +146,18 @@ def _write(world: Job, output: Path, name: str) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from rankwatch_service.simulate.files import SimulateError, write_job
+    from rankwatch_service.simulate.files import SimulateError, labels_path, write_job
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("writing", total=world.world_size * world.steps)
         try:
             rows = write_job(world, output, name, lambda rows: progress.update(task, completed=rows))
         except (SimulateError, OSError) as error:
             raise CliError(Status.USAGE, str(error)) from error
-    print(
-        f"{output}: {rows:,} rows, {output.stat().st_size / 1e6:,.1f} MB, {len(world.labels)} faults", file=sys.stderr
-    )
+    size_mb, faults = output.stat().st_size / 1e6, len(world.labels)
+    print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
+    print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} that should be found", file=sys.stderr)
 
 
 @contextmanager

@@ -52,10 +52,7 @@ def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], No
         SimulateError: the name's ending is another one, or a library for Parquet is missing.
         OSError: the file cannot be written.
     """
-    ending = next((ending for ending in FORMATS if path.name.endswith(ending)), None)
-    if ending is None:
-        raise SimulateError(f"{path}: the name must end in {', '.join(FORMATS)}")
-    stem = path.name.removesuffix(ending)
+    ending = _ending(path)
     # A reader sees the whole file or the one before it.
     fresh = path.with_name(f".{path.name}.new")
     rows = 0
@@ -68,9 +65,21 @@ def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], No
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
-    labels = json.dumps(labels_of(job, name or stem), indent=1) + "\n"
-    path.with_name(f"{stem}.labels.json").write_text(labels)
+    labels = labels_of(job, name or path.name.removesuffix(ending))
+    labels_path(path).write_text(json.dumps(labels, indent=1) + "\n")
     return rows
+
+
+def labels_path(path: Path) -> Path:
+    """Where the labels of a job in this file lie."""
+    return path.with_name(f"{path.name.removesuffix(_ending(path))}.labels.json")
+
+
+def _ending(path: Path) -> str:
+    ending = next((ending for ending in FORMATS if path.name.endswith(ending)), None)
+    if ending is None:
+        raise SimulateError(f"{path}: the name must end in {', '.join(FORMATS)}")
+    return ending
 
 
 def labels_of(job: Job, name: str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
-from rankwatch_service.simulate.scenario import Exit, Job, Restart, Stall
+from rankwatch_service.simulate.injected import Exit, Restart, Stall
+from rankwatch_service.simulate.scenario import Job
 
 DAY_S = 86_400.0
 # Tails of Student's t with 5 degrees of freedom: a step in some thousand lies beyond five sigmas, as in real jobs.
@@ -167,6 +168,9 @@ class _Player:
     def _interruptions(self) -> Floats:
         job, ranks = self.job, self.job.world_size
         added = np.zeros(ranks)
+        if job.collect_every:
+            # 7,919 is a prime: neighbours pause far apart.
+            added += job.collect_s * ((self.step + np.arange(ranks) * 7_919) % job.collect_every == 0)
         if job.hiccup_probability:
             added += job.hiccup_s * (self.random.random(ranks) < job.hiccup_probability)
         if job.burst_probability:

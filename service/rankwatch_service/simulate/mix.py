@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from rankwatch_service.simulate.scenario import Job, Stall
+from rankwatch_service.simulate.injected import Stall
+from rankwatch_service.simulate.scenario import Job
 
 SHARES: Final = {
     "device_gone": 20,  # a device falls off its bus: its rank arrives nowhere
@@ -26,6 +27,9 @@ SHARES: Final = {
     "throttled": 1,
 }
 """Of 100 faults."""
+
+SECOND_SLOW: Final = 0.1
+"""Probability that another rank is slow at the same time."""
 
 RESTART_STEPS: Final = 50
 """After a fault that ends the attempt the job goes on from the last multiple of this."""
@@ -92,5 +96,8 @@ def _add(job: Job, cause: str, at: int, random: np.random.Generator) -> None:
             # Durations of slow episodes are log-normal, with a mean of ten minutes.
             lasts = max(int(random.lognormal(math.log(600 / job.step_s) - 0.5, 1.0)), 20)
             job.slow(rank, at, float(random.uniform(1.05, 1.3)), at + lasts)
+            if random.random() < SECOND_SLOW:
+                other = (rank + int(random.integers(1, job.world_size))) % job.world_size
+                job.slow(other, at + lasts // 4, float(random.uniform(1.05, 1.3)), at + lasts)
             return
     job.restart(at, max(at - at % RESTART_STEPS - RESTART_STEPS, job.start_step))

@@ -5,7 +5,7 @@ A step that follows an evaluation or a save has that kind, and its time contains
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,8 +54,8 @@ def columns_of(job: Job) -> tuple[str, ...]:
 
 
 def rows_of(job: Job) -> Iterator[Rows]:
-    """The rows of one step after the other, ranks ascending."""
-    table = _Table()
+    """The rows of one step after the other, ranks ascending. Times are by the clocks of the hosts."""
+    table = _Table(job.transit.skews)
     for observation in job.observations():
         match observation:
             case AttemptStart():
@@ -75,8 +75,9 @@ def rows_of(job: Job) -> Iterator[Rows]:
 class _Table:
     """Collects what belongs to one step: its frame, late values, and what the job did before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, skews: Mapping[str, float]) -> None:
         self.start: AttemptStart | None = None
+        self._skews = skews
         self._frames: list[Frame] = []
         self._kind = StepKind.TRAIN
         self._stood_s = 0.0
@@ -114,7 +115,7 @@ class _Table:
     def _rows(self, frames: list[Frame], start: AttemptStart, ranks: Array) -> Rows:
         steps, count, topology = frames[0], len(ranks), start.topology
         columns: dict[str, Array] = {
-            "time_s": np.full(count, steps.time_s),
+            "time_s": steps.time_s + self._ahead_s(start)[ranks],
             "step": np.full(count, steps.step, np.int64),
             "rank": ranks.astype(np.int64),
             "host": np.asarray(topology.host, dtype=object)[ranks],
@@ -134,3 +135,9 @@ class _Table:
         if self._kind is not StepKind.TRAIN:
             columns["step_time_s"] = columns["step_time_s"] + self._stood_s
         return Rows(count, columns, present)
+
+    def _ahead_s(self, start: AttemptStart) -> Array:
+        hosts = start.topology.host
+        if not self._skews:
+            return np.zeros(len(hosts))
+        return np.asarray([self._skews.get(host, 0.0) for host in hosts])

@@ -17,98 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankwatch_detectors.base import Kind, Observation, Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """One injected fault: what should be found."""
-
-    kind: Kind
-    ranks: tuple[int, ...]
-    """Culprits; empty when the job as a whole is meant."""
-    at_step: int
-    until_step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Ranks whose busy time (or data wait) is multiplied."""
-
-    ranks: tuple[int, ...]
-    from_step: int
-    until_step: int | None
-    factor: float
-    every: int = 1
-    """2 = only every second step."""
-    data_wait: bool = False
-    wall_only: bool = False
-    """Descheduled: CPU time stays level."""
-
-    def active(self, step: int) -> bool:
-        """Whether this step is slowed."""
-        started = step >= self.from_step and (self.until_step is None or step < self.until_step)
-        return started and (step - self.from_step) % self.every == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """The job stands still before a step is finished."""
-
-    at_step: int
-    seconds: float
-    phase: str
-    ranks: tuple[int, ...] = ()
-    """Who does not arrive; empty = all are in `phase`."""
-    stopped: bool = False
-    """The culprit is stopped by a signal."""
-    held: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """A process ends; its peers follow with connection errors."""
-
-    rank: int
-    at_step: int
-    signal: int | None
-    code: int | None
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """After this step a new attempt begins at `to_step`: by the launcher, or inside the processes."""
-
-    at_step: int
-    to_step: int
-    relaunch: bool
-    away_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LossShape:
-    """Loss multiplied by `factor` for `steps` steps, and growing by `growth` for each step."""
-
-    at_step: int
-    steps: int | None
-    factor: float
-    growth: float
-    metric: str
-
-
-@dataclass(slots=True)
-class Transit:
-    """What befalls batches between their host and the service (`transit.disturbed`)."""
-
-    doubled: float = 0.0
-    """Probability that a batch is sent twice."""
-    late: float = 0.0
-    """Probability that a batch is late, and comes after its successors."""
-    late_s: float = 0.0
-    skews: dict[str, float] = field(default_factory=dict)
-    """Seconds by which a host's clock is ahead."""
-    boots: dict[str, float] = field(default_factory=dict)
-    """Time of the job at which a host's collector starts anew, in seconds."""
+from rankwatch_service.simulate.injected import Exit, Label, LossShape, Restart, Slow, Stall, Transit
 
 
 @dataclass(slots=True)
@@ -147,6 +56,9 @@ class Job:
     uneven_cv: float = 0.0
     report_tokens: bool = False
     stage_weights: tuple[float, ...] = ()
+    collect_every: int = 0
+    """0 = never; each rank collects garbage at steps of its own."""
+    collect_s: float = 0.0
     hiccup_probability: float = 0.0
     hiccup_s: float = 0.0
     burst_probability: float = 0.0
@@ -275,8 +187,13 @@ class Job:
         return self
 
     def hiccups(self, probability: float, seconds: float) -> Job:
-        """Single slow steps of single ranks: garbage collection, a slow data shard."""
+        """Single slow steps of single ranks: a slow data shard, the operating system."""
         self.hiccup_probability, self.hiccup_s = probability, seconds
+        return self
+
+    def collections(self, every: int, seconds: float) -> Job:
+        """Every rank pauses for its garbage collection at each n-th step, not all at the same one."""
+        self.collect_every, self.collect_s = every, seconds
         return self
 
     def bursts(self, probability: float) -> Job:
@@ -314,6 +231,11 @@ class Job:
     def loss_step(self, at_step: int, factor: float) -> Job:
         """The loss goes to another level for good: a new mix of data, another learning rate."""
         self.losses.append(LossShape(at_step, None, factor, 0.0, "loss"))
+        return self
+
+    def loss_bump(self, at_step: int, factor: float, steps: int) -> Job:
+        """The loss is somewhat higher for some steps and comes back by itself."""
+        self.losses.append(LossShape(at_step, steps, factor, 0.0, "loss"))
         return self
 
     def lean(self, host: int) -> Job:

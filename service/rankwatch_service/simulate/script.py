@@ -221,7 +221,12 @@ HARMLESS: Final[dict[str, Entry]] = {
         lambda job, cv, tokens: job.uneven(cv, report_tokens=tokens == "yes"),
     ),
     "gc": Entry(
-        "pauses of single ranks, as by garbage collection",
+        "garbage collection: each rank pauses now and then",
+        {"every": Parameter(integer(1), "steps between", 100), "seconds": _seconds(0.4)},
+        lambda job, every, seconds: job.collections(every, seconds),
+    ),
+    "hiccups": Entry(
+        "single slow steps of single ranks",
         {"probability": RARELY, "seconds": _seconds(0.4)},
         lambda job, probability, seconds: job.hiccups(probability, seconds),
     ),
@@ -258,6 +263,11 @@ HARMLESS: Final[dict[str, Entry]] = {
         "another mix of data or learning rate: the loss goes to another level",
         {"at": AT, "factor": _factor(0.95)},
         lambda job, at, factor: job.loss_step(at, factor),
+    ),
+    "loss_bump": Entry(
+        "the loss is somewhat higher for a few steps and comes back",
+        {"at": AT, "factor": _factor(1.3), "steps": Parameter(STEPS.read, STEPS.told, 3)},
+        lambda job, at, factor, steps: job.loss_bump(at, factor, steps),
     ),
     "scaler_skip": Entry(
         "a step that the loss scaler skips", {"at": AT}, lambda job, at: job.scaler_skip(at)
@@ -296,7 +306,7 @@ HARMLESS: Final[dict[str, Entry]] = {
         lambda job, host: job.lean(host),
     ),
     "clock_skew": Entry(
-        "a host whose clock is ahead (live only)",
+        "a host whose clock is ahead",
         {"host": HOST, "seconds": Parameter(number(-86_400.0), "by so much", 0.5)},
         lambda job, host, seconds: job.skew(host, seconds),
     ),

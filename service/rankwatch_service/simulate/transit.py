@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rankwatch_service.simulate.batches import Message
-from rankwatch_service.simulate.scenario import Transit
+from rankwatch_service.simulate.injected import Transit
 
 
 def disturbed(messages: Iterable[Message], transit: Transit, seed: int) -> Iterator[Message]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from typer.testing import CliRunner
 
-from rankwatch_detectors.base import Frame, Kind
+from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
@@ -19,22 +16,12 @@ from rankwatch_service.replay.configure import read_config
 from rankwatch_service.replay.report import FIRST, NEEDS, as_json, unshared
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.scenario import Job
-
-COLUMNS = {"busy_s": "busy_s", "step_time_s": "step_time_s", "loss": "loss", "data_wait_s": "phase.data_wait"}
 
 
 def recorded(job: Job, path: Path) -> Path:
-    """The job's step records as a Parquet file, one row for each rank and step."""
-    topology, parts = job.topology(), []
-    for frame in job.observations():
-        if isinstance(frame, Frame):
-            columns = {"time_s": np.full(job.world_size, frame.time_s), "step": np.full(job.world_size, frame.step)}
-            columns |= {"rank": np.arange(job.world_size), "dp": topology.dp, "tp": topology.tp, "pp": topology.pp}
-            columns |= {name: frame.values[metric] for name, metric in COLUMNS.items()}
-            columns |= {name: frame.exact[name] for name in ("nonfinite", "fingerprint") if name in frame.exact}
-            parts.append(pa.table({"host": list(topology.host), **columns}))
-    parquet.write_table(pa.concat_tables(parts, promote_options="default"), path, row_group_size=5_000)
+    write_job(job, path)
     return path
 
 

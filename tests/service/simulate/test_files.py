@@ -96,6 +96,14 @@ def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
     ]
 
 
+def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:
+    write_job(Job(16, 5, 8).skew("host-1", 0.5), tmp_path / "job.csv")
+    rows = table(tmp_path / "job.csv")
+    for step in range(5):
+        first, last = (float(rows[step * 16 + rank]["time_s"]) for rank in (0, 15))
+        assert last - first == pytest.approx(0.5)
+
+
 def test_columns_are_all_that_can_occur() -> None:
     for job in (Job(8, 12), Job(8, 12, accelerated=False).uneven(0.1, report_tokens=True).nonfinite(1, 5)):
         seen = {name for rows in rows_of(job) for name in rows.columns}

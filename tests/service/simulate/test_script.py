@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+from rankwatch_detectors.base import Frame
 from rankwatch_service.simulate.mix import SHARES, add_mix
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
@@ -85,6 +87,18 @@ def test_faults_that_end_an_attempt_happen_once_though_their_step_is_repeated() 
     world = Job(16, 100, 1).hang(3, 50, 40.0).restart(50, 20)
     standing = [o for o in world.observations() if getattr(o, "presence", None) and o.presence.phase[3] == "forward"]
     assert len(standing) == 40
+
+
+def test_every_rank_collects_garbage_at_steps_of_its_own() -> None:
+    world = Job(16, 100, 1, noise=0.0, silicon=0.0)
+    apply("gc:every=20,seconds=0.4", world)
+    slow = {rank: [] for rank in range(16)}
+    for frame in world.observations():
+        if isinstance(frame, Frame):
+            for rank in np.flatnonzero(frame.values["busy_s"] > 1.0).tolist():
+                slow[rank].append(frame.step)
+    assert all(len(steps) == 5 and np.all(np.diff(steps) == 20) for steps in slow.values())
+    assert len({steps[0] for steps in slow.values()}) == 16
 
 
 def test_a_mix_is_drawn_by_the_usual_shares_and_every_job_of_it_can_be_played() -> None:
