@@ -14,6 +14,8 @@ WEEK_S = 7 * 24 * 3600.0
 STEP_MIN_S = 1e-3
 # Nor may a broken clock that claims days for a step lower it.
 STEP_MAX_S = 3600.0
+# Evaluations and saves make a step tens of times as long; what they cost is not the pace of the job.
+STEP_RATIO_MAX = 10.0
 
 
 def threshold(tests: int, step_s: float, budget: float) -> float:
@@ -28,3 +30,17 @@ def threshold(tests: int, step_s: float, budget: float) -> float:
     21.6
     """
     return math.log(max(tests, 1) * WEEK_S / min(max(step_s, STEP_MIN_S), STEP_MAX_S) / budget)
+
+
+def usual_step_s(before_s: float, step_s: float, rows: int) -> float:
+    """Running mean of seconds between rows, over some 64 of them.
+
+    Args:
+        before_s: the mean so far.
+        step_s: the newest row's; a clock that jumped by an hour or by ages moves the mean by little.
+        rows: how many rows there have been, this one included.
+    """
+    bounded = min(max(step_s, STEP_MIN_S), STEP_MAX_S)
+    if rows > 1:
+        bounded = min(bounded, STEP_RATIO_MAX * before_s)
+    return before_s + (bounded - before_s) / min(rows, 64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -137,6 +137,8 @@ class HangDetector(DispatchingDetector):
         if presence is None or not presence.heard.any():
             return ()
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
+        presence, proper = self._proper(presence)
+        fresh &= proper
         running = fresh & which(presence.state, RUNNING)
         if not running.any():
             return ()
@@ -158,6 +160,13 @@ class HangDetector(DispatchingDetector):
         if missing.ranks and not self.episodes.told("job")["ranks"]:
             return self._name(missing)
         return ()
+
+    def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
+        """The presence with ages that can be, and the ranks whose blocks hold numbers: no step outlasts its attempt."""
+        ages = np.stack([presence.step_age_s, presence.phase_age_s])
+        proper = np.isfinite(ages).all(axis=0)
+        step_age_s, phase_age_s = np.clip(np.where(proper, ages, 0.0), 0.0, self.now_s - self._attempt_s)
+        return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s), proper
 
     def _excused(self, presence: Presence) -> bool:
         """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""

@@ -18,6 +18,13 @@ import numpy as np
 from rankwatch_detectors.series import RollingQuantiles
 from rankwatch_detectors.state import Stateful
 
+VALUE_MAX = 1e100
+"""Values beyond count as this: no curve means them, and sums of them would overflow."""
+SIGMAS_OF_MIDDLE = 1.4826
+"""Standard deviations of a normal distribution in the median distance from its middle."""
+REACH_SIGMAS = 5.0
+"""Farther from the level no point teaches the scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class LevelConfig:
@@ -136,12 +143,15 @@ class LevelWatch(Stateful):
         Returns:
             What changed, or None.
         """
-        point = math.log(max(value, 1e-300)) if self._config.logarithmic else value
+        value = min(max(value, -VALUE_MAX), VALUE_MAX)
+        point = math.log(max(value, 1 / VALUE_MAX)) if self._config.logarithmic else value
         if self.is_open:
             return self._follow(point)
         if len(self._recent) < self._config.warm_points:
             self._learn(point)
             return None
+        if not self.scale:
+            self._bound_first()
         self._measure()
         self.score = (point - self.level) / self.scale
         self._accumulate(point, step)
@@ -178,13 +188,18 @@ class LevelWatch(Stateful):
         unit = 1.0 if self._config.logarithmic else abs(self.level)
         return sum(newest) / len(newest) - self.level >= self._config.drift_effect_min * unit
 
+    def _bound_first(self) -> None:
+        """The first distances were learned without a scale; outliers among them get the reach that others have."""
+        reach = REACH_SIGMAS * SIGMAS_OF_MIDDLE * self._scatter.get()[0]
+        self._scatter.reset([min(distance, reach) for distance in self._scatter.window])
+
     def _measure(self) -> None:
         config = self._config
         (self.level,) = self._recent.get()
         middle, high, extreme = self._scatter.get()
         # The same scatter seen at three places. The outermost counts as for Student's t with 5 degrees of freedom:
         # tails up to there are the rule, and only heavier ones widen the scale.
-        spread = max(1.4826 * middle, high / 1.96, extreme / 3.1)
+        spread = max(SIGMAS_OF_MIDDLE * middle, high / 1.96, extreme / 3.1)
         unit = 1.0 if config.logarithmic else abs(self.level)
         self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
 
@@ -203,7 +218,7 @@ class LevelWatch(Stateful):
             # A curve that falls lies below its own median all the time; that is its course and no scatter.
             distance = abs(residual - self._drift.get()[0])
             # One outlier must not widen the scale by more than it could by its rank.
-            self._scatter.learn(min(distance, 5.0 * self.scale) if self.scale else distance)
+            self._scatter.learn(min(distance, REACH_SIGMAS * self.scale) if self.scale else distance)
         # A climb under suspicion does not lift the level that it is judged by.
         if self._sum < self._config.drift_limit / 6:
             self._recent.learn(point)

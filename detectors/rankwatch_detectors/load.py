@@ -15,8 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Ints
+from rankwatch_detectors.dispatch import finite
 from rankwatch_detectors.peers import GROUP_MIN, PeerGroups, everyone
 from rankwatch_detectors.state import Stateful
+
+# A share of a batch a hundred times its peers', or a hundredth of it, is a number gone wrong and explains nothing.
+RANGE = math.log(100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,12 @@ def _load_features(frame: Frame, usable: Bools, groups: PeerGroups) -> Floats | 
         return None
     rows = []
     for name in ("tokens", "tokens_squared"):
-        values, present = frame.values.get(name), frame.present.get(name)
-        if values is None or present is None or not bool(present[usable].all()) or not bool((values[usable] > 0).all()):
+        found = finite(frame, name)
+        if found is None or not bool((found[1] & (found[0] > 0))[usable].all()):
             rows.append(np.zeros(usable.size))
             continue
-        logs = np.log(np.where(usable, values, 1.0))
-        rows.append(np.where(usable, logs - groups.location(logs, usable), 0.0))
+        logs = np.log(np.where(usable, found[0], 1.0))
+        around = np.clip(logs - groups.location(logs, usable), -RANGE, RANGE)
+        rows.append(np.where(usable, around, 0.0))
     features = np.stack(rows)
     return features if bool(features.any()) else None

@@ -45,6 +45,11 @@ class RollingQuantiles(Stateful):
         for estimator in self._estimators:
             estimator.update(value)
 
+    @property
+    def window(self) -> list[float]:
+        """The values that count, oldest first."""
+        return list(self._window)
+
     def get(self) -> tuple[float, ...]:
         """The quantiles, in the order in which they were asked for; 0 while nothing has been learned."""
         return tuple(float(estimator.get() or 0.0) for estimator in self._estimators)
@@ -55,7 +60,7 @@ class RollingQuantiles(Stateful):
 
     def snapshot(self) -> dict[str, Any]:
         """The window, oldest value first."""
-        return {"window": list(self._window)}
+        return {"window": self.window}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Learn a saved window."""
