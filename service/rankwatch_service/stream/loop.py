@@ -176,6 +176,9 @@ class Stream:
             # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
             places.append(Place(kept_from, 0, held.needed_control))
         self._replay(snapshots.earliest(places or [committed]), committed, started)
+        # Of a log with other partitions than it had: known from the tables, and in none of the records that are ours.
+        for name in sorted(known - {ALL_JOBS} - self._partition.jobs.keys()):
+            self._begin_cold(name, committed, started)
         self._partition.settled()
         if started.lost_records or started.log_is_another:
             committed = replace(committed, position=begin)
@@ -312,7 +315,8 @@ class Stream:
             mine = (StreamPosition.partition == self._number, StreamPosition.position_needed <= kept.position)
             needed = {"position_needed": kept.position, "control_needed": kept.control_position}
             connection.execute(update(StreamPosition).where(*mine).values(needed))
-            needed_by_all = connection.scalar(select(func.min(StreamPosition.control_needed))) or 0
+            living = StreamPosition.partition < self._log.partitions  # the log may have had more of them once
+            needed_by_all = connection.scalar(select(func.min(StreamPosition.control_needed)).where(living)) or 0
             control_log.trim(connection, needed_by_all, TRIM_RECORDS)
         while self._log.trim(self._number, kept.position, TRIM_RECORDS):
             pass

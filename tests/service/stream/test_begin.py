@@ -1,7 +1,7 @@
 """How a stream begins where the log is not as it was left: forgotten, made anew, or with other partitions."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from rankwatch import wire
 from rankwatch.kafka_settings import partition_of
@@ -169,6 +169,39 @@ def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
     again.start()
     assert again.partition.desk.policy.hands_off
     assert again.partition.place == fresh.partition.place
+
+
+def test_a_job_that_moved_into_a_partition_which_had_others_before_begins_cold_there(world):
+    count = next(count for count in range(2, 9) if ForgetfulLog(world.clock, partitions=count).partition_of("gpt"))
+    before, after = (ForgetfulLog(world.clock, partitions=count) for _ in range(2))
+    place = before.partition_of("gpt")
+    world.log = before
+    empty = world.stream(place)
+    empty.start()
+    world.clock.advance(1.0)
+    empty.step()
+    empty.save(ALL_JOBS)
+    world.log = ForgetfulLog(world.clock)
+    lived(world)
+    world.log = after
+    started = world.stream(place).start()
+    assert started.cold_jobs == ["gpt"]
+    assert not started.log_is_another
+
+
+def test_partitions_that_the_log_had_once_keep_no_control_records(world):
+    world.tell(policy_record(Policy(hands_off=True)))
+    with write(world.engine) as connection:
+        old = {"partition": 7, "position": 5, "tick_number": 3, "epoch": 1, "control_needed": 0}
+        connection.execute(insert(models.StreamPosition).values(**old))
+    stream = lived(world)
+    for name in (ALL_JOBS, "gpt", ALL_JOBS, "gpt"):
+        stream.save(name)
+    world.clock.advance(120.0)
+    world.train(range(20, 22))
+    stream.step()
+    assert stream.save_due()
+    assert world.column(select(models.ControlRecord.position)) == []
 
 
 def test_a_record_that_came_into_the_wrong_partition_is_refused(world):
