@@ -122,7 +122,7 @@ def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> Non
 def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
     from rich.console import Console
 
-    from rankwatch_service.replay.report import missing, what_was_read
+    from rankwatch_service.replay.report import LEFT_OUT, missing, what_was_read
 
     console = Console(highlight=False)
     if outcome.rows or outcome.broken is None:
@@ -134,7 +134,9 @@ def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
             _describe(console, incident, outcome.named)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not looked for, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
-    notes += [f"Left out: {count:,} ({reason})" for reason, count in sorted(outcome.left_out.items())]
+    notes += [
+        f"Left out: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
+    ]
     if outcome.left_out_columns:
         notes.append(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}")
     if notes:

@@ -87,7 +87,7 @@ def simulate(
 
     [bold]Examples[/bold]
 
-      rankwatch simulate --fault straggler:rank=17,factor=1.1,at=500 -o job.parquet
+      rankwatch simulate --fault straggler:rank=17,at=500 -o job.parquet
       rankwatch simulate --fault hang:rank=3,at=500 --fault gc -o job.csv.gz
       rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
       rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
@@ -118,6 +118,8 @@ def _list_faults() -> None:
     console = Console()
     for title, entries in (("Faults: these should be found", FAULTS), ("Harmless: these should not", HARMLESS)):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
         for name, entry in entries.items():
             table.add_row(f"[bold]{name}[/]", entry.told)
             table.add_row("", escape(usage(name)))
@@ -153,8 +155,10 @@ def _write(world: Job, output: Path, name: str) -> None:
         task = progress.add_task("writing", total=world.world_size * world.steps)
         try:
             rows = write_job(world, output, name, lambda rows: progress.update(task, completed=rows))
-        except (SimulateError, OSError) as error:
+        except SimulateError as error:
             raise CliError(Status.USAGE, str(error)) from error
+        except OSError as error:
+            raise CliError(Status.USAGE, f"{output}: {error.strerror or error}") from error
     size_mb, faults = output.stat().st_size / 1e6, len(world.labels)
     print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
     print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} that should be found", file=sys.stderr)

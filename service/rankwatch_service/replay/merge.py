@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_service.replay.layout import ReplayError
-from rankwatch_service.replay.rows import RowReader, Rows
+from rankwatch_service.replay.rows import RowReader, Rows, runs
 from rankwatch_service.replay.timeline import Timeline
 from rankwatch_service.stream.columns import Exact, Records
 
@@ -83,7 +83,7 @@ def _joined(parts: Sequence[Rows], done: int) -> Rows:
     sizes = [len(part.records.step) for part in parts]
     names = tuple(dict.fromkeys(name for part in parts for name in part.records.names))
     values, present = np.zeros((len(names), sum(sizes))), np.zeros((len(names), sum(sizes)), dtype=np.bool_)
-    attempts: list[tuple[str, int]] = []
+    codes, known = np.zeros(sum(sizes), dtype=np.int64), dict[str, int]()
     begin = 0
     for part, size in zip(parts, sizes, strict=True):
         records = part.records
@@ -91,7 +91,8 @@ def _joined(parts: Sequence[Rows], done: int) -> Rows:
             to = names.index(name)
             values[to, begin : begin + size] = records.values[row]
             present[to, begin : begin + size] = True if records.present is None else records.present[row]
-        attempts += [(text, begin + at) for text, at in part.attempts if not attempts or attempts[-1][0] != text]
+        for text, at in part.attempts:
+            codes[begin + at : begin + size] = known.setdefault(text, len(known))
         begin += size
     times = None if parts[0].time_s is None else np.concatenate([_told(part.time_s) for part in parts])
     joined = Records(
@@ -103,16 +104,24 @@ def _joined(parts: Sequence[Rows], done: int) -> Rows:
         present=present,
         exact={name: _exact(parts, name) for name in dict.fromkeys(n for p in parts for n in p.records.exact)},
     )
-    # Within an attempt the order of files says nothing; of several attempts in one slice each file has its own order.
-    order = np.argsort(joined.step if times is None else times, kind="stable") if len(attempts) == 1 else None
+    # Within an attempt the order of files says nothing; of two attempts the one comes first whose rows begin earlier.
+    key = joined.step if times is None else times
+    began = np.arange(len(known)) if times is None else [times[codes == code].min() for code in range(len(known))]
+    place = np.empty(len(known), dtype=np.int64)
+    place[np.argsort(began, kind="stable")] = np.arange(len(known))
+    order = np.lexsort((key, place[codes]))
     hosts = _hosts(parts) if any(part.hosts for part in parts) else None
     places = {name: _column(parts, name) for name in dict.fromkeys(n for p in parts for n in p.places)}
-    if order is not None:
-        joined = joined.rows(order)
-        times = None if times is None else times[order]
-        hosts = None if hosts is None else (hosts[0], hosts[1][order])
-        places = {name: column[order] for name, column in places.items()}
-    return Rows(parts[0].path, parts[0].first_row, times, attempts, joined, places, hosts, done)
+    return Rows(
+        path=parts[0].path,
+        first_row=parts[0].first_row,
+        time_s=None if times is None else times[order],
+        attempts=runs(list(known), codes[order]),
+        records=joined.rows(order),
+        places={name: column[order] for name, column in places.items()},
+        hosts=None if hosts is None else (hosts[0], hosts[1][order]),
+        done=done,
+    )
 
 
 def _told(time_s: Floats | None) -> Floats:

@@ -56,6 +56,8 @@ class Player:
         self.last_step = -1
         self._attempt: str | None = None
         self._attempts: dict[str, str] = {}
+        self._left: set[str] = set()
+        """Attempts after which another one began: what still comes of them is counted and left out."""
         self._window: FrameWindow | None = None
         self._next_tick_s = 0.0
         self._steps: Ints = np.zeros(0, dtype=np.int64)
@@ -75,6 +77,9 @@ class Player:
         ends = [*(start for _, start in rows.attempts[1:]), len(times)]
         for (text, start), end in zip(rows.attempts, ends, strict=True):
             if self._named(text) != self._attempt:
+                if self._named(text) in self._left:
+                    self.counts["old_attempt_rows"] += end - start
+                    continue
                 yield from self.end(float(times[start]))
                 self._begin(text, float(times[start]))
             yield from self._meet(rows, start, end, float(times[start]))
@@ -113,6 +118,8 @@ class Player:
         return self._attempts[text]
 
     def _begin(self, text: str, now_s: float) -> None:
+        if self._attempt is not None:
+            self._left.add(self._attempt)
         self._attempt = self._named(text)
         self.roster, self._places = Roster(), {}
         self._steps, self._row_s, self._top = np.zeros(0, dtype=np.int64), np.zeros(0), -1

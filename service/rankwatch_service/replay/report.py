@@ -39,6 +39,19 @@ FIRST: Final[Mapping[Kind, str]] = {
 """What to do first about each kind that a file can tell of; docs/incidents has the rest."""
 
 
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "late": "rows that came when their step was closed already",
+    "repeated": "rows of a rank and step that had one already",
+    "old_attempt_rows": "rows of an attempt after which another one had begun",
+    "incomplete": "steps closed without some ranks' rows",
+    "pushed": "steps closed early, since too many were open",
+    "far": "rows of a step far ahead of all others",
+    "names": "values of metrics beyond the number that is kept",
+    "gap_s": "seconds without any row, not lived through",
+}
+"""What the reasons mean for which something did not reach the detectors."""
+
+
 def as_json(incident: Incident, named: bool) -> dict[str, Any]:
     """One incident as an object; ranks only where the file `named` any."""
     return {

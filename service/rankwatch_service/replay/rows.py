@@ -129,7 +129,7 @@ class RowReader:
             path=self.path,
             first_row=self._row,
             time_s=self._times(columns),
-            attempts=_runs(*texts(columns["attempt"])) if "attempt" in columns else [("", 0)],
+            attempts=runs(*texts(columns["attempt"])) if "attempt" in columns else [("", 0)],
             records=records,
             places={name: column for name, column in places.items() if column is not None},
             hosts=texts(columns["host"]) if "host" in columns else None,
@@ -219,7 +219,8 @@ def part_of(records: Records, start: int, end: int) -> Records:
     )
 
 
-def _runs(known: list[str], codes: Ints) -> list[tuple[str, int]]:
+def runs(known: list[str], codes: Ints) -> list[tuple[str, int]]:
+    """Each run of equal codes: its text, and the index at which it begins."""
     starts = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     return [(known[codes[start]], start) for start in starts]
 

@@ -21,7 +21,7 @@ COLUMNS_MAX: Final = 1_000
 
 
 class TensorBoardFile:
-    """One event file. A step that goes back begins a new attempt: the writer was started again."""
+    """One event file. Each is a launch of its own, and a step that goes back begins a new attempt of it."""
 
     def __init__(self, path: Path) -> None:
         """Look through the file for its tags.
@@ -31,6 +31,7 @@ class TensorBoardFile:
         """
         self.path = str(path)
         self.total = 0
+        self._launch = path.name.rpartition("tfevents.")[2] or path.name
         tags: dict[str, None] = {}
         for _, _, scalars in _events(self.path):
             self.total += 1
@@ -63,7 +64,7 @@ class TensorBoardFile:
                 # Its row may be gone already; what came later stays where it is.
                 continue
             newest = max(newest, step)
-            row = pending.setdefault(step, {"time_s": time_s, "step": step, "attempt": f"file.{attempt}"})
+            row = pending.setdefault(step, {"time_s": time_s, "step": step, "attempt": f"{self._launch}.{attempt}"})
             row |= scalars
             yield from ((row, done) for row in _drained(pending, OPEN_STEPS))
         yield from ((row, done) for row in _drained(pending, 0))

@@ -143,7 +143,9 @@ FAULTS: Final[dict[str, Entry]] = {
         {
             "rank": RANKS, "at": AT, "factor": _factor(1.2), "until": UNTIL,
             "every": Parameter(integer(1), "only every so many steps", 1),
-            "by": Parameter(one_of("compute", "data", "descheduled"), "what takes the time", "compute"),
+            "by": Parameter(
+                one_of("compute", "data", "descheduled"), "what takes time: compute, data or descheduled", "compute"
+            ),
         },
         _straggler,
     ),
@@ -156,7 +158,7 @@ FAULTS: Final[dict[str, Entry]] = {
         "ranks do not arrive, the others wait for them",
         {
             "rank": RANKS, "at": AT, "seconds": _seconds(60.0),
-            "by": Parameter(one_of("loop", "stopped"), "busy, or stopped by a signal", "loop"),
+            "by": Parameter(one_of("loop", "stopped"), "busy in a loop, or stopped by a signal", "loop"),
         },
         lambda job, rank, at, seconds, by: job.hang(rank, at, seconds, stopped=by == "stopped"),
     ),
@@ -216,7 +218,7 @@ HARMLESS: Final[dict[str, Entry]] = {
         "sequences of uneven length",
         {
             "cv": Parameter(number(0.0, 1.0), "coefficient of variation", 0.1),
-            "tokens": Parameter(one_of("yes", "no"), "whether steps tell their tokens", "no"),
+            "tokens": Parameter(one_of("yes", "no"), "whether steps tell their tokens, yes or no", "no"),
         },
         lambda job, cv, tokens: job.uneven(cv, report_tokens=tokens == "yes"),
     ),

@@ -239,6 +239,27 @@ def test_files_of_one_rank_each_are_the_same_as_one_file(tmp_path: Path) -> None
     assert not apart.left_out
 
 
+def test_a_restart_in_files_of_one_rank_each_is_one_restart(tmp_path: Path) -> None:
+    head = "time_s,step,rank,attempt,busy_s\n"
+    # The second rank is half a second later than the first, and so in two attempts at once with it.
+    rows = [
+        "".join(f"{step + rank / 2},{step},{rank},a.0,1\n" for step in range(40))
+        + "".join(f"{step + 20 + rank / 2},{step},{rank},b.0,1\n" for step in range(20, 60))
+        for rank in range(2)
+    ]
+    alone = [csv(tmp_path, head + own, f"rank{rank}.csv") for rank, own in enumerate(rows)]
+    outcome = replayed(*alone)
+    assert (outcome.rows, outcome.frames, outcome.last_step) == (160, 80, 59)
+    assert not outcome.left_out
+
+
+def test_rows_of_an_attempt_that_is_over_are_counted_and_left_out(tmp_path: Path) -> None:
+    rows = "".join(f"{step},a.0,2\n" for step in range(30)) + "".join(f"{step},a.1,2\n" for step in range(20, 50))
+    outcome = replayed(csv(tmp_path, "step,attempt,loss\n" + rows + "30,a.0,9\n"))
+    assert (outcome.rows, outcome.frames, outcome.incidents) == (60, 60, [[]])
+    assert outcome.left_out == {"old_attempt_rows": 1}
+
+
 def test_ranks_one_after_the_other_in_one_file_are_refused(tmp_path: Path) -> None:
     rows = "".join(f"{step},{rank},1\n" for rank in range(2) for step in range(200))
     with pytest.raises(ReplayError, match="row 201, column step: 0 after 199"):

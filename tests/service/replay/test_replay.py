@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from typer.testing import CliRunner
 
 from rankwatch_detectors.base import Kind
@@ -189,29 +191,29 @@ def test_every_kind_that_a_file_can_tell_of_has_a_first_thing_to_do_and_a_page()
     assert {kind for kind, _, _ in NEEDS} <= set(FIRST)
 
 
-def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
-    from tensorboard.compat.proto import event_pb2, summary_pb2
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(tmp_path))
-    for step in range(120):
-        for tag, value in (("train/loss", 9.0 if step == 100 else 2.0 + 0.01 * (step % 7)), ("lr", 1e-4)):
+def event_file(folder: Path, steps: range, start_s: float, losses: dict[int, float]) -> Path:
+    writer = EventFileWriter(str(folder), filename_suffix=f".{steps.start}")
+    for step in steps:
+        for tag, value in (("train/loss", losses.get(step, 2.0 + 0.01 * (step % 7))), ("lr", 1e-4)):
             summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(event_pb2.Event(wall_time=1e9 + step, step=step, summary=summary))
+            writer.add_event(event_pb2.Event(wall_time=start_s + step, step=step, summary=summary))
     writer.close()
-    (path,) = tmp_path.glob("events.out.tfevents*")
-    outcome = replay(
-        [open_source(path)],
-        {"train/loss": "loss"},
-        [CatalogueConfig()],
-        job="test",
-        until_step=None,
-        progress=lambda done, total: None,
-    )
-    (incident,) = outcome.incidents[0]
-    assert (incident.kind, incident.first.onset_step, incident.resolved_step is not None) == (
-        Kind.LOSS_SPIKE,
-        100,
-        True,
-    )
-    assert sorted(outcome.metrics) == ["loss", "lr"]
+    (path,) = folder.glob(f"events.out.tfevents*.{steps.start}")
+    return path
+
+
+def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
+    path = event_file(tmp_path, range(120), 1e9, {100: 9.0})
+    code, out, _ = run(str(path), "--map", "train/loss=loss", "--json")
+    told, last = [json.loads(line) for line in out.splitlines()]
+    assert (code, told["kind"], told["onset_step"], told["resolved_step"] is not None) == (0, "loss_spike", 100, True)
+    assert sorted(last["summary"]["columns"]) == ["loss", "lr"]
+
+
+def test_event_files_of_a_job_that_was_started_again_are_its_launches(tmp_path: Path) -> None:
+    first = event_file(tmp_path, range(120), 1e9, {})
+    second = event_file(tmp_path, range(100, 200), 1e9 + 60, {150: 9.0})
+    for paths in ((first, second), (second, first)):
+        code, out, _ = run(*map(str, paths), "--map", "train/loss=loss", "--json")
+        told, last = [json.loads(line) for line in out.splitlines()]
+        assert (code, told["onset_step"], last["summary"]["rows"]) == (0, 150, 220)
