@@ -3,15 +3,16 @@
     python benchmarks/cascades.py [--seeds 3] [--sizes 16,64,256] [--only TEXT] [--list] [--markdown FILE]
 
 Every line is a synthetic job of `rankwatch_service.simulate`, judged by the detectors at their defaults and the
-correlator, and routed to one receiver as it is by default (`notify.route`), as the stream does it. "Told" counts
-messages other than the resolution of what was told; "resolved" counts those. An incident is right if its kind and
-ranks are those of the root cause in the end.
+correlator, and routed (`notify.route`) as the stream does it to two receivers: one as it is by default, and one that
+asked for everything, information included. "Told" counts messages other than the resolution of what was told,
+"resolved" counts those. An incident is right if its kind and ranks are those of the root cause in the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,24 +22,30 @@ from overheard import roster_of
 
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.api.receivers import NewReceiver
 from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.simulate.injected import Stall
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import apply
-from rankwatch_service.stream.incidents import Incident, Transition, unix_ns
+from rankwatch_service.stream.incidents import Incident, Moment, Transition, unix_ns
 from rankwatch_service.stream.judge import Judge
 
-RECEIVER: Final = {"name": "on-call", "enabled": True, "kinds": [], "severities": [], "jobs": []}
-"""A receiver as it is made when only its address is given: it takes everything."""
+RECEIVERS: Final = [
+    NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json"),
+    NewReceiver(name="everything", url="https://everything.example/", severities=[]).model_dump(mode="json"),
+]
 
-GONE: Final = "RuntimeError: NCCL communicator was aborted: connection closed by peer"
+HOST_GONE: Final = (Kind.TELEMETRY_LOST, Kind.HANG)
+"""A host that goes stops its job at once; which is seen first is a matter of the step time."""
+
+ABORTED: Final = "RuntimeError: NCCL communicator was aborted: connection closed by peer"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What should stand at the head of an incident in the end. A rank of -1 stands for any, or none."""
+    """What should stand at the head of an incident in the end: one of these kinds, and these ranks or this scope."""
 
-    kind: Kind
+    kinds: tuple[Kind, ...]
     ranks: tuple[int, ...] = ()
     scope: str = ""
 
@@ -49,19 +56,18 @@ class Case:
 
     name: str
     job: Callable[[int, int], Job]
-    causes: Callable[[int], tuple[Cause, ...]]
+    causes: tuple[Cause, ...]
 
 
 @dataclass
 class Count:
-    """What came of one line."""
+    """What came of one line. Messages are counted by receiver."""
 
     causes: int = 0
     incidents: int = 0
     right: int = 0
-    told: int = 0
-    resolved: int = 0
-    news: list[str] = field(default_factory=list)
+    told: Counter[str] = field(default_factory=Counter)
+    resolved: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: Count) -> Count:
         self.causes += other.causes
@@ -69,16 +75,22 @@ class Count:
         self.right += other.right
         self.told += other.told
         self.resolved += other.resolved
-        self.news += other.news
         return self
 
     def cells(self) -> list[str]:
         """As cells of the table."""
-        per_cause = f"{self.told / self.causes:.2f}"
-        return [str(self.causes), str(self.incidents), str(self.right), str(self.told), per_cause, str(self.resolved)]
+        cells = [str(self.causes), str(self.incidents), str(self.right)]
+        for receiver in ("on-call", "everything"):
+            cells += [f"{self.told[receiver] / self.causes:.2f}", f"{self.resolved[receiver] / self.causes:.2f}"]
+        return cells
 
 
-def scripted(name: str, text: str, kind: Kind, ranks: tuple[int, ...] = (), scope: str = "") -> Case:
+def one(kind: Kind | tuple[Kind, ...], ranks: tuple[int, ...] = (), scope: str = "") -> tuple[Cause, ...]:
+    """A single root cause."""
+    return (Cause((kind,) if isinstance(kind, Kind) else kind, ranks, scope),)
+
+
+def scripted(name: str, text: str, kind: Kind | tuple[Kind, ...], ranks: tuple[int, ...] = (), scope: str = "") -> Case:
     """One fault of `rankwatch simulate`, in a job of its own."""
 
     def job(size: int, seed: int) -> Job:
@@ -86,7 +98,7 @@ def scripted(name: str, text: str, kind: Kind, ranks: tuple[int, ...] = (), scop
         apply(text, made)
         return made
 
-    return Case(name, job, lambda _size: (Cause(kind, ranks, scope),))
+    return Case(name, job, one(kind, ranks, scope))
 
 
 FAULTS: Final = [
@@ -102,7 +114,7 @@ FAULTS: Final = [
     scripted("hang, stopped", "hang:rank=5,at=300,by=stopped", Kind.HANG, (5,)),
     scripted("rank killed", "rank_lost:rank=5,at=300", Kind.RANK_LOST, (5,)),
     scripted("rank ended by an error", "rank_lost:rank=5,at=300,error=CUDA error", Kind.RANK_LOST, (5,)),
-    scripted("host gone", "host_lost:host=host-1,at=300", Kind.TELEMETRY_LOST, scope="host:host-1"),
+    scripted("host gone", "host_lost:host=host-1,at=300", HOST_GONE, scope="host:host-1"),
     scripted("host silent", "telemetry_lost:host=host-1,at=300,until=330", Kind.TELEMETRY_LOST, scope="host:host-1"),
     scripted("NaN in local gradients", "nonfinite:rank=5,at=300", Kind.NONFINITE, (5,)),
     scripted("flipped bit", "corruption:rank=5,at=303", Kind.CORRUPTION, (5,)),
@@ -177,7 +189,7 @@ def _slow_storage(size: int, seed: int) -> Job:
 def _host_dies(size: int, seed: int) -> Job:
     """A host goes silent, its peers hang and then end one after the other."""
     job = Job(size, 420, seed).lose_host("host-1", 300, 40.0)
-    return job.kill(0, 300, None, 1, GONE).restart(300, 290)
+    return job.kill(0, 300, None, 1, ABORTED).restart(300, 290)
 
 
 def _host_slow(size: int, seed: int) -> Job:
@@ -210,11 +222,6 @@ def _congested(size: int, seed: int) -> Job:
     return Job(size, 420, seed).congest(300, 4.0)
 
 
-def one(kind: Kind, ranks: tuple[int, ...] = (), scope: str = "") -> Callable[[int], tuple[Cause, ...]]:
-    """A single root cause, whatever the size."""
-    return lambda _size: (Cause(kind, ranks, scope),)
-
-
 CASCADES: Final = [
     Case("bad GPU: slow, hung, lost", _bad_gpu, one(Kind.STRAGGLER, (5,))),
     Case("bad GPU: slow, hung, lost, started again in vain", _bad_gpu_again, one(Kind.STRAGGLER, (5,))),
@@ -230,52 +237,54 @@ CASCADES: Final = [
     Case("corruption, then divergence", _corrupted, one(Kind.CORRUPTION, (5,))),
     Case("norm, then loss, then divergence", _exploding, one(Kind.LOSS_DIVERGENCE)),
     Case("checkpoint storage slow", _slow_storage, one(Kind.HANG)),
-    Case("host silent, job hung, ranks lost, started again", _host_dies, one(Kind.TELEMETRY_LOST, (), "host:host-1")),
+    Case("host silent, job hung, ranks lost, started again", _host_dies, one(HOST_GONE, (), "host:host-1")),
     Case("network congested", _congested, one(Kind.SLOWDOWN)),
 ]
 """Root causes that bring other troubles with them."""
 
 
-def _two(first: tuple[str, Cause], second: tuple[str, Cause]) -> Case:
+def two(first: tuple[str, Kind, str], second: tuple[str, Kind, str]) -> Case:
+    """Two faults of `simulate` in one job, each with the kind and scope of its incident."""
+
     def job(size: int, seed: int) -> Job:
         made = Job(size, 420, seed)
         apply(first[0], made)
         apply(second[0], made)
         return made
 
-    name = " and ".join(f"{cause.kind} {cause.ranks[0] if cause.ranks else ''}".strip() for _, cause in (first, second))
-    return Case(name, job, lambda _size: (first[1], second[1]))
+    name = " and ".join(f"{kind} {scope}" for _, kind, scope in (first, second))
+    return Case(name, job, (*one(first[1], (), first[2]), *one(second[1], (), second[2])))
 
 
-SLOW_5: Final = ("straggler:rank=5,at=250,factor=1.15", Cause(Kind.STRAGGLER, (5,)))
+SLOW: Final = ("straggler:rank=5,at=250,factor=1.15", Kind.STRAGGLER, "rank:5")
 TOGETHER: Final = [
-    _two(SLOW_5, ("straggler:rank=12,at=252,factor=1.15", Cause(Kind.STRAGGLER, (12,)))),
-    _two(SLOW_5, ("loss_spike:at=252", Cause(Kind.LOSS_SPIKE))),
-    _two(SLOW_5, ("nonfinite:rank=12,at=254", Cause(Kind.NONFINITE, (12,)))),
-    _two(SLOW_5, ("hang:rank=12,at=280", Cause(Kind.HANG, (12,)))),
-    _two(SLOW_5, ("corruption:rank=12,at=251", Cause(Kind.CORRUPTION, (12,)))),
-    _two(
-        ("straggler:rank=5,at=250,factor=1.05", Cause(Kind.STRAGGLER, (5,))),
-        ("slowdown:at=300,factor=1.5", Cause(Kind.SLOWDOWN)),
+    two(SLOW, ("straggler:rank=12,at=252,factor=1.15", Kind.STRAGGLER, "rank:12")),
+    two(SLOW, ("loss_spike:at=252", Kind.LOSS_SPIKE, "job")),
+    two(SLOW, ("nonfinite:rank=12,at=254", Kind.NONFINITE, "rank:12")),
+    two(SLOW, ("hang:rank=12,at=280", Kind.HANG, "job")),
+    two(SLOW, ("corruption:rank=12,at=251", Kind.CORRUPTION, "rank:12")),
+    two(
+        ("straggler:rank=5,at=250,factor=1.05", Kind.STRAGGLER, "rank:5"),
+        ("slowdown:at=300,factor=1.5", Kind.SLOWDOWN, "job"),
     ),
-    _two(
-        ("corruption:rank=5,at=251", Cause(Kind.CORRUPTION, (5,))),
-        ("corruption:rank=12,at=252", Cause(Kind.CORRUPTION, (12,))),
+    two(
+        ("corruption:rank=5,at=251", Kind.CORRUPTION, "rank:5"),
+        ("corruption:rank=12,at=252", Kind.CORRUPTION, "rank:12"),
     ),
-    _two(
-        ("telemetry_lost:host=host-1,at=250,until=300", Cause(Kind.TELEMETRY_LOST, (), "host:host-1")),
-        ("loss_spike:at=255", Cause(Kind.LOSS_SPIKE)),
+    two(
+        ("telemetry_lost:host=host-1,at=250,until=300", Kind.TELEMETRY_LOST, "host:host-1"),
+        ("loss_spike:at=255", Kind.LOSS_SPIKE, "job"),
     ),
 ]
 """Two root causes at the same time: two incidents."""
 
 
-def judged(job: Job) -> tuple[list[Incident], list[Transition], int, int]:
-    """Incidents in the order in which they opened, their transitions, how often the receiver was told, and of ends."""
+def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
+    """Incidents in the order in which they opened, their transitions, and how often the receivers were told."""
     judge, roster = Judge("benchmark", detectors), roster_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []
-    told = resolved = 0
+    count = Count()
     now_s = 0.0
     for observation in job.observations():
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
@@ -287,30 +296,30 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], int, int]:
             row = incident.row()
             transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, row)
             transitions.append(transition)
-            sent = outbox_rows(row, transition.row(), [RECEIVER], [], {}, unix_ns(now_s))
-            told += len(sent) * (news.what != "resolved")
-            resolved += len(sent) * (news.what == "resolved")
-    return list(incidents.values()), transitions, told, resolved
+            messages = outbox_rows(row, transition.row(), RECEIVERS, [], {}, unix_ns(now_s))
+            counter = count.resolved if news.what is Moment.RESOLVED else count.told
+            counter.update(message["receiver"] for message in messages)
+    return list(incidents.values()), transitions, count
 
 
 def is_of(incident: Incident, cause: Cause) -> bool:
     """Whether the incident names this root cause."""
     named = set(incident.ranks) == set(cause.ranks) if cause.ranks else True
-    return incident.kind is cause.kind and named and cause.scope in ("", incident.scope)
+    return incident.kind in cause.kinds and named and cause.scope in ("", incident.scope)
 
 
-def measure(case: Case, size: int, seed: int) -> Count:
+def measure(case: Case, size: int, seed: int, *, show: bool) -> Count:
     """Run one job."""
-    incidents, transitions, told, resolved = judged(case.job(size, seed))
-    causes = case.causes(size)
-    right = sum(any(is_of(incident, cause) for incident in incidents) for cause in causes)
-    numbers = {incident.id: incident.number for incident in incidents}
-    news = [
-        f"#{numbers[change.incident['id']]} {change.what:9} {change.incident['severity']:8} "
-        f"{change.incident['kind']} {change.incident['scope']} {change.time_s:.0f}s: {change.text}"
-        for change in transitions
-    ]
-    return Count(len(causes), len(incidents), right, told, resolved, news)
+    incidents, transitions, count = judged(case.job(size, seed))
+    count.causes, count.incidents = len(case.causes), len(incidents)
+    count.right = sum(any(is_of(incident, cause) for incident in incidents) for cause in case.causes)
+    if show:
+        print(f"== {case.name}, {size} ranks, seed {seed}")
+        for change in transitions:
+            row = change.incident
+            what = f"#{row['number']} {change.what:9} {row['severity']:8} {row['kind']} {row['scope']}"
+            print(f"   {change.time_s:4.0f} s {what}: {change.text}")
+    return count
 
 
 def measured(cases: Iterable[Case], sizes: list[int], seeds: int, *, show: bool) -> Iterator[tuple[str, Count]]:
@@ -319,10 +328,7 @@ def measured(cases: Iterable[Case], sizes: list[int], seeds: int, *, show: bool)
         total = Count()
         for size in sizes:
             for seed in range(seeds):
-                count = measure(case, size, seed)
-                if show:
-                    print(f"== {case.name}, {size} ranks, seed {seed}", *count.news, sep="\n   ")
-                total += count
+                total += measure(case, size, seed, show=show)
         print(f"{case.name} | " + " | ".join(total.cells()), file=sys.stderr, flush=True)
         yield case.name, total
 
@@ -337,7 +343,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
-    head = ["root cause", "injected", "incidents", "right", "told", "told per cause", "resolved"]
+    head = ["root cause", "injected", "incidents", "right", "told", "resolved", "told everything", "resolved"]
     lines = [head, ["---"] * len(head)]
     total = Count()
     for title, cases in (("alone", FAULTS), ("cascades", CASCADES), ("two at once", TOGETHER)):

@@ -39,13 +39,17 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 
+TOLD_BY_DEFAULT: Final = (Severity.CRITICAL, Severity.WARNING)
+"""What is only worth knowing is on the pages; whoever wants it as a message asks for it."""
+
+
 class ReceiverSettings(BaseModel):
     """Where messages go and which. An empty list means all."""
 
     model_config = ConfigDict(extra="forbid")
     url: Annotated[str, Field(max_length=2_000)]
     kinds: list[Kind] = []
-    severities: list[Severity] = []
+    severities: list[Severity] = list(TOLD_BY_DEFAULT)
     jobs: Jobs = []
     enabled: bool = True
 

@@ -106,13 +106,17 @@ def add_receiver(
     name: Annotated[str, typer.Argument(help="What to call it.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="The webhook's URL.")],
     kind: Annotated[list[str] | None, typer.Option(help="Only this incident kind; may be repeated.")] = None,
-    severity: Annotated[list[str] | None, typer.Option(help="Only this severity; may be repeated.")] = None,
+    severity: Annotated[
+        list[str] | None, typer.Option(help="Only this severity; may be repeated. Default: critical and warning.")
+    ] = None,
     job: Annotated[list[str] | None, typer.Option(help="Only this job; may be repeated.")] = None,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Tell a webhook about incidents. Prints the secret that its messages are signed with, this once."""
-    body = {"name": name, "url": target, "kinds": kind or [], "severities": severity or [], "jobs": job or []}
+    body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or []}
+    if severity:
+        body["severities"] = severity
     print(connect(url, token).post("/api/v1/receivers", body)["secret"])
 
 

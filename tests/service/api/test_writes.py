@@ -125,6 +125,12 @@ def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
     assert records(api, ReceiversSet)[-1].receivers == ()
 
 
+def test_what_is_only_worth_knowing_goes_to_those_receivers_that_ask_for_it(api):
+    assert api.post("/api/v1/receivers", RECEIVER).json()["severities"] == ["critical", "warning"]
+    everything = RECEIVER | {"name": "archive", "severities": []}
+    assert api.post("/api/v1/receivers", everything).json()["severities"] == []
+
+
 @pytest.mark.parametrize(
     "url",
     [
