@@ -107,7 +107,7 @@ class Cluster:
             role.start()
         self._http = Http(self.url, self.token)
         until("the api is ready", self._ready, START_S)
-        receiver = {"name": RECEIVER, "url": webhook_url}
+        receiver = {"name": RECEIVER, "url": webhook_url, "severities": []}
         answer = self._http.ask("POST", "/api/v1/receivers", json=receiver)
         assert answer.status_code == 201, answer.text
 
