@@ -29,6 +29,7 @@ _ORDER_OF_WAYS: Final[dict[str, tuple[str, ...]]] = {
     "device_fault": (Action.RELAUNCH, Action.CHECKPOINT, Action.PAUSE),
     "restart_loop": (Action.STOP,),
 }
+_STAYS: Final = "it hardly passes by itself: only while somebody looks at it"
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass, and nothing is lost but speed",
     Action.ROLLBACK: "weights from before the onset, in the same processes",
@@ -70,12 +71,12 @@ def suggest(
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
-        "reason": _REASONS[chosen],
+        "reason": _reason(chosen, ways),
         "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
         "cost_gpu_hours": cost,
         "break_even_s": cost / loss_per_s if chosen != WAIT and cost is not None and loss_per_s > 0 else None,
         "alternatives": [
-            {"action": way, "cost_gpu_hours": costs[way], "reason": _REASONS[way]} for way in fit if way != chosen
+            {"action": way, "cost_gpu_hours": costs[way], "reason": _reason(way, ways)} for way in fit if way != chosen
         ],
     }
 
@@ -84,6 +85,10 @@ def _possible(way: str, capabilities: Collection[str], target: Entry | None) -> 
     if way == WAIT:
         return True
     return way in capabilities and (way != Action.ROLLBACK or target is not None)
+
+
+def _reason(way: str, ways: Collection[str]) -> str:
+    return _STAYS if way == WAIT and WAIT not in ways else _REASONS[way]
 
 
 def _cost_gpu_hours(

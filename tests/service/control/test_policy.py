@@ -111,3 +111,4 @@ def test_a_suggestion_only_names_what_the_job_can_do():
     figures = Figures(120, 0.5, 0.4)
     made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
     assert (made["action"], made["alternatives"]) == ("wait", [])
+    assert "hardly passes by itself" in made["reason"]

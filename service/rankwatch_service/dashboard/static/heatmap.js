@@ -195,9 +195,13 @@ export class HeatMap {
     context.textBaseline = "middle";
     context.textAlign = "right";
     const every = Math.max(1, Math.ceil(LABEL_MIN_PX / this.rowPx));
+    let free = 0; // where the label above ends: the first one is moved down into the plot
     for (let line = 0; line < this.lines; line += every) {
       const rank = this.grid.ranks[this.rows[line * this.fold]];
-      context.fillText(`rank ${rank}`, LEFT_PX - 7, Math.min(plotHeight - 5, Math.max(6, (line + 0.5) * this.rowPx)));
+      const y = Math.min(plotHeight - 5, Math.max(6, (line + 0.5) * this.rowPx));
+      if (y - 5 < free) continue;
+      context.fillText(`rank ${rank}`, LEFT_PX - 7, y);
+      free = y + 5;
     }
     context.textBaseline = "alphabetic";
     const { steps } = this.grid;
