@@ -5,6 +5,7 @@ from hypothesis import settings
 from tests.support.database import database_url, empty_database_url, engine
 from tests.support.kafka_broker import any_broker, apache, broker, shared_brokers
 from tests.support.postgres import postgres
+from tests.support.service_process import no_role_outlives_its_test
 
 __all__ = [
     "any_broker",
@@ -13,6 +14,7 @@ __all__ = [
     "database_url",
     "empty_database_url",
     "engine",
+    "no_role_outlives_its_test",
     "postgres",
     "shared_brokers",
 ]

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,12 +178,17 @@ def test_a_restart_of_the_broker_loses_nothing_and_keeps_the_order(own: Broker, 
     # Apache Kafka is killed while messages come; noida forgets what it acknowledges while it ends.
     if own.kind == "noida":
         own.stop()
-    restart = threading.Thread(target=lambda: (own.kill(), own.start()))
-    restart.start()
-    for at in range(50, 250, 10):
-        deliver(producers[0], numbered(kafka, range(at, at + 10)))
-        time.sleep(0.02)
-    restart.join()
+
+    def send() -> None:
+        for at in range(50, 250, 10):
+            deliver(producers[0], numbered(kafka, range(at, at + 10)))
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        own.kill()
+        own.start()
+        sending.result()
     deliver(producers[0], numbered(kafka, range(250, 260)))
     assert firsts(lying(kafka, 260)) == [b"%d" % n for n in range(260)]
 

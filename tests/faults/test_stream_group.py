@@ -15,14 +15,12 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from sqlalchemy import select
 
-from rankwatch_service.log.control import ControlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import models
-from rankwatch_service.store.engine import open_engine, read, write
-from tests.support.clock import FakeClock
+from rankwatch_service.store.engine import open_engine, read
 from tests.support.database import new_database
 from tests.support.kafka_broker import kafka_broker, new_prefix
-from tests.support.recording import START_NS, end_of, recording, results, telemetry_records
+from tests.support.recording import end_of, record_controls, recording, results, telemetry_records
 from tests.support.stream_process import record_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -44,13 +42,8 @@ def broker():
 def empty(tmp_path_factory):
     """A database with what people did in the recording, and nothing that stream makes of it."""
     folder = tmp_path_factory.mktemp("empty")
-    engine, clock = new_database(folder), FakeClock(START_NS)
-    controls = ControlLog(engine, clock)
-    for timed in ENTRIES:
-        if timed.control:
-            clock.now_ns = START_NS + round(timed.time_s * 1e9)
-            with write(engine) as connection:
-                controls.append_in(connection, [timed.entry])
+    engine = new_database(folder)
+    record_controls(engine, ENTRIES)
     engine.dispose()
     return folder / "rankwatch.db"
 

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rankwatch_service.demo.processes import working_for
+from tests.support.service_process import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 
@@ -49,13 +49,6 @@ def let_others_through(folder: Path) -> None:
         each.chmod(0o711)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"no {what} within {START_S:g} s"
-        time.sleep(0.05)
-
-
 def assert_nothing_is_left(folder: Path, name: str) -> None:
     assert working_for(name) == []
     assert list(folder.iterdir()) == []
@@ -85,7 +78,7 @@ def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_demo_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path, "--no-faults") as demo:
-        wait_until(lambda: len(list(tmp_path.glob("*/journal/*"))) == 4, "training")
+        until("training", lambda: len(list(tmp_path.glob("*/journal/*"))) == 4, START_S)
         (folder,) = tmp_path.iterdir()
         assert len(working_for(folder.name, "demo.training")) == 4
         assert working_for(folder.name, "rankwatch.agent")

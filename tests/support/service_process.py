@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 START_S = 60.0
 LOGIN = re.compile(r"(http://\S+)/login#(\S+)")
@@ -23,6 +24,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+@pytest.fixture(autouse=True)
+def no_role_outlives_its_test() -> Iterator[None]:
+    """What a test that failed half-way left running would take the machine from all others."""
+    before = set(_running)
+    yield
+    for process in _running - before:
+        process.kill()
+        process.wait()
+        _running.discard(process)
 
 
 class Role:
@@ -45,6 +60,7 @@ class Role:
                 stderr=err,
                 cwd=self.folder,
             )
+        _running.add(self.process)
 
     def kill(self) -> None:
         assert self.process is not None

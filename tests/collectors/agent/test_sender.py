@@ -113,12 +113,13 @@ def test_a_service_that_says_when_to_come_back_is_not_asked_before(sender: Sende
     assert service.asked == 1
 
 
+def no_disk() -> Spool:
+    raise OSError(errno.EROFS, "read-only file system")
+
+
 def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_disk() -> Spool:
-        raise OSError(errno.EROFS, "read-only file system")
-
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 100_000)
     service.answer = lambda _seq: Later("connection refused")
     sender = Sender(one_by_one(service), no_disk, SystemClock())
@@ -139,9 +140,6 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
 
 
 def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_disk() -> Spool:
-        raise OSError(errno.EROFS, "read-only file system")
-
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 20_000)
     service.answer = lambda _seq: Later("connection refused")
     sender = Sender(one_by_one(service), no_disk, SystemClock())
