@@ -235,8 +235,9 @@ class HangDetector(DispatchingDetector):
         if len(self._readings) < config.readings_min:
             return config.unknown_s
         # The lower of two neighbours: one odd step among a hundred decides nothing.
-        took_s = [reading[0] for reading in self._readings]
-        usual, slow = map(float, np.quantile(took_s, [0.5, 0.99], method="lower"))
+        took_s = sorted(reading[0] for reading in self._readings)
+        last = len(took_s) - 1
+        usual, slow = took_s[last // 2], took_s[99 * last // 100]
         enough = max(config.slow_steps_factor * slow, config.floor_s)
         if log:
             return max(enough, config.log_lines * usual, config.prompt_s)
