@@ -12,6 +12,10 @@ class RecordedLog:
     def record(self, entry: Entry, appended_unix_ns: int) -> None:
         self._records.append(Record(0, len(self._records), entry.key, entry.value, appended_unix_ns))
 
+    @property
+    def partitions(self) -> int:
+        return 1
+
     def partition_of(self, key: str) -> int:
         return 0
 

@@ -9,7 +9,7 @@ and each form's own: see `api.intake`. What people and the api decide is a seque
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 ALL_JOBS: Final = "*"
 """Key of control records that concern every job."""
@@ -26,8 +26,7 @@ class Entry:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An entry with its place. `appended_unix_ns` is the service's clock, never an agent's."""
 
     partition: int
@@ -43,6 +42,11 @@ class LogError(Exception):
 
 class Log(Protocol):
     """An ordered, durable record of entries, to be read. Partitions are numbered from 0."""
+
+    @property
+    def partitions(self) -> int:
+        """How many there are."""
+        ...
 
     def partition_of(self, key: str) -> int:
         """The partition that holds the records of `key`."""

@@ -26,6 +26,11 @@ class SqlLog:
         self._engine = engine
         self._clock = clock
 
+    @property
+    def partitions(self) -> int:
+        """One."""
+        return 1
+
     def partition_of(self, key: str) -> int:  # noqa: ARG002
         """The partition that holds the records of `key`."""
         return PARTITION
