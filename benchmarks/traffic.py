@@ -15,7 +15,7 @@ STEP_S = 0.1
 PROGRESS_S = 1.0
 START_UNIX_NS = 1_800_000_000 * 10**9
 
-METRICS = (
+MEASURED = (
     "step_time_s",
     "busy_s",
     "busy_cpu_s",
@@ -30,10 +30,10 @@ METRICS = (
     "grad_norm",
     "local_grad_norm",
     "lr",
-    "aux_loss",
     "mfu",
 )
-"""Sixteen metrics of a rank-step; besides them travel the step, the rank, two times and the count of NaN gradients."""
+METRICS = (*MEASURED, "nonfinite")
+"""Sixteen metrics of a rank-step, the last of them a count; besides them travel the step, the rank and two times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,6 @@ class Traffic:
             norm,
             norm * np.exp(0.1 * random.standard_normal(shape)),
             np.full(shape, 3e-4),
-            0.01 * np.exp(0.1 * random.standard_normal(shape)),
             0.4 * busy / seconds,
         )
         return np.stack(columns).astype(np.float32)
@@ -117,7 +116,7 @@ class Traffic:
             "time_unix_ns": wire.Column("u4", since_ns.tobytes(), unix_ns - round(steps * STEP_S * 1e9)),
             "relative_step": wire.Column("u1", step.tobytes(), first),
         }
-        for index, name in enumerate(METRICS):
+        for index, name in enumerate(MEASURED):
             cells = values[index, :, low : low + HOST_RANKS].T
             columns[name] = wire.Column("f4", cells.tobytes())
         batch = wire.Batch(

@@ -31,8 +31,9 @@ BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
 """Held for one partition, beyond which it is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
 
 FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
-PARTITION_FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
-"""In one answer of one broker, and of it for one partition (at least one message)."""
+PARTITION_FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""In one answer of one broker, and of it for one partition (at least one message). 50,000 rank-steps for one partition:
+while it is caught up with, a batch holds that many and is committed once."""
 
 FETCH_RECORDS_MAX: Final = 2_000
 FETCH_WAIT_MS: Final = 250

@@ -1,14 +1,15 @@
 """Tables of many messages, read at once where they are laid out alike.
 
 The messages of a job differ in their numbers and hardly in anything else. So one table is taken apart, to see where its
-numbers stand, and others of its length are compared with it: where all other bytes are equal, the names, types, lengths
-and masks are too, and a column of all of them is a rectangle in the bytes of the tables laid under each other. That
+numbers stand, and others of its length are compared with it: where all other bytes are equal, the names, types and
+lengths are too, and a column of all of them is a rectangle in the bytes of the tables laid under each other. That
 saves taking most tables apart, which costs more than everything else that is done with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 
 from rankwatch import wire
 from rankwatch_detectors.base import Bools
-from rankwatch_service.stream.columns import Block, Cells, bits, blocks, check_size, check_width, type_of
+from rankwatch_service.stream.columns import Block, Cells, bits, blocks, check_mask, check_size, check_width, type_of
 
 ALIKE_MIN: Final = 4
 """Tables from which on comparing is cheaper than taking each apart."""
+
+LAYOUTS_MAX: Final = 256
+"""Layouts remembered, of a few kilobytes each; one job has some for each number of rows."""
 
 _INTEGERS: Final = {
     0xCC: ">u1",
@@ -40,7 +44,7 @@ _SMALLEST: Final = -32
 Bytes = NDArray[np.uint8]
 
 
-class _Column(msgspec.Struct, array_like=True):
+class _Parts(msgspec.Struct, array_like=True):
     """`wire.Column`, of which it can be seen where its parts stand."""
 
     dtype: str
@@ -51,7 +55,7 @@ class _Column(msgspec.Struct, array_like=True):
 
 class _Table(msgspec.Struct):
     rows: int
-    columns: dict[str, _Column]
+    columns: dict[str, _Parts]
 
 
 _TABLE: Final = msgspec.msgpack.Decoder(wire.Table)
@@ -74,10 +78,11 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
         waiting = np.array(numbers)
         while len(waiting) >= ALIKE_MIN:
             stack = np.frombuffer(b"".join([tables[number] for number in waiting]), np.uint8).reshape(-1, size)
-            alike, columns, rows = _alike(tables[waiting[0]], stack)
+            layout = _layout(tables[waiting[0]], stack[0])
+            alike = layout.alike(stack)
             if np.count_nonzero(alike) < ALIKE_MIN:
                 break
-            found.append(Block(waiting[alike].tolist(), [rows] * int(np.count_nonzero(alike)), columns))
+            found.append(layout.block(waiting[alike].tolist(), stack if alike.all() else stack[alike]))
             waiting = waiting[~alike]
         single += waiting.tolist()
     single.sort()
@@ -86,46 +91,90 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
     return sorted(found, key=lambda block: block.numbers[0])
 
 
-def _alike(raw: msgspec.Raw, stack: Bytes) -> tuple[Bools, dict[str, Cells], int]:
-    """Which tables of a stack are laid out like its first one, their columns, and how many rows each has."""
-    first = _PLACES.decode(raw)
-    check_size(first.rows, len(first.columns))
-    start = _address(raw)
-    data = {name: _place(column.data, start) for name, column in first.columns.items()}
-    base = {name: _place(column.base, start) for name, column in first.columns.items()}
-    mask = {name: _place(column.mask, start) for name, column in first.columns.items() if column.mask is not None}
-    fixed = np.ones(stack.shape[1], dtype=bool)
-    for place in (*data.values(), *base.values(), *mask.values()):
-        fixed[place] = False
-    alike = (stack[:, fixed] == stack[0, fixed]).all(axis=1)
-    bases = {name: _integers(stack[:, place], alike) for name, place in base.items()}
-    if not alike.all():
-        stack = stack[alike]
-        bases = {name: found[alike] for name, found in bases.items()}
-    columns = {}
-    for name, column in first.columns.items():
-        dtype = type_of(name, column.dtype)
-        check_width(name, len(column.data), first.rows, dtype)
-        values = np.ascontiguousarray(stack[:, data[name]]).reshape(-1).view(dtype)
-        present = bits(name, stack[:, mask[name]], first.rows) if name in mask else None
-        columns[name] = Cells(values, bases[name].tolist(), present)
-    return alike, columns, first.rows
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Where the parts of a column stand in a table."""
+
+    dtype: np.dtype[Any]
+    data: slice
+    base: slice
+    """Of an integer that is more than one byte: what is behind the first, which is the same in all tables."""
+    base_type: str
+    """Of such an integer; empty for others."""
+    mask: slice | None
 
 
-def _integers(written: Bytes, alike: Bools) -> NDArray[Any]:
-    """The integers in the rows of a stack; what is none, or written in another way, is not alike."""
-    if written.shape[1] == 0:
-        return np.zeros(len(written), dtype=np.int64)
-    if written.shape[1] == 1:
-        small = written.view(np.int8)[:, 0]
-        alike &= small >= _SMALLEST
-        return small
-    dtype = _INTEGERS.get(int(written[0, 0]))
-    if dtype is None:
-        alike[:] = False
-        return np.zeros(len(written), dtype=np.int64)
-    alike &= written[:, 0] == written[0, 0]
-    return np.ascontiguousarray(written[:, 1:]).view(dtype)[:, 0]
+class _Layout:
+    """How a table is laid out: which bytes are its numbers, and what all others are."""
+
+    def __init__(self, raw: msgspec.Raw) -> None:
+        """See where everything stands.
+
+        Raises:
+            ColumnError: a length, type or mask does not fit.
+            msgspec.MsgspecError: it is no table.
+        """
+        table = _PLACES.decode(raw)
+        check_size(table.rows, len(table.columns))
+        self._rows = table.rows
+        self._columns = {name: _seen(name, parts, table.rows, _address(raw)) for name, parts in table.columns.items()}
+        whole = np.frombuffer(raw, np.uint8)
+        fixed = np.ones(len(whole), dtype=bool)
+        for column in self._columns.values():
+            for place in (column.data, column.base, column.mask):
+                if place is not None:
+                    fixed[place] = False
+        small = [column.base for column in self._columns.values() if not column.base_type]
+        self._small = np.array([place.start for place in small if place.start < place.stop], dtype=np.intp)
+        self._fixed = np.flatnonzero(fixed)
+        self._bytes = whole[self._fixed].copy()
+
+    def alike(self, stack: Bytes) -> Bools:
+        """Which tables of a stack are laid out like this."""
+        # First bytes of whatever is no integer are smaller than all small integers.
+        written = stack[:, self._small].view(np.int8)
+        equal: Bools = (stack[:, self._fixed] == self._bytes).all(axis=1)
+        return equal & (written >= _SMALLEST).all(axis=1)
+
+    def block(self, numbers: Sequence[int], stack: Bytes) -> Block:
+        """The columns of tables that are laid out like this."""
+        columns = {}
+        for name, column in self._columns.items():
+            values = np.ascontiguousarray(stack[:, column.data]).reshape(-1).view(column.dtype)
+            written = np.ascontiguousarray(stack[:, column.base])
+            bases = written.view(column.base_type or np.int8)[:, 0].tolist() if written.size else [0] * len(stack)
+            present = None if column.mask is None else bits(stack[:, column.mask], self._rows)
+            columns[name] = Cells(values, bases, present)
+        return Block(numbers, [self._rows] * len(stack), columns)
+
+
+def _layout(raw: msgspec.Raw, table: Bytes) -> _Layout:
+    """How a table is laid out; mostly as the last one of its size was."""
+    known = _LAYOUTS.get(len(table))
+    if known is not None and known.alike(table[None])[0]:
+        return known
+    if len(_LAYOUTS) >= LAYOUTS_MAX:
+        _LAYOUTS.clear()
+    layout = _LAYOUTS[len(table)] = _Layout(raw)
+    return layout
+
+
+_LAYOUTS: Final[dict[int, _Layout]] = {}
+"""By size; saves looking again, and changes nothing that is found."""
+
+
+def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
+    dtype = type_of(name, parts.dtype)
+    check_width(name, len(parts.data), rows, dtype)
+    base = _place(parts.base, start)
+    base_type = _INTEGERS.get(memoryview(parts.base)[0], "") if base.stop > base.start else ""
+    if base_type:
+        base = slice(base.start + 1, base.stop)
+    mask = None
+    if parts.mask is not None:
+        check_mask(name, len(parts.mask), rows)
+        mask = _place(parts.mask, start)
+    return _Column(dtype, _place(parts.data, start), base, base_type, mask)
 
 
 def _place(part: msgspec.Raw | memoryview, start: int) -> slice:

@@ -178,19 +178,18 @@ def check_width(name: str, size: int, rows: int, dtype: np.dtype[Any]) -> None:
         raise ColumnError(f"column {name[:80]!r}: {size} bytes for {rows} rows of {dtype}")
 
 
-def bits(name: str, masks: NDArray[np.uint8], rows: int) -> Bools:
-    """Which rows are present, table after table.
-
-    Args:
-        name: of the column.
-        masks: [table, byte].
-        rows: of each table.
+def check_mask(name: str, size: int, rows: int) -> None:
+    """Refuse a mask that has other rows than its table.
 
     Raises:
-        ColumnError: a mask is too long or too short.
+        ColumnError: this one has.
     """
-    if masks.shape[1] != (rows + 7) // 8:
-        raise ColumnError(f"column {name[:80]!r}: {masks.shape[1]} bytes of mask for {rows} rows")
+    if size != (rows + 7) // 8:
+        raise ColumnError(f"column {name[:80]!r}: {size} bytes of mask for {rows} rows")
+
+
+def bits(masks: NDArray[np.uint8], rows: int) -> Bools:
+    """Which rows are present, table after table; masks are [table, byte], `rows` are those of each table."""
     return np.unpackbits(masks, axis=1, count=rows, bitorder="little").reshape(-1).astype(bool)
 
 
@@ -216,7 +215,8 @@ def _cells(name: str, parts: Sequence[wire.Column], rows: Sequence[int]) -> Cell
 def _present(name: str, mask: bytes | None, rows: int) -> Bools:
     if mask is None:
         return np.ones(rows, dtype=bool)
-    return bits(name, np.frombuffer(mask, np.uint8).reshape(1, -1), rows)
+    check_mask(name, len(mask), rows)
+    return bits(np.frombuffer(mask, np.uint8).reshape(1, -1), rows)
 
 
 @lru_cache(maxsize=1_024)

@@ -45,7 +45,7 @@ FIELDS_DEPTH_MAX: Final = 4
 MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPE: Final = "application/json"
 
-_NIL: Final = b"\xc0"
+_NIL: Final = 0xC0
 """Nothing, as msgpack writes it."""
 
 # A name appears in URLs, on pages and in file names: printable, no separators at its ends, no slash.
@@ -202,22 +202,26 @@ def read_together(envelopes: Sequence[Envelope]) -> Bundle:
 
 
 def _is_table(raw: msgspec.Raw) -> bool:
-    return bytes(memoryview(raw)[:2]) not in (b"", _NIL)
+    written = memoryview(raw)
+    return len(written) > 1 or (len(written) == 1 and written[0] != _NIL)
 
 
 def _check_header(batch: wire.Batch) -> None:
     if batch.schema != wire.SCHEMA_VERSION:
         raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
     _check_names(batch.job, batch.attempt, batch.host, batch.boot)
-    _check_range("seq", batch.seq, 0, STEP_MAX)
-    _check_range("sent_unix_ns", batch.sent_unix_ns, 0, 2**63 - 1)
+    if not (0 <= batch.seq <= STEP_MAX and 0 <= batch.sent_unix_ns < 2**63):
+        raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} cannot be")
+    # Most messages hold rows and nothing else: looking before calling is cheaper.
+    if batch.ranks or batch.progress or batch.devices or batch.events:
+        _check_lists(batch)
+
+
+def _check_lists(batch: wire.Batch) -> None:
     if max(len(batch.ranks), len(batch.progress), len(batch.devices), len(batch.events)) > LIST_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} ranks, progress blocks, device samples or events")
-    # Most messages hold rows and nothing else: looking before calling is cheaper.
-    if batch.ranks:
-        _check_ranks(batch.ranks)
-    if batch.progress:
-        _check_progress(batch.progress)
+    _check_ranks(batch.ranks)
+    _check_progress(batch.progress)
     for sample in batch.devices:
         _check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
     for event in batch.events:

@@ -41,8 +41,9 @@ BATCH_S: Final = 0.2
 """Processing time after which a batch is committed, full or not: an incident must not wait for its neighbours."""
 
 SNAPSHOT_S: Final = 60.0
-SNAPSHOT_ROWS: Final = 1_000_000
-"""A job is saved after so much stream time or so many rank-steps, whichever comes first."""
+SNAPSHOT_ROWS: Final = 2_000_000
+"""A job is saved after so much stream time or so many rank-steps, whichever comes first: a start replays these in a few
+seconds."""
 
 RESTING_SNAPSHOT_S: Final = 600.0
 """The same for a job that rests, so that the log need not be kept for its sake."""

@@ -31,7 +31,8 @@ class Board:
 
     def hear(self, blocks: Iterable[wire.Progress], now_s: float) -> None:
         """Take up newer blocks; ranks that the attempt does not have are left out."""
-        known = [block for block in blocks if block.rank < self.world_size]
+        world_size = self.world_size
+        known = [block for block in blocks if block.rank < world_size]
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._heard[ranks] = True
         self._floats["heard_s"][ranks] = now_s
@@ -41,10 +42,12 @@ class Board:
         self._floats["cpu_s"][ranks] = [block.cpu_s for block in known]
         self._ints["step"][ranks] = [block.step for block in known]
         self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
-        phases, os_states = self._texts["phase"], self._texts["os_state"]
+        phases, os_states, states = self._texts["phase"], self._texts["os_state"], self._texts["state"]
         for block in known:
-            phases[block.rank], os_states[block.rank] = block.phase, block.os_state
-            self._set_state(block.rank, block.state)
+            rank = block.rank
+            phases[rank], os_states[rank] = block.phase, block.os_state
+            if states[rank] != block.state:
+                self._set_state(rank, block.state)
 
     def depart(self, rank: int, state: str) -> None:
         """An event told that this rank has left or exited, before its progress block did."""
