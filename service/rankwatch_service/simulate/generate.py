@@ -28,7 +28,6 @@ DAY_S = 86_400.0
 TAIL_FREEDOM = 5
 # Loss goes from 11 to 2.2 as e^(-step / 200): the early curve falls steeply, the late one hardly.
 LOSS_START, LOSS_END, LOSS_SCALE = 11.0, 2.2, 200.0
-TICK_S = 1.0
 
 
 def generate(job: Job) -> Iterator[Observation]:
@@ -57,7 +56,7 @@ class _Player:
         self.usual_norm: Floats = np.exp(0.1 * self.random.standard_normal(ranks))
         self.burst: Ints = np.zeros(ranks, dtype=np.int64)
         self.launch, self.rollbacks = 0, 0
-        self.now_s, self.next_tick_s = 0.0, TICK_S
+        self.now_s, self.next_tick_s = 0.0, job.tick_s
         self.step, self.collective = job.start_step, 0
         self.first_step = job.start_step
         """Of this attempt."""
@@ -277,9 +276,9 @@ class _Player:
         end_s = self.now_s + seconds
         while self.next_tick_s <= end_s:
             self.now_s = self.next_tick_s
-            self.next_tick_s += TICK_S
+            self.next_tick_s += self.job.tick_s
             if stall is not None and stall.ranks and not stall.stopped:
-                self.cpu_s[list(late)] += TICK_S
+                self.cpu_s[list(late)] += self.job.tick_s
             yield Tick(self.now_s, self._presence(phase, late, stall))
         self.now_s = end_s
 
@@ -289,8 +288,8 @@ class _Player:
         for host, start, end in self.silences:
             if start <= self.step < end:
                 silent |= np.asarray([name == host for name in self.topology.host])
-        alive = np.asarray([state != "exited" for state in self.state])
-        self.heard_s = np.where(silent | ~alive, self.heard_s, self.now_s)
+        gone = np.asarray([state == "exited" for state in self.state]) if "exited" in self.state else np.False_
+        self.heard_s = np.where(silent | gone, self.heard_s, self.now_s)
         self.shown_step = np.where(silent, self.shown_step, self.step)
         age = np.full(ranks, self.now_s - self.step_since_s)
         collective = np.full(ranks, self.collective + 1, dtype=np.int64)

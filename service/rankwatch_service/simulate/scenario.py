@@ -28,6 +28,8 @@ class Job:
     steps: int = 600
     seed: int = 0
     step_s: float = 1.0
+    tick_s: float = 1.0
+    """Seconds between ticks; the stream's is one."""
     noise: float = 0.02
     """Standard deviation of a rank's busy time from step to step, as a share of it."""
     silicon: float = 0.02

@@ -1,0 +1,144 @@
+"""What the detectors and the correlator, at their defaults, make of a labelled job, counted.
+
+A label of several ranks is one thing to find for each of them. A finding is right if its kind and its ranks are the
+label's. What a fault brings about (a slow rank slows the job) is no false incident; all else that opens and is not for
+information only is one, and so is a right kind that names another rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Final
+
+from overheard import overheard, roster_of
+from suite import Case, bound
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.simulate.injected import Label
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.stream.incidents import Incident, Moment
+
+BRINGS: Final = {
+    Kind.STRAGGLER: {Kind.SLOWDOWN},
+    Kind.SLOWDOWN: {Kind.SLOWDOWN},
+    Kind.RANK_LOST: {Kind.TELEMETRY_LOST, Kind.HANG, Kind.RESTART_LOOP},
+    Kind.TELEMETRY_LOST: {Kind.HANG},
+    Kind.NONFINITE: {Kind.CORRUPTION, Kind.LOSS_DIVERGENCE, Kind.LOSS_SPIKE, Kind.GRAD_NORM},
+    Kind.LOSS_DIVERGENCE: {Kind.LOSS_SPIKE},
+    Kind.LOSS_SPIKE: {Kind.LOSS_DIVERGENCE},
+}
+"""What may follow from a fault of each kind."""
+OF_LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE})
+"""A jump of the loss may turn out to last, and a climb may begin as a jump: either answers the other."""
+IN_SECONDS: Final = frozenset({Kind.HANG, Kind.TELEMETRY_LOST})
+"""Kinds whose delay is counted in seconds: it is steps that are missing."""
+
+
+@dataclass
+class Score:
+    """Counts over one or several jobs of one case."""
+
+    labels: int = 0
+    found: int = 0
+    named: int = 0
+    caused: int = 0
+    """Of those named: with the cause class that was asked for, or with any where none was."""
+    delays: list[float] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+    unit: str = ""
+    right_opens: int = 0
+    false: list[str] = field(default_factory=list)
+    informed: int = 0
+    """False ones that were told for information only."""
+    roots: int = 0
+    incidents: int = 0
+    told: int = 0
+    """Openings and updates of incidents: what receivers are sent, apart from the end."""
+
+    def add(self, case: Case, seed: int) -> None:
+        """Judge the job of one seed."""
+        job = case.job(seed)
+        findings, incidents, told = judged(job)
+        self.roots += len(job.labels)
+        self.incidents += len(incidents)
+        self.told += told
+        for label in job.labels:
+            self._look_for(label, findings, case.cause)
+        if case.ratio:
+            self.bounds.append(bound(job, case.ratio))
+        for finding in findings:
+            self._weigh(finding, job)
+
+    def _look_for(self, label: Label, findings: list[Finding], cause: str) -> None:
+        kinds = OF_LOSS if label.kind in OF_LOSS else {label.kind}
+        of_kind = [f for f in findings if f.kind in kinds and _since(f, label)]
+        self.unit = " s" if kinds & IN_SECONDS else self.unit
+        for ranks in [(rank,) for rank in label.ranks] or [()]:
+            self.labels += 1
+            self.found += bool(of_kind)
+            # Who hangs together is named together.
+            named = [f for f in of_kind if not ranks or f.ranks == ranks or f.ranks == label.ranks]
+            if named:
+                self.named += 1
+                self.caused += named[0].cause == cause or not cause
+                self.delays.append(delay(named[0], label))
+
+    def _weigh(self, finding: Finding, job: Job) -> None:
+        if finding.change is not Change.OPEN:
+            return
+        kinds = {label.kind for label in job.labels}
+        culprits = {rank for label in job.labels for rank in label.ranks}
+        answered = OF_LOSS if kinds & OF_LOSS else set()
+        if finding.kind in kinds | answered and set(finding.ranks) <= culprits:
+            self.right_opens += 1
+        elif finding.kind in {kind for of in kinds for kind in BRINGS.get(of, ())}:
+            return
+        elif finding.severity is Severity.INFO:
+            self.informed += 1
+        else:
+            self.false.append(f"{finding.kind} {finding.scope} at {finding.detected_step}")
+
+    @property
+    def precision(self) -> float:
+        """Share of right ones among all that opened and named somebody or something."""
+        opened = self.right_opens + len(self.false)
+        return self.right_opens / opened if opened else 1.0
+
+    @property
+    def typical(self) -> float:
+        """Median delay; NaN where nothing was named."""
+        return statistics.median(self.delays) if self.delays else float("nan")
+
+
+def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
+    """What the catalogue opened or updated, the incidents that became of it, and how often they were told."""
+    findings: list[Finding] = []
+    judge, roster = overheard(findings), roster_of(job.topology())
+    incidents: dict[str, Incident] = {}
+    told = 0
+    for observation in job.observations():
+        for news in judge.observe(observation, roster)[0]:
+            incidents[news.incident.id] = news.incident
+            told += news.what in (Moment.OPENED, Moment.UPDATED)
+    return findings, list(incidents.values()), told
+
+
+def delay(finding: Finding, label: Label) -> float:
+    """Steps until it was told, the step itself not counted; seconds where it is steps that are missing."""
+    if finding.kind in IN_SECONDS:
+        return finding.detected_time_s - finding.onset_time_s
+    return float(max((finding.detected_step or 0) - label.at_step, 0))
+
+
+def _since(finding: Finding, label: Label) -> bool:
+    missing = finding.kind in IN_SECONDS | {Kind.RESTART_LOOP}
+    return missing or (finding.detected_step or 0) >= label.at_step
+
+
+def score(case: Case, seeds: range) -> Score:
+    """Judge a case over seeds."""
+    total = Score()
+    for seed in seeds:
+        total.add(case, seed)
+    return total
