@@ -127,7 +127,11 @@ def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
     console = Console(highlight=False)
     if outcome.rows or outcome.broken is None:
         console.print(what_was_read(outcome, seconds), markup=False)
-    for which, incidents in _lists(outcome, names):
+    lists = _lists(outcome, names)
+    if len(lists) > 1:
+        shared = len(outcome.incidents[0]) - len(lists[0][1])
+        console.print(f"\nFound with both settings: {shared} incident{'s' * (shared != 1)}.")
+    for which, incidents in lists:
         head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
         console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
         for incident in incidents:

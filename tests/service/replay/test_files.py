@@ -8,11 +8,13 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_service.replay import parquet_file
 from rankwatch_service.replay.layout import ReplayError, parse_mapping
 from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.run import Outcome, replay
@@ -170,6 +172,22 @@ def test_parquet_is_known_by_its_content(tmp_path: Path, called: str) -> None:
     parquet.write_table(pa.table({"step": range(40), "loss": losses, "meta": [{"a": 1}] * 40}), path)
     outcome = replayed(path)
     assert (outcome.rows, outcome.metrics, outcome.left_out_columns) == (40, ["loss"], ["meta"])
+
+
+@pytest.mark.parametrize("group_rows", [10_000, 10_000_000])
+def test_no_more_of_a_parquet_file_is_held_than_is_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
+) -> None:
+    path, rows = tmp_path / "job.parquet", 400_000
+    numbers = np.random.default_rng(1).random(rows)
+    table = pa.table({"step": np.arange(rows)} | {f"m{index}": numbers + index for index in range(9)})
+    parquet.write_table(table, path, row_group_size=group_rows, compression="none", use_dictionary=False)
+    del table, numbers
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 10_000)
+    before = pa.total_allocated_bytes()
+    held = max(pa.total_allocated_bytes() - before for _ in open_source(path).batches())
+    assert path.stat().st_size > 30_000_000
+    assert held < 12_000_000
 
 
 def test_a_parquet_file_of_which_a_part_is_missing_or_another_type_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
-from rankwatch_service.replay.report import FIRST, NEEDS, as_json, unshared
+from rankwatch_service.replay.report import FIRST, NEEDS, as_json
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
@@ -106,10 +106,14 @@ def test_a_clock_that_was_set_back_goes_on_from_where_it_was(tmp_path: Path) -> 
 
 def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
     job = Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.05).flip(5, 205)
-    outcome = replayed(recorded(job, tmp_path / "job.parquet"), "default", "straggler.wall.ratio_min=1.5")
-    only_first, only_second = unshared(*outcome.incidents)
-    assert [(str(one.kind), one.ranks) for one in only_first] == [("straggler", (3,))]
-    assert only_second == []
+    path = recorded(job, tmp_path / "job.parquet")
+    code, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5", "--json")
+    told, _ = [json.loads(line) for line in out.splitlines()]
+    assert (code, told["kind"], told["ranks"], told["found"]) == (0, "straggler", [3], "only with default")
+    _, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5")
+    assert "Found with both settings: 1 incident." in out
+    assert "1 incident only with default:" in out
+    assert "No incident only with straggler.wall.ratio_min=1.5." in out
 
 
 @pytest.mark.parametrize(
