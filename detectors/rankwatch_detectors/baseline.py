@@ -166,8 +166,16 @@ class PeerBaseline(Stateful):
         self.rows[rank] += rows
         self._bound_offsets()
 
-    def learn(self, logs: Floats, residual: Floats, calm: Bools) -> None:
-        """Learn one row from the calm ranks; call after deciding."""
+    def learn(self, logs: Floats, residual: Floats, calm: Bools, scattered: Bools) -> None:
+        """Learn one row; call after deciding.
+
+        Args:
+            logs: the row.
+            residual: what `residual` said of it.
+            calm: ranks that teach their own place and scatter.
+            scattered: ranks that teach how far all scatter. Leaving out whoever looks suspicious would cut the tails
+                off, and rows that are rare but usual would look ever more suspicious.
+        """
         config = self._config
         taught = calm.astype(np.float64)
         self.rows += taught
@@ -182,12 +190,14 @@ class PeerBaseline(Stateful):
             # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
             near = np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual)
             step = np.where(warm, near, clipped)
+            # Who is new is taken to scatter as the others do.
+            self.variance = np.where(warm, self._pooled, self.variance)
         self.offset += gain * step
         gain *= logs - self.level
         self.level += gain
         self._bound_offsets()
         if np.count_nonzero(settled):
-            self._learn_scatter(clipped, settled)
+            self._learn_scatter(clipped, settled, scattered if settled is calm else scattered & ~warm)
         elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
             # Nobody can be called abnormal yet, so the scale must stand a slow rank among few: the median does.
             self._pool_rows += 1
@@ -208,24 +218,24 @@ class PeerBaseline(Stateful):
         """The largest standing offset that silicon explains here."""
         return max(self._config.offset_max, 4.0 * self._spread)
 
-    def _learn_scatter(self, clipped: Floats, calm: Bools) -> None:
+    def _learn_scatter(self, clipped: Floats, calm: Bools, scattered: Bools) -> None:
         config = self._config
         squares = clipped * clipped
-        change: Floats = squares - self.variance
         self._pool_rows += 1
         gain = 1.0 / min(self._pool_rows, config.scatter_rows)
+        if everyone(scattered):
+            self._pool(gain, squares, clipped)
+        else:
+            self._pool(gain, squares[scattered], clipped[scattered])
+        change: Floats = squares
+        change -= self.variance
         count = int(np.count_nonzero(calm))
         if count < calm.size:
             change *= calm / config.scatter_rows
-            squares, taught = squares[calm], clipped[calm]
             clipped = np.where(calm, clipped, 0.0)
         else:
             change *= 1.0 / config.scatter_rows
-            taught = clipped
         self.variance += change
-        self._pooled += gain * (float(np.add.reduce(squares)) / count - self._pooled)
-        if self._compared:
-            self._bias += gain * (float(np.add.reduce(taught)) / count)
         self._block_sum += clipped
         self._block_row += 1
         if self._block_row == config.block_rows:
@@ -236,3 +246,8 @@ class PeerBaseline(Stateful):
             self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight
             self._block_sum[:] = 0.0
             self._block_row = 0
+
+    def _pool(self, gain: float, squares: Floats, clipped: Floats) -> None:
+        self._pooled += gain * (float(np.add.reduce(squares)) / squares.size - self._pooled)
+        if self._compared:
+            self._bias += gain * (float(np.add.reduce(clipped)) / clipped.size)

@@ -136,7 +136,7 @@ class SlowdownDetector(DispatchingDetector):
         crossing = self._verified(limit, math.log(least))
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
-        self._baseline.learn(views, residual, calm)
+        self._baseline.learn(views, residual, calm, calm)
         return findings
 
     def _added_load(self, frame: Frame) -> float:

@@ -106,11 +106,13 @@ class Witness(Stateful):
         return residual, self._crossings(limit, now_s)
 
     def learn(self, frozen: Sequence[int]) -> None:
-        """Learn the row just judged from all ranks but the suspected and the `frozen` ones."""
-        calm = self._usable & (self.bank.strongest() < SUSPECT_EVIDENCE)
+        """Learn the row just judged: the scatter of all but the `frozen` ranks, the places of those not suspected."""
+        scattered = self._usable
         if frozen:
-            calm[list(frozen)] = False
-        self.baseline.learn(self._logs, self._residual, calm)
+            scattered = scattered.copy()
+            scattered[list(frozen)] = False
+        calm = scattered & (self.bank.strongest() < SUSPECT_EVIDENCE)
+        self.baseline.learn(self._logs, self._residual, calm, scattered)
 
     def peers_of(self, rank: int) -> list[int]:
         """Usable peers of a rank, itself not included, at most `PEERS_SHOWN_MAX`."""
