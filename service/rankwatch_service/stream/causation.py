@@ -42,8 +42,8 @@ def came_first(cause: Part, effect: Part) -> bool:
     if cause.kind not in BRINGS[effect.kind]:
         return True
     if cause.kind is effect.kind and "job" in (cause.scope, effect.scope):
-        # Of two that say the same, the one that names a place says more.
-        return cause.scope != "job"
+        # Of two that say the same, the one that names a place says more; but that all hosts are silent is the graver.
+        return (cause.scope == "job") is (cause.kind is Kind.TELEMETRY_LOST)
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
         return steps > 0
@@ -70,10 +70,14 @@ def _within_reach(cause: Part, effect: Part, roster: Roster) -> bool:
     again = cause.attempt != effect.attempt and {cause.kind, effect.kind} <= ENDS - {Kind.RESTART_LOOP}
     if reach(cause.kind, effect.kind) is Reach.JOB and not again:
         return True
-    here, there = set(hosts_of(cause, roster)), set(hosts_of(effect, roster))
-    if again and not (here and there):
+    if (again or cause.kind is effect.kind) and not (_has_place(cause) and _has_place(effect)):
         return True
+    here, there = set(hosts_of(cause, roster)), set(hosts_of(effect, roster))
     return bool(here & there) or bool(set(cause.ranks) & set(effect.ranks))
+
+
+def _has_place(part: Part) -> bool:
+    return bool(part.ranks) or part.scope.startswith("host:")
 
 
 def _had_begun(cause: Part, effect: Part) -> bool:

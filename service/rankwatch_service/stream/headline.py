@@ -28,8 +28,8 @@ class Headline:
         return GRAVITY.index(self.severity) > GRAVITY.index(other.severity)
 
     def widened(self, before: Headline) -> bool:
-        """Whether it is a whole host's now."""
-        return self.scope != before.scope and self.scope.startswith("host:")
+        """Whether it is a whole host's now, or the whole job's."""
+        return self.scope != before.scope and (self.scope == "job" or self.scope.startswith("host:"))
 
 
 def locate(incident: Incident, roster: Roster) -> None:

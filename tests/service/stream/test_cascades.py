@@ -128,6 +128,16 @@ CASCADES = [
         ),
     ),
     Cascade(
+        "all hosts silent, one after the other",
+        Kind.TELEMETRY_LOST,
+        "job",
+        (),
+        (
+            found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
+            found(Kind.TELEMETRY_LOST, onset=301, after=11),
+        ),
+    ),
+    Cascade(
         "a network that carries less",
         Kind.NETWORK_DEGRADED,
         "host:node-1",
