@@ -23,8 +23,12 @@ from rankwatch_service.stream.columns import Block, Cells, bits, blocks, check_m
 ALIKE_MIN: Final = 4
 """Tables from which on comparing is cheaper than taking each apart."""
 
-LAYOUTS_MAX: Final = 256
-"""Layouts remembered, of a few kilobytes each; one job has some for each number of rows."""
+LAYOUTS_MAX: Final = 64
+"""Layouts remembered; one job has some for each number of rows, and jobs that measure the same share theirs."""
+
+FIXED_BYTES_MAX: Final = 32 * 1024
+"""Of a layout that is remembered: 160 columns with the longest names are 14 KB. Each costs 9 bytes: all of them 19 MB
+at most and usually 200 KB."""
 
 _INTEGERS: Final = {
     0xCC: ">u1",
@@ -78,8 +82,7 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
         waiting = np.array(numbers)
         while len(waiting) >= ALIKE_MIN:
             stack = np.frombuffer(b"".join([tables[number] for number in waiting]), np.uint8).reshape(-1, size)
-            layout = _layout(tables[waiting[0]], stack[0])
-            alike = layout.alike(stack)
+            layout, alike = _layout(tables[waiting[0]], stack)
             if np.count_nonzero(alike) < ALIKE_MIN:
                 break
             found.append(layout.block(waiting[alike].tolist(), stack if alike.all() else stack[alike]))
@@ -129,6 +132,11 @@ class _Layout:
         self._fixed = np.flatnonzero(fixed)
         self._bytes = whole[self._fixed].copy()
 
+    @property
+    def fixed_bytes(self) -> int:
+        """How many bytes are not numbers."""
+        return len(self._bytes)
+
     def alike(self, stack: Bytes) -> Bools:
         """Which tables of a stack are laid out like this."""
         # First bytes of whatever is no integer are smaller than all small integers.
@@ -139,24 +147,30 @@ class _Layout:
     def block(self, numbers: Sequence[int], stack: Bytes) -> Block:
         """The columns of tables that are laid out like this."""
         columns = {}
+        zeros = [0] * len(stack)
+        small = np.count_nonzero(stack[:, self._small]) > 0
         for name, column in self._columns.items():
             values = np.ascontiguousarray(stack[:, column.data]).reshape(-1).view(column.dtype)
-            written = np.ascontiguousarray(stack[:, column.base])
-            bases = written.view(column.base_type or np.int8)[:, 0].tolist() if written.size else [0] * len(stack)
+            bases = zeros
+            if column.base_type or (small and column.base.start < column.base.stop):
+                bases = np.ascontiguousarray(stack[:, column.base]).view(column.base_type or np.int8)[:, 0].tolist()
             present = None if column.mask is None else bits(stack[:, column.mask], self._rows)
             columns[name] = Cells(values, bases, present)
         return Block(numbers, [self._rows] * len(stack), columns)
 
 
-def _layout(raw: msgspec.Raw, table: Bytes) -> _Layout:
-    """How a table is laid out; mostly as the last one of its size was."""
-    known = _LAYOUTS.get(len(table))
-    if known is not None and known.alike(table[None])[0]:
-        return known
-    if len(_LAYOUTS) >= LAYOUTS_MAX:
-        _LAYOUTS.clear()
-    layout = _LAYOUTS[len(table)] = _Layout(raw)
-    return layout
+def _layout(first: msgspec.Raw, stack: Bytes) -> tuple[_Layout, Bools]:
+    """How the first table of a stack is laid out, mostly as the last one of its size was; and which others are."""
+    size = stack.shape[1]
+    known = _LAYOUTS.get(size)
+    if known is not None and (alike := known.alike(stack))[0]:
+        return known, alike
+    layout = _Layout(first)
+    if layout.fixed_bytes <= FIXED_BYTES_MAX:
+        if len(_LAYOUTS) >= LAYOUTS_MAX:
+            _LAYOUTS.clear()
+        _LAYOUTS[size] = layout
+    return layout, layout.alike(stack)
 
 
 _LAYOUTS: Final[dict[int, _Layout]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +69,7 @@ class Records:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(NamedTuple):
     """A column of some tables, row after row."""
 
     values: NDArray[Any]
@@ -197,14 +196,16 @@ def _block(tables: Sequence[wire.Table], numbers: Sequence[int]) -> Block:
     rows = [table.rows for table in tables]
     names = tables[0].columns
     columns = zip(names, zip(*[table.columns.values() for table in tables], strict=True), strict=True)
-    return Block(numbers, rows, {name: _cells(name, parts, rows) for name, parts in columns})
+    widths = {size: [size * count for count in rows] for size in (1, 2, 4, 8)}
+    return Block(numbers, rows, {name: _cells(name, parts, rows, widths) for name, parts in columns})
 
 
-def _cells(name: str, parts: Sequence[wire.Column], rows: Sequence[int]) -> Cells:
+def _cells(name: str, parts: Sequence[wire.Column], rows: Sequence[int], widths: Mapping[int, Sequence[int]]) -> Cells:
     dtype = type_of(name, parts[0].dtype)
     data = [part.data for part in parts]
-    for part, count in zip(data, rows, strict=True):
-        check_width(name, len(part), count, dtype)
+    if list(map(len, data)) != widths[dtype.itemsize]:
+        for part, count in zip(data, rows, strict=True):
+            check_width(name, len(part), count, dtype)
     masks = [part.mask for part in parts]
     present = None
     if masks.count(None) < len(masks):
@@ -242,8 +243,11 @@ class _Reader:
     def floats(self, parts: _Parts, into: Floats) -> Bools | None:
         """Read a metric into an array; returns where it is present, None = everywhere."""
         for part, rows, place in zip(parts, self._rows, self._places, strict=True):
-            into[place] = 0.0 if part is None else part.values
-            if part is not None and any(part.bases):
+            if part is None:
+                into[place] = 0.0
+                continue
+            into[place] = part.values
+            if any(part.bases):
                 into[place] += np.repeat(np.array([float(base) for base in part.bases]), rows)
         return self._present(parts)
 
@@ -279,7 +283,10 @@ class _Reader:
         return kind if column.present is None else np.where(column.present, kind, np.uint8(0))
 
     def _present(self, parts: _Parts) -> Bools | None:
-        if all(part is not None and part.present is None for part in parts):
+        for part in parts:
+            if part is None or part.present is not None:
+                break
+        else:
             return None
         present = np.ones(self.total, dtype=bool)
         for part, place in zip(parts, self._places, strict=True):

@@ -45,6 +45,9 @@ FIELDS_DEPTH_MAX: Final = 4
 MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPE: Final = "application/json"
 
+FAMILIES: Final = ("steps", "values")
+"""The tables of a batch."""
+
 _NIL: Final = 0xC0
 """Nothing, as msgpack writes it."""
 
@@ -178,7 +181,12 @@ def read(envelope: Envelope) -> Checked:
     Raises:
         BadBatchError: something in them is not possible.
     """
-    return Checked(envelope, read_together([envelope]).tables)
+    found = {}
+    for family in FAMILIES:
+        raw = getattr(envelope, family)
+        if _is_table(raw):
+            found[family] = _joined(family, _blocks(family, [raw]))
+    return Checked(envelope, found)
 
 
 def read_together(envelopes: Sequence[Envelope]) -> Bundle:
@@ -189,7 +197,7 @@ def read_together(envelopes: Sequence[Envelope]) -> Bundle:
     """
     tables: dict[str, Records] = {}
     origin: dict[str, Ints] = {}
-    for family in ("steps", "values"):
+    for family in FAMILIES:
         there = [(number, raw) for number, raw in enumerate(map(attrgetter(family), envelopes)) if _is_table(raw)]
         if there:
             numbers, raws = zip(*there, strict=True)

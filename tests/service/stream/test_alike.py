@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch import wire
-from rankwatch_service.stream.alike import ALIKE_MIN, read_blocks
+from rankwatch_service.stream import alike
+from rankwatch_service.stream.alike import ALIKE_MIN, FIXED_BYTES_MAX, LAYOUTS_MAX, read_blocks
 from rankwatch_service.stream.columns import Block, ColumnError, blocks
 
 BASE_ARRAY = np.array(
@@ -129,3 +130,14 @@ def test_columns_of_another_version_may_be_shorter_or_longer(short: list[Any]) -
     (block,) = read_blocks([raw({"rows": 4, "columns": {"step": short}})] * (ALIKE_MIN + 1))
     assert set(block.columns["step"].bases) == {7 if len(short) > 2 else 0}
     assert block.total == 4 * (ALIKE_MIN + 1)
+
+
+def test_what_is_remembered_about_layouts_is_bounded() -> None:
+    for rows in range(1, LAYOUTS_MAX + 10):
+        step = wire.Column("u1", bytes(rows))
+        read_blocks([raw(wire.Table(rows, {"step": step}))] * ALIKE_MIN)
+    large = {"rows": 1, "columns": {"step": ["u1", bytes(1)]}, "unknown": "x" * FIXED_BYTES_MAX}
+    (block,) = read_blocks([raw(large)] * ALIKE_MIN)
+    assert block.total == ALIKE_MIN
+    assert len(alike._LAYOUTS) <= LAYOUTS_MAX
+    assert max(layout.fixed_bytes for layout in alike._LAYOUTS.values()) <= FIXED_BYTES_MAX
