@@ -1,0 +1,125 @@
+"""Recorded series with labels: what they came to when they are replayed, and how curves of a job are scored."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from overheard import overheard
+
+from rankwatch_detectors.base import Finding, Kind
+from rankwatch_service.replay.player import Player
+from rankwatch_service.replay.rows import RowReader
+from rankwatch_service.replay.sources import open_source
+from rankwatch_service.stream.incidents import Moment
+
+ANSWERS = {
+    "loss": {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE},
+    "grad_norm": {Kind.GRAD_NORM},
+    "nonfinite": {Kind.NONFINITE},
+    "missing": {Kind.NONFINITE, Kind.TELEMETRY_LOST},
+    "step_time": {Kind.HANG, Kind.SLOWDOWN},
+    "log_silence": {Kind.HANG},
+}
+"""By channel of an event: the kinds that answer it."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One labelled stretch of steps."""
+
+    channel: str
+    kind: str
+    start: int
+    end: int
+    must: bool
+
+
+@dataclass
+class Series:
+    """What one series came to."""
+
+    name: str
+    points: int = 0
+    events: list[Event] = field(default_factory=list)
+    found: list[tuple[Event, int | None]] = field(default_factory=list)
+    """Each `must` event with the points that passed before it was told, None where it was not."""
+    false: list[str] = field(default_factory=list)
+    incidents: int = 0
+    notes: str = ""
+
+
+@dataclass
+class Heard:
+    """What was told while a file was replayed."""
+
+    findings: list[Finding]
+    opened: list[tuple[Kind, int, str, tuple[int, ...]]]
+    """Incidents: kind, step in which it was told, summary, ranks."""
+    points: int
+
+
+def listen(path: Path, mapping: dict[str, str]) -> Heard:
+    """Replay one file; findings for what was seen, incidents for whom it would have disturbed."""
+    heard = Heard([], [], 0)
+    player = Player()
+    judge = overheard(heard.findings)
+    for rows in RowReader(open_source(path), mapping).rows():
+        heard.points += len(rows.records.step)
+        for observation in player.play(rows):
+            for told in judge.observe(observation, player.roster)[0]:
+                if told.what is Moment.OPENED:
+                    incident = told.incident
+                    step = -1 if incident.detected_step is None else incident.detected_step
+                    heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
+    return heard
+
+
+def events_of(labels: dict[str, Any]) -> list[Event]:
+    """All events of a series that have a place in steps."""
+    events = []
+    visible = labels.get("visible_events")
+    for channel, listed in visible.items() if isinstance(visible, dict) else ():
+        for event in listed:
+            if channel not in ANSWERS:
+                continue
+            start = next(event[name] for name in ("start", "row", "first_step") if name in event)
+            # A silence begins after its row and ends with the next one; what is not finite stays so for its rows.
+            end = event.get("end", start + event.get("rows", 1))
+            events.append(Event(channel, event["kind"], start, end, event.get("scoring") == "must"))
+    shifts = labels.get("step_time_summary", {}).get("level_shifts", [])
+    return events + [Event("step_time", s["kind"], s["start"], s["end"], s.get("scoring") == "must") for s in shifts]
+
+
+def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], Series]:
+    """A family whose files have one row for each step."""
+
+    def score(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+        path = folder / labels["file"]
+        with gzip.open(path, "rt") as file:
+            header = next(csv.reader(file))
+        heard = listen(path, {theirs: ours for theirs, ours in mapping.items() if theirs in header})
+        series = Series(name, heard.points, events_of(labels), incidents=len(heard.opened))
+        interval = int(labels.get("log_interval_steps") or 1)
+        for event in series.events:
+            if event.must:
+                steps = [
+                    f.detected_step
+                    for f in heard.findings
+                    if f.kind in ANSWERS[event.channel]
+                    and f.detected_step is not None
+                    and event.start <= f.detected_step <= event.end
+                ]
+                series.found.append((event, (min(steps) - event.start) // max(interval, 1) if steps else None))
+        started = labels.get("startup_until_step") or labels.get("startup_until_row") or 0
+        for kind, step, summary, _ in heard.opened:
+            inside = any(event.start <= step <= event.end for event in series.events)
+            if not inside and step > started:
+                series.false.append(f"{kind} {step}: {summary}")
+        return series
+
+    return score

@@ -1,0 +1,148 @@
+"""Recorded telemetry that is not a training job's own: of servers, of their power, and operators' records of faults."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from real_series import Event, Heard, Series, listen
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Finding, Kind, Observation, Severity, Tick
+from rankwatch_detectors.episodes import Episodes
+from rankwatch_service.stream.incidents import Incident, Moment
+from rankwatch_service.stream.judge import Judge
+from rankwatch_service.stream.roster import Roster
+
+RANKS_PER_NODE = 8
+DAY_S = 86_400.0
+NETWORK = {"NIC", "Parameter Plane Cable"}
+"""Classes of operators' records that are the network's; all others are the device's."""
+
+
+def metric(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """A server's metric, judged by the rules for a job's loss: one alarm in each window, none outside.
+
+    The first 15 % of the rows, at most 750, do not count.
+    """
+    with gzip.open(folder / labels["file"], "rt") as file:
+        rows = list(csv.DictReader(file))
+    stamps = [row["timestamp"] for row in rows]
+    heard = _listened("step,loss", [f"{step},{row['value']}" for step, row in enumerate(rows)])
+    series = Series(name, heard.points, incidents=len(heard.opened))
+    windows = [(_at(stamps, start), _at(stamps, end)) for start, end in labels["published_labels"]["windows"]]
+    for start, end in windows:
+        inside = [step for _, step, *_ in heard.opened if start <= step <= end]
+        event = Event("loss", "window", start, end, must=True)
+        series.found.append((event, min(inside) - start if inside else None))
+    probation = min(0.15 * len(rows), 750)
+    for kind, step, text, _ in heard.opened:
+        if step > probation and not any(start <= step <= end for start, end in windows):
+            series.false.append(f"{kind} {step}: {text}")
+    return series
+
+
+def steps_beside_power(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """The step times of a job whose nodes' power was measured. Power itself is read by no detector."""
+    path = folder / f"{name}.steps.csv.gz"
+    if path.name not in labels["files"]:
+        return Series(name, notes="power only")
+    with gzip.open(path, "rt") as file:
+        lines = [f"{step},{row['t_s']},{row['step_time_s']}" for step, row in enumerate(csv.DictReader(file))]
+    heard = _listened("step,time_s,step_time_s", lines)
+    series = Series(name, heard.points, incidents=len(heard.opened))
+    series.false = [f"{kind} {step}: {text}" for kind, step, text, _ in heard.opened]
+    return series
+
+
+def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    """Operators' records of faults, as findings of a job on all these nodes: one incident for each, over when it ends.
+
+    Found: the fault has an incident that names its node. False: incidents of several nodes, and those left open.
+    """
+    with gzip.open(folder / labels["file"], "rt") as file:
+        rows = list(csv.DictReader(file))
+    nodes = sorted({row["node"] for row in rows})
+    roster = Roster()
+    roster.learn(_rank_infos(nodes))
+    judge = Judge("records", lambda: [_Records(rows, nodes)])
+    series, incidents = Series(name, len(rows)), dict[str, Incident]()
+    judge.observe(AttemptStart("records.0", roster.topology(), 0.0), roster)
+    for index, row in enumerate(rows):
+        told = judge.observe(Tick(float(row["day"]) * DAY_S, None), roster)[0]
+        incidents |= {one.incident.id: one.incident for one in told}
+        if row["event"] == "fault_start":
+            # A second fault of a node while the first lasts belongs to the incident that is open.
+            named = any(one.state == "open" and row["node"] in one.hosts for one in incidents.values())
+            event = Event("fault", row["class"], index, index, must=True)
+            series.found.append((event, 0 if named else None))
+        series.incidents += sum(one.what is Moment.OPENED for one in told)
+    for incident in incidents.values():
+        if len(incident.hosts) > 1 or incident.state == "open":
+            series.false.append(f"{incident.kind} {incident.state} on {incident.hosts}")
+    return series
+
+
+class _Records:
+    """Says at each tick what the next record says."""
+
+    name, version = "records", 1
+
+    def __init__(self, rows: Sequence[Mapping[str, str]], nodes: Sequence[str]) -> None:
+        self._rows, self._nodes = iter(rows), nodes
+        self._episodes = {kind: Episodes(kind) for kind in (Kind.DEVICE_FAULT, Kind.NETWORK_DEGRADED)}
+
+    def observe(self, observation: Observation) -> Sequence[Finding]:
+        if not isinstance(observation, Tick):
+            return ()
+        row, now_s = next(self._rows), observation.now_s
+        episodes = self._episodes[Kind.NETWORK_DEGRADED if row["class"] in NETWORK else Kind.DEVICE_FAULT]
+        scope, what = f"host:{row['node']}", f"{row['node']}: {row['description']}"
+        if row["event"] == "fault_end":
+            return episodes.close(scope, None, now_s, what) if scope in episodes else ()
+        if scope in episodes:
+            return episodes.update(scope, summary=what, detected_time_s=now_s)
+        first = self._nodes.index(row["node"]) * RANKS_PER_NODE
+        return episodes.open(
+            scope,
+            attempt="records.0",
+            severity=Severity.CRITICAL,
+            onset_step=None,
+            detected_step=None,
+            onset_time_s=now_s,
+            detected_time_s=now_s,
+            score=1.0,
+            confidence=1.0,
+            summary=what,
+            evidence={},
+            ranks=tuple(range(first, first + RANKS_PER_NODE)),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError("records are played once")
+
+
+def _rank_infos(nodes: Sequence[str]) -> Iterator[wire.RankInfo]:
+    size = len(nodes) * RANKS_PER_NODE
+    for rank in range(size):
+        yield wire.RankInfo(rank, size, host=nodes[rank // RANKS_PER_NODE], device_uuid=f"GPU-{rank}", dp=rank)
+
+
+def _at(stamps: Sequence[str], stamp: str) -> int:
+    """Row of the first time that is not before `stamp`, fractions of seconds left out."""
+    return next((row for row, at in enumerate(stamps) if at >= stamp[:19]), len(stamps) - 1)
+
+
+def _listened(head: str, lines: Sequence[str]) -> Heard:
+    """What was told while these lines were replayed."""
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as out:
+        out.write("\n".join([head, *lines]) + "\n")
+        out.flush()
+        return listen(Path(out.name), {})
