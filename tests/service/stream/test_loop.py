@@ -160,11 +160,9 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
     assert again.partition.place == stream.partition.place
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_ten_thousand_records_are_replayed_to_the_very_same_state(service):
+def test_a_thousand_records_are_replayed_to_the_very_same_state(service):
     stream = service.started()
-    for step in range(10_000):
+    for step in range(1_000):
         fields = {"ranks": ranks(2)} if step == 0 else {}
         values = {"loss": [2.0 + step % 7, 2.0], "step_time_s": [0.5, 0.5], "busy_s": [0.3, 0.3 + step % 3 / 100]}
         body = wire.encode(batch(step, steps=table([step] * 2, [0, 1], **values), **fields))
@@ -174,7 +172,7 @@ def test_ten_thousand_records_are_replayed_to_the_very_same_state(service):
         pass
     again = service.stream()
     started = again.start()
-    assert (started.replayed_records, started.replayed_ticks) == (10_000, stream.partition.place.tick_number)
+    assert (started.replayed_records, started.replayed_ticks) == (1_000, stream.partition.place.tick_number)
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
 
