@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rankwatch_service.replay.run import OnProgress, Outcome
     from rankwatch_service.stream.incidents import Incident
 
-FILES = Annotated[list[Path], typer.Argument(help="CSV (also .gz), Parquet or TensorBoard event files of one job.")]
+FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
+# Whether they can be read is said where they are opened, like everything else that is wrong with a file.
+FILES = Annotated[list[Path], typer.Argument(help=FILES_HELP, readable=False)]
 NAME = Annotated[str, typer.Option("--job", help="What to call the job.")]
 MAP = Annotated[list[str] | None, typer.Option("--map", metavar="A=B,…", help="The file's column A is the known B.")]
 UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]

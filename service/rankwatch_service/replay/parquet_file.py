@@ -31,7 +31,9 @@ class ParquetFile:
         self.path = str(path)
         try:
             # Without these a whole row group stays in memory, and by default every one that was read.
-            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=COLUMN_BYTES)
+            self._file = parquet.ParquetFile(
+                path, pre_buffer=False, buffer_size=COLUMN_BYTES, page_checksum_verification=True
+            )
         except (pa.ArrowException, OSError) as error:
             raise ReplayError(self.path, f"no Parquet file: {str(error).splitlines()[0]}") from error
         self.names = list(self._file.schema_arrow.names)

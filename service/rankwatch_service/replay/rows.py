@@ -156,7 +156,7 @@ class RowReader:
         wrong = usable & (np.abs(values) > TIME_S_MAX)
         if wrong.any():
             index = int(wrong.argmax())
-            raise self._place("time_s").error(f"{values[index]:g} is no time in seconds; --map renames columns", index)
+            raise self._place("time_s").error(f"{values[index]:g} is too large for a time in seconds", index)
         return np.where(usable, values, np.nan)
 
     def _kinds(self, column: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -173,7 +173,7 @@ class _Parquet:
         text = pa.dictionary(pa.int32(), pa.string())
         types = {name: text if name in TEXTS else pa.int64() if name in INTEGERS else pa.float64() for name in names}
         self._schema = pa.schema(list(types.items()))
-        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True)
 
     def write(self, block: list[Rows]) -> None:
         columns = [self._column(field, block) for field in self._schema]

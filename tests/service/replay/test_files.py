@@ -19,6 +19,8 @@ from rankwatch_service.replay.layout import ReplayError, parse_mapping
 from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.files import write_job
+from rankwatch_service.simulate.scenario import Job
 
 
 def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> Outcome:
@@ -63,7 +65,7 @@ def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:
         ("step;loss\n1;2,5\n", "fields are separated by semicolons"),
         ("step\tloss\n1\t2\n", "fields are separated by tabs"),
         ('step,loss\n1,"2,5"\n', "row 1, column loss: '2,5' is not a number; decimals need a point"),
-        ("time_s,step,loss\n1,1,2\n1.7e12,2,2\n", "row 2, column time_s: 1.7e+12 is no time in seconds"),
+        ("time_s,step,loss\n1,1,2\n1.7e12,2,2\n", "row 2, column time_s: 1.7e+12 is too large for a time in seconds"),
         ('step,loss\n1,2\n2,"2\n3,2\n', "row 2, column loss: '2"),
         ("step,loss\n1,2\n2," + "7" * 6_000_000, "row 2: the line is longer than 4194304 bytes"),
     ],
@@ -198,6 +200,16 @@ def test_a_parquet_file_of_which_a_part_is_missing_or_another_type_is_refused(tm
         replayed(path)
     parquet.write_table(pa.table({"step": [[1]] * 4}), path)
     with pytest.raises(ReplayError, match="column step: of type list"):
+        replayed(path)
+
+
+def test_a_parquet_file_in_which_bits_are_wrong_is_no_telemetry(tmp_path: Path) -> None:
+    path = tmp_path / "job.parquet"
+    write_job(Job(8, 200), path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match=r"job\.parquet, row 1: "):
         replayed(path)
 
 
