@@ -45,7 +45,11 @@ class HangConfig:
     prompt_s: float = 8.0
     """... and one of so long is, unless the job's slowest steps say otherwise: every second costs all GPUs."""
     slow_steps_factor: float = 2.0
-    """Twice what one step in a hundred exceeds is never too short."""
+    """Twice what one step in a hundred exceeds is never too short ..."""
+    cold_steps: int = 50
+    """... but for the first steps after a restart, in which caches fill and kernels are tuned ..."""
+    cold_factor: float = 4.0
+    """... and which take up to three times as long: four usual steps are not too short for them."""
     block_s: float = 1.0
     """Progress blocks and ticks come so often."""
     reporting_s: float = 1.5
@@ -91,6 +95,7 @@ class HangDetector(DispatchingDetector):
         "_newest_s",
         "_attempt_s",
         "_moved",
+        "_cold_until",
         "_orders",
         "_cpu",
         "_phase_was",
@@ -99,7 +104,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._readings: list[list[float]] = []
         """Signs of progress, newest last: seconds since the one before, and the steps done in them."""
@@ -112,6 +117,8 @@ class HangDetector(DispatchingDetector):
         self._newest_s = 0.0
         self._attempt_s = self.now_s
         self._moved = False
+        self._cold_until = 0
+        """The step before which steps may be slower than those of the attempts before."""
         self._cpu: Floats = np.full((2, ranks), math.nan)
         """CPU seconds when the newest step was first seen, and the time of that reading."""
         self._phase_was: dict[str, float] = {}
@@ -184,6 +191,7 @@ class HangDetector(DispatchingDetector):
         if self._newest is not None:
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
+                self._cold_until = newest + self._config.cold_steps if self._readings else newest
             elif not self._standing() and not len(self.episodes):
                 reading = [max(entered_s - self._newest_s, 0.0), float(newest - self._newest)]
                 self._readings = [*self._readings, reading][-self._config.window :]
@@ -238,7 +246,8 @@ class HangDetector(DispatchingDetector):
         took_s = sorted(reading[0] for reading in self._readings)
         last = len(took_s) - 1
         usual, slow = took_s[last // 2], took_s[99 * last // 100]
-        enough = max(config.slow_steps_factor * slow, config.floor_s)
+        cold = self._newest is not None and self._newest < self._cold_until
+        enough = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
         if log:
             return max(enough, config.log_lines * usual, config.prompt_s)
         return max(enough, min(config.steps * usual, config.prompt_s)) - config.reporting_s

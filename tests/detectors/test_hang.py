@@ -222,3 +222,14 @@ def test_irregular_steps_raise_the_deadline() -> None:
     for _ in range(30):
         findings += job.train(4, steps_per_s=1) + job.stand(3)
     assert findings == []
+
+
+def test_slow_first_steps_after_a_restart_are_no_hang_and_a_hang_among_them_is() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    for _ in range(60):
+        assert job.train(1, steps_per_s=1) + job.stand(19) == []
+    job.begin("again.0")
+    job.step = [59] * 4
+    for _ in range(5):
+        assert job.train(1, steps_per_s=1) + job.stand(59) == []
+    assert len(job.stand(100)) == 1
