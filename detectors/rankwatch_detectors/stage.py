@@ -69,7 +69,7 @@ class StageDetector(DispatchingDetector):
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()

@@ -82,7 +82,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 2
+        self.version = 3
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3

@@ -103,6 +103,15 @@ def test_a_rank_that_is_slow_from_its_first_step_is_held_against_its_peers() -> 
         assert findings[0].evidence["ratio"] == pytest.approx(1.3, rel=0.12)
 
 
+@pytest.mark.parametrize("world_size", [8, 64])
+def test_a_rank_slow_from_its_first_step_is_named_within_thirty_steps_whatever_silicon_it_is_among(
+    world_size: int,
+) -> None:
+    for seed in range(4):
+        (finding,) = opened(found(Job(world_size=world_size, steps=40, seed=seed).slow(seed, 0, 1.3)))
+        assert (finding.ranks, (finding.detected_step or 0) <= 30) == ((seed,), True)
+
+
 def test_the_first_slow_rank_among_four_is_found_within_thirty_steps() -> None:
     findings = opened(found(demo_job(steps=60).slow(2, 0, 2.0)))
     assert [f.ranks for f in findings] == [(2,)]
@@ -162,6 +171,9 @@ def test_a_rank_that_becomes_slower_still_is_updated_not_opened_again() -> None:
         pytest.param(Job(world_size=64, steps=800, seed=23, tp=2, pp=2).uneven(0.15), id="uneven, unknown"),
         pytest.param(Job(world_size=64, steps=800, seed=24).uneven(0.15, report_tokens=True), id="uneven, reported"),
         pytest.param(Job(world_size=64, steps=800, seed=25).hiccups(0.01, 0.5), id="garbage collection"),
+        pytest.param(
+            Job(world_size=64, steps=400, seed=3).hiccups(0.1, 0.3), id="garbage collection in each tenth step"
+        ),
         pytest.param(Job(world_size=64, steps=1500, seed=26).bursts(0.0002), id="bursts of slow steps"),
         pytest.param(Job(world_size=64, steps=800, seed=27, silicon=0.03), id="silicon spread"),
         pytest.param(Job(world_size=64, steps=800, seed=28).restart(400, 350), id="restart"),
