@@ -81,8 +81,10 @@ class TelemetryLostDetector(DispatchingDetector):
         if presence is None or not self._hosts:
             return ()
         silence = self._silence(presence)
-        reasons = {host: self._reason(host, silence.get(host)) for host in self._hosts}
         silent = [host for host, seconds in silence.items() if seconds > self._config.silent_s]
+        if not (silent or self._gaps or len(self.episodes)):
+            return ()
+        reasons = {host: self._reason(host, silence.get(host)) for host in self._hosts}
         if len(self._hosts) > 1 and len(silent) == len(self._hosts):
             return self._all_silent(silence)
         findings = self._close_recovered(presence, reasons, silence)
