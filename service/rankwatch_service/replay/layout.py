@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankwatch_service.stream.columns import EXACT
-
 METRICS: Final[Mapping[str, str]] = {
     "step_time_s": "step_time_s",
     "busy_s": "busy_s",
@@ -29,8 +27,6 @@ OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
 """Where a file has no `busy_s`, these make it up: what a rank does without waiting for anybody."""
 
 PLACES: Final = ("dp", "tp", "pp")
-TEXTS: Final = ("attempt", "host", "kind")
-KNOWN: Final = frozenset({"time_s", "step", "rank", *PLACES, *TEXTS, *EXACT, *METRICS})
 
 
 class ReplayError(Exception):

@@ -24,7 +24,6 @@ class Timeline:
     """Times of rows in file order; they never go back."""
 
     def __init__(self) -> None:
-        self.clock_restarts = 0
         self._now_s: float | None = None
         self._offset_s = 0.0
         self._step = -1
@@ -48,7 +47,6 @@ class Timeline:
             previous = float(times[start_of - 1]) if start_of else before
             lost = previous - float(times[start_of])
             if lost > SKEW_S:
-                self.clock_restarts += 1
                 self._offset_s += lost
                 times[start_of:] += lost
         return np.maximum(np.maximum.accumulate(times), before)
