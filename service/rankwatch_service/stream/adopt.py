@@ -12,6 +12,7 @@ from rankwatch_service.control.ledger import Ledger
 from rankwatch_service.control.training import checkpoints
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident as IncidentRow
+from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.stream.incidents import Incident, Part
 from rankwatch_service.stream.job import JobStream
 
@@ -26,6 +27,7 @@ def adopt(engine: Engine, job: JobStream) -> None:
         incidents = [_incident(row) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
+        job.begin_cold(connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job)))
         job.books.ledger = Ledger(checkpoints(connection, job.job))
     # A consequence's episode stands in no table: far above the highest one known no id can come twice.
     job.correlator.adopt(incidents, number or 0, (episode or 0) + 1_000)

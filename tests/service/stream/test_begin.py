@@ -82,6 +82,10 @@ class World:
         with write(self.engine) as connection:
             self.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
 
+    def rows(self, query) -> list:
+        with read(self.engine) as connection:
+            return list(connection.execute(query))
+
     def column(self, query) -> list:
         with read(self.engine) as connection:
             return list(connection.scalars(query))
@@ -184,9 +188,20 @@ def test_a_job_that_moved_into_a_partition_which_had_others_before_begins_cold_t
     world.log = ForgetfulLog(world.clock)
     lived(world)
     world.log = after
-    started = world.stream(place).start()
+    again = world.stream(place)
+    started = again.start()
     assert started.cold_jobs == ["gpt"]
     assert not started.log_is_another
+    row = select(models.Job.state, models.Job.step, models.Job.first_seen_unix_ns, models.Job.last_seen_unix_ns)
+    known = world.rows(row)
+    world.clock.advance(60.0)
+    again.step()
+    assert world.rows(row) == known, "nothing is said about a job that is not heard of"
+    world.train(range(20, 23))
+    world.clock.advance(1.0)
+    again.step()
+    ((state, step, first_seen_unix_ns, _),) = world.rows(row)
+    assert (state, step, first_seen_unix_ns) == ("running", 22, known[0].first_seen_unix_ns)
 
 
 def test_partitions_that_the_log_had_once_keep_no_control_records(world):
