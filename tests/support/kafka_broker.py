@@ -28,7 +28,7 @@ from rankwatch.kafka_settings import KafkaSettings
 from tests.support.service_process import free_port, until
 
 KINDS = ("apache", "noida", "tansu")
-START_S = 60.0
+START_S = 120.0
 ROOT = Path(__file__).parents[2]
 
 

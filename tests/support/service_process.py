@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-START_S = 60.0
+START_S = 120.0
 LOGIN = re.compile(r"(http://\S+)/login#(\S+)")
 
 
