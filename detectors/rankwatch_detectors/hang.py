@@ -171,7 +171,7 @@ class HangDetector(DispatchingDetector):
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages that can be, and the ranks whose blocks hold numbers: no step outlasts its attempt."""
         ages = np.stack([presence.step_age_s, presence.phase_age_s])
-        proper = np.isfinite(ages).all(axis=0)
+        proper = np.asarray(np.isfinite(ages).all(axis=0))
         step_age_s, phase_age_s = np.clip(np.where(proper, ages, 0.0), 0.0, self.now_s - self._attempt_s)
         return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s), proper
 
