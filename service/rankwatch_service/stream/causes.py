@@ -29,7 +29,8 @@ BRINGS: Final[dict[Kind, frozenset[Kind]]] = {
     Kind.LOSS_SPIKE: _LOSS,
     # What grows without end overflows.
     Kind.LOSS_DIVERGENCE: _LOSS | {Kind.NONFINITE},
-    Kind.STRAGGLER: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST}),
+    # That nothing is heard of a host is never only a slow rank's doing: it is told by itself.
+    Kind.STRAGGLER: frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
     Kind.SLOWDOWN: frozenset({Kind.SLOWDOWN}),
     # While the loop lasts, each further end of the job is more of the same.
     Kind.RESTART_LOOP: ENDS,

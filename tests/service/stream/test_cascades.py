@@ -157,6 +157,7 @@ APART = [
     (found(Kind.NONFINITE, "rank:1"), found(Kind.STRAGGLER, "rank:1")),
     (found(Kind.TELEMETRY_LOST, "host:node-0"), found(Kind.TELEMETRY_LOST, "host:node-1")),
     (found(Kind.TELEMETRY_LOST, "host:node-0"), found(Kind.LOSS_DIVERGENCE)),
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.TELEMETRY_LOST, "host:node-0", onset=160)),
     # The job was slow before the rank was.
     (found(Kind.SLOWDOWN, onset=100), found(Kind.STRAGGLER, "rank:1", onset=150)),
     # The rank adds 40 ms to each step, the job lost half a second.
