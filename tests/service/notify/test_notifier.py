@@ -94,8 +94,7 @@ class Desk:
         asyncio.run(self._work(sender, until, outbox or OutboxTable(self.engine, self.lease)))
 
     async def _work(self, sender, until, outbox):
-        changes = ChangeWatch(self.engine)
-        with ThreadPoolExecutor(1) as database:
+        with contextlib.closing(ChangeWatch(self.engine)) as changes, ThreadPoolExecutor(1) as database:
             notifier = Notifier(outbox, self.lease, sender, changes, self.clock, random.Random(1), database)
             running = asyncio.create_task(notifier.run())
             try:
@@ -105,7 +104,6 @@ class Desk:
             finally:
                 notifier.stop()
                 await running
-                changes.close()
 
 
 @pytest.fixture
