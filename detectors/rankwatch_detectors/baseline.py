@@ -156,7 +156,9 @@ class PeerBaseline(Stateful):
         effect = abs(crossing.effect)
         if effect >= max(effect_min, self.doubt(crossing.rank, limit, crossing.rows)):
             return Proof.GIVEN
-        hopeless = effect < max(effect_min, self.doubt(crossing.rank, limit))
+        # Too small for certain: what is one standard error below may still turn out to matter.
+        error = self.doubt(crossing.rank, 0.5, crossing.rows)
+        hopeless = effect < max(effect_min - error, self.doubt(crossing.rank, limit))
         return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
 
     def absorb(self, rank: int, effect: float, rows: int) -> None:
