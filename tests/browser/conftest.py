@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
@@ -73,7 +73,7 @@ def measure_hostile(_step, values, _exact):
     values[HOSTILE] = [1.0] * 4
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory, chromium) -> Iterator[Site]:
     folder: Path = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
