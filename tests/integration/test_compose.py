@@ -139,7 +139,9 @@ def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: I
     containers["simulated"].start(f"--speed={SPEED}")
     containers["small-job"].start(f"--every={STEPS_BETWEEN_FAULTS}")
     token = containers["api"].exec("rankwatch", "token", "create", "me", "--scope", "admin", "--for", "12h").strip()
-    client = httpx2.Client(base_url=installation.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+    client = httpx2.Client(
+        base_url=installation.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=60
+    )
 
     def incidents(job: str) -> set[tuple[str, tuple[int, ...]]]:
         for container in containers.values():
