@@ -18,10 +18,10 @@ from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
 
-# Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-7.5), is not.
+# Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-7.4), is not.
 # From a thousand ranks on the sixth slow row then suffices.
 BURST_ROWS = 4
-BURST_MARGIN = 7.5
+BURST_MARGIN = 7.4
 # Onset while no run lasts.
 NO_RUN = -1.0
 
