@@ -12,13 +12,14 @@ from typing import Any
 from real_series import Event, Heard, Series, listen
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Finding, Kind, Observation, Severity, Tick
+from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
+from rankwatch_service.stream.correlator import Correlator
 from rankwatch_service.stream.incidents import Incident, Moment
-from rankwatch_service.stream.judge import Judge
 from rankwatch_service.stream.roster import Roster
 
 RANKS_PER_NODE = 8
+ATTEMPT = "records.0"
 DAY_S = 86_400.0
 NETWORK = {"NIC", "Parameter Plane Cable"}
 """Classes of operators' records that are the network's; all others are the device's."""
@@ -69,11 +70,11 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     nodes = sorted({row["node"] for row in rows})
     roster = Roster()
     roster.learn(_rank_infos(nodes))
-    judge = Judge("records", lambda: [_Records(rows, nodes)])
+    correlator, records = Correlator("records"), _Records(nodes)
     series, incidents = Series(name, len(rows)), dict[str, Incident]()
-    judge.observe(AttemptStart("records.0", roster.topology(), 0.0), roster)
+    correlator.begin(ATTEMPT)
     for index, row in enumerate(rows):
-        told = judge.observe(Tick(float(row["day"]) * DAY_S, None), roster)[0]
+        told = correlator.judge(records.findings(row), roster)
         incidents |= {one.incident.id: one.incident for one in told}
         if row["event"] == "fault_start":
             # A second fault of a node while the first lasts belongs to the incident that is open.
@@ -88,18 +89,15 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
 
 
 class _Records:
-    """Says at each tick what the next record says."""
+    """Operators' records as findings."""
 
-    name, version = "records", 1
-
-    def __init__(self, rows: Sequence[Mapping[str, str]], nodes: Sequence[str]) -> None:
-        self._rows, self._nodes = iter(rows), nodes
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
         self._episodes = {kind: Episodes(kind) for kind in (Kind.DEVICE_FAULT, Kind.NETWORK_DEGRADED)}
 
-    def observe(self, observation: Observation) -> Sequence[Finding]:
-        if not isinstance(observation, Tick):
-            return ()
-        row, now_s = next(self._rows), observation.now_s
+    def findings(self, row: Mapping[str, str]) -> Sequence[Finding]:
+        """What the next record says."""
+        now_s = float(row["day"]) * DAY_S
         episodes = self._episodes[Kind.NETWORK_DEGRADED if row["class"] in NETWORK else Kind.DEVICE_FAULT]
         scope, what = f"host:{row['node']}", f"{row['node']}: {row['description']}"
         if row["event"] == "fault_end":
@@ -109,7 +107,7 @@ class _Records:
         first = self._nodes.index(row["node"]) * RANKS_PER_NODE
         return episodes.open(
             scope,
-            attempt="records.0",
+            attempt=ATTEMPT,
             severity=Severity.CRITICAL,
             onset_step=None,
             detected_step=None,
@@ -121,12 +119,6 @@ class _Records:
             evidence={},
             ranks=tuple(range(first, first + RANKS_PER_NODE)),
         )
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError("records are played once")
 
 
 def _rank_infos(nodes: Sequence[str]) -> Iterator[wire.RankInfo]:
