@@ -227,4 +227,6 @@ def _added_by_one(frame: Frame) -> float | None:
     if own is None:
         return None
     measured = own[np.isfinite(own)]
+    if not measured.size:
+        return None
     return max(float(measured.max()) - median(measured), 0.0)

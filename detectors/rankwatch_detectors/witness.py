@@ -151,7 +151,11 @@ def own_seconds(frame: Frame) -> Floats | None:
         return None
     seconds = where_usable(busy, np.nan)
     data_wait = finite(frame, "phase.data_wait")
-    return seconds if data_wait is None else seconds + where_usable(data_wait, 0.0)
+    if data_wait is None:
+        return seconds
+    with np.errstate(over="ignore"):  # two that fit may add up to one that does not: no measurement either
+        both = seconds + where_usable(data_wait, 0.0)
+    return where_usable((both, np.isfinite(both)), np.nan)
 
 
 def cpu_seconds(frame: Frame) -> Floats | None:

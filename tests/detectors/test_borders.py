@@ -34,6 +34,19 @@ def spoiled(frame: Frame, how: str) -> Frame:
     return narrowed(later, 2)
 
 
+@pytest.mark.parametrize("who", [0, slice(None)])
+def test_seconds_that_add_up_to_more_than_a_number_holds_are_no_measurement(who: int | slice) -> None:
+    bank = detectors()
+    for observation in Job(world_size=4, steps=30, seed=8).observations():
+        if isinstance(observation, Frame) and observation.step > 20:
+            vast = observation.values["busy_s"].copy()
+            vast[who] = 1.7e308
+            values = {**observation.values, "busy_s": vast, "phase.data_wait": vast}
+            present = {**observation.present, "phase.data_wait": observation.present["busy_s"]}
+            observation = dataclasses.replace(observation, values=values, present=present)  # noqa: PLW2901
+        judge([observation], bank)
+
+
 def test_without_an_attempt_nothing_is_said() -> None:
     observations = [o for o in Job(world_size=4, steps=20).observations() if not isinstance(o, AttemptStart)]
     assert judge(observations) == []
