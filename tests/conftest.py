@@ -6,6 +6,7 @@ from tests.support.database import database_url, empty_database_url, engine
 from tests.support.kafka_broker import any_broker, apache, broker, shared_brokers
 from tests.support.postgres import postgres
 from tests.support.service_process import no_role_outlives_its_test
+from tests.support.text_log import no_text_log_outlives_its_test
 
 __all__ = [
     "any_broker",
@@ -15,6 +16,7 @@ __all__ = [
     "empty_database_url",
     "engine",
     "no_role_outlives_its_test",
+    "no_text_log_outlives_its_test",
     "postgres",
     "shared_brokers",
 ]

@@ -99,7 +99,7 @@ class Desk:
             running = asyncio.create_task(notifier.run())
             try:
                 async with asyncio.timeout(DEADLINE_S):
-                    while not until():  # noqa: ASYNC110 - what is awaited is a row in a database
+                    while not until() and not running.done():  # noqa: ASYNC110 - what is awaited is a row in a database
                         await asyncio.sleep(0.005)
             finally:
                 notifier.stop()
