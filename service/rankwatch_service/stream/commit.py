@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from rankwatch_service.control import audit
 from rankwatch_service.control.commands import tell
@@ -25,6 +25,8 @@ from rankwatch_service.store.models import (
     IncidentTransition,
     Job,
     Outbox,
+    RestingJob,
+    Snapshot,
     StreamPosition,
     StreamTick,
 )
@@ -56,6 +58,10 @@ class Place:
     position: int
     tick_number: int
     control_position: int
+
+    def is_later(self, other: Place) -> bool:
+        """Whether more of the same log and the same ticks is processed here."""
+        return (self.tick_number, self.position) > (other.tick_number, other.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,32 @@ def claim(connection: Connection, partition: int) -> Claim:
     return Claim(place, row.epoch + 1, row.position_needed, row.control_needed)
 
 
+def own(connection: Connection, partition: int, epoch: int, **columns: int) -> None:
+    """Set columns of a partition's position, as its owner.
+
+    Raises:
+        FencedError: the partition has another owner now; the caller must let the transaction go.
+    """
+    mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
+    if connection.execute(update(StreamPosition).where(*mine).values(columns | {"epoch": epoch})).rowcount != 1:
+        raise FencedError(f"partition {partition} was taken over by another process")
+
+
+def begin_another_log(connection: Connection, partition: int, epoch: int, position: int) -> None:
+    """The log was made anew and is read from `position` on: what refers to places in the old one goes.
+
+    Raises:
+        FencedError: as in `own`.
+    """
+    own(connection, partition, epoch, position=position, position_needed=position)
+    mine = StreamTick.partition == partition
+    newest = connection.scalar(select(func.max(StreamTick.number)).where(mine))
+    connection.execute(delete(StreamTick).where(mine, StreamTick.number < newest))
+    connection.execute(update(StreamTick).where(mine).values(position=position))
+    connection.execute(delete(Snapshot).where(Snapshot.partition == partition))
+    connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
+
+
 def commit(
     connection: Connection,
     partition: int,
@@ -108,12 +140,9 @@ def commit(
     ago, and whoever measures how long a command took must not count that.
 
     Raises:
-        FencedError: the partition has another owner now; the caller must let the transaction go.
+        FencedError: as in `own`.
     """
-    mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
-    moved = update(StreamPosition).where(*mine).values(asdict(place))
-    if connection.execute(moved).rowcount != 1:
-        raise FencedError(f"partition {partition} was taken over by another process")
+    own(connection, partition, epoch, **asdict(place))
     if ticks:
         connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
     _jobs(connection, effects)

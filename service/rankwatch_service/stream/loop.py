@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import attrgetter
@@ -22,14 +22,15 @@ from rankwatch_service.log.base import ALL_JOBS, Log, LogError, Record
 from rankwatch_service.log.control import Control, Controls
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job, StreamPosition, StreamTick
-from rankwatch_service.stream import snapshots
+from rankwatch_service.stream import resting, snapshots
 from rankwatch_service.stream.adopt import adopt
-from rankwatch_service.stream.commit import Place, StoredTick, claim, commit
+from rankwatch_service.stream.commit import Place, StoredTick, begin_another_log, claim, commit, own
 from rankwatch_service.stream.effects import Effects, Refused
-from rankwatch_service.stream.job import Links
+from rankwatch_service.stream.job import JobStream, Links
 from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.partition import TICK_S, Partition
 from rankwatch_service.stream.past import CONTROLS_MAX, applied_controls, stored_ticks
+from rankwatch_service.stream.snapshots import Saved
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
@@ -44,9 +45,6 @@ SNAPSHOT_S: Final = 60.0
 SNAPSHOT_ROWS: Final = 2_000_000
 """A job is saved after so much stream time or so many rank-steps, whichever comes first: a start replays these in a few
 seconds."""
-
-RESTING_SNAPSHOT_S: Final = 600.0
-"""The same for a job that rests, so that the log need not be kept for its sake."""
 
 TRIM_RECORDS: Final = 1_000
 """Records forgotten in one transaction."""
@@ -132,7 +130,7 @@ class Stream:
         self._clock = clock
         self._series = series
         self._number = partition
-        self._partition = Partition(make_detectors, links, self._owns)
+        self._partition = Partition(make_detectors, links, self._owns, self._recall)
         self._tell_refused = tell_refused
         self._epoch = 0
         self._saved_ns: dict[str, int] = {}
@@ -162,14 +160,16 @@ class Stream:
         found, unreadable = snapshots.load(self._engine, self._number, kept_from, committed)
         # Where the log has other partitions than it had, some of what was watched here is watched elsewhere now.
         found = [saved for saved in found if saved.job in known]
+        put_away = self._resting(found, unreadable, committed) if is_whole else {}
+        found = [saved for saved in found if saved.job not in put_away]
         is_first = committed.tick_number == 0
         settings = snapshots.newest_settings(self._engine) if is_first else None
         if settings is not None:
             committed = replace(committed, control_position=settings.place.control_position)
             found = [replace(settings, place=committed)]
-        self._partition.restore(found)
+        self._partition.restore(found, put_away)
         places = [saved.place for saved in found]
-        missing = known - {saved.job for saved in found}
+        missing = known - {saved.job for saved in found} - put_away.keys()
         for name in sorted(missing):
             if not is_whole or (is_first and name != ALL_JOBS) or (name in unreadable and kept_from > 0):
                 self._begin_cold(name, committed, started)
@@ -178,7 +178,7 @@ class Stream:
             places.append(Place(kept_from, 0, held.needed_control))
         self._replay(snapshots.earliest(places or [committed]), committed, started)
         # Of a log with other partitions than it had: known from the tables, and in none of the records that are ours.
-        for name in sorted(known - {ALL_JOBS} - self._partition.jobs.keys()):
+        for name in sorted(known - {ALL_JOBS} - self._partition.jobs.keys() - put_away.keys()):
             self._begin_cold(name, committed, started)
         self._partition.settled()
         if started.lost_records or started.log_is_another:
@@ -187,7 +187,11 @@ class Stream:
         self._waiting, self._read_to = [], committed.control_position
         started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
         self._saved_ns = {saved.job: self._partition.now_ns for saved in found}
-        if settings is not None:
+        if started.log_is_another:
+            with write(self._engine) as connection:
+                begin_another_log(connection, self._number, self._epoch, begin)
+            self.close()
+        elif settings is not None:
             self.save(ALL_JOBS)  # the next start must begin with the same
         return started
 
@@ -215,8 +219,17 @@ class Stream:
         return done
 
     def save_due(self) -> int:
-        """Save the jobs whose time has come, and forget what no start needs any more; returns how many were saved."""
+        """Save the jobs whose time has come, put away those that rest, and forget what no start needs any more.
+
+        Returns:
+            How many were saved.
+
+        Raises:
+            FencedError: another process owns the partition now.
+        """
         self._series.flush_due()
+        for name in [name for name, job in self._partition.jobs.items() if job.resting]:
+            self._put_away(name)
         due = [name for name in (ALL_JOBS, *self._partition.jobs) if self._is_due(name)]
         for name in due:
             self.save(name)
@@ -239,6 +252,28 @@ class Stream:
         """Save everything, so that the next start is quick. Only after a `step` that did not fail."""
         for name in (ALL_JOBS, *self._partition.jobs):
             self.save(name)
+
+    def _put_away(self, name: str) -> None:
+        self._series.flush(name)
+        place, state = self._partition.place, self._partition.snapshot(name)
+        with write(self._engine) as connection:
+            own(connection, self._number, self._epoch)
+            resting.put_away(connection, self._number, name, place, state, self._partition.now_ns)
+        self._partition.let_go(name)
+        self._saved_ns.pop(name, None)
+        self._rows.pop(name, None)
+
+    def _recall(self, job: JobStream) -> bool:
+        try:
+            state = resting.state_of(self._engine, self._number, job.job)
+        except ValueError as error:
+            _log.error("resting_job_unreadable", job=job.job, error=str(error))
+            adopt(self._engine, job)
+            return True
+        if state is None:
+            return False
+        job.restore(state)
+        return True
 
     # ---- processing ------------------------------------------------------------------------------------------------
 
@@ -304,9 +339,7 @@ class Stream:
         share = (sum(name.encode()) % 16) / 16
         now = self._partition.now_ns
         since_s = (now - self._saved_ns.setdefault(name, now - int(share * SNAPSHOT_S * 1e9))) / 1e9
-        resting = name != ALL_JOBS and self._partition.jobs[name].resting
-        limit_s = RESTING_SNAPSHOT_S if resting else SNAPSHOT_S
-        return since_s >= limit_s or self._rows.get(name, 0) >= SNAPSHOT_ROWS
+        return since_s >= SNAPSHOT_S or self._rows.get(name, 0) >= SNAPSHOT_ROWS
 
     def _forget(self, kept: Place) -> None:
         with write(self._engine) as connection:
@@ -329,6 +362,15 @@ class Stream:
         job = self._partition.begin_cold(name, committed)
         if job is not None:
             adopt(self._engine, job)
+
+    def _resting(self, found: Sequence[Saved], unreadable: Collection[str], committed: Place) -> dict[str, Place]:
+        """Since when jobs are put away that were not heard of since: those have newer snapshots, or none yet."""
+        newest = {saved.job: saved.place for saved in found}
+        return {
+            job: place
+            for job, place in resting.places(self._engine, self._number, committed).items()
+            if job not in unreadable and (job not in newest or not newest[job].is_later(place))
+        }
 
     def _known_jobs(self) -> set[str]:
         """Jobs of this partition that anything was committed about, and the partition's own settings."""

@@ -7,7 +7,7 @@ what lies before that is skipped for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -31,13 +31,16 @@ BLIND_S: Final = 3.0
 nobody's silence in that time counts."""
 
 JOBS_MAX: Final = 1_000
-"""Jobs of one partition; telemetry of further ones is refused with a dead letter."""
+"""Jobs of one partition that do not rest; telemetry of further ones is refused with a dead letter."""
 
 BUNDLE_BYTES_MAX: Final = 640 * 1024
 """Bytes of tables from which on a bundle takes no more: of 8,192 rank-steps of 16 metrics, which make 1 MB of numbers
 that stay in a core's cache until frames have them."""
 
 _START: Final = Place(0, 0, 0)
+
+Recall = Callable[[JobStream], bool]
+"""Brings a job back to what it was when it was put away; False if it never was, and then nothing has changed."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,11 @@ class Partition:
     """State of one partition, as of `place`."""
 
     def __init__(
-        self, make_detectors: MakeDetectors, links: Links, owns: Callable[[str], bool] = lambda _job: True
+        self,
+        make_detectors: MakeDetectors,
+        links: Links,
+        owns: Callable[[str], bool] = lambda _job: True,
+        recall: Recall = lambda _job: False,
     ) -> None:
         """Empty.
 
@@ -66,11 +73,14 @@ class Partition:
             make_detectors: a new set, for each job.
             links: where receivers can read on.
             owns: whether a job belongs here. One that came here all the same is watched elsewhere too, or will be.
+            recall: for jobs that were let go.
         """
         self.place = _START
         self._owns = owns
+        self._recall = recall
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
+        """Those in memory: who rests may be put away."""
         self.desk = Desk()
         self._make_detectors = make_detectors
         self._links = links
@@ -131,6 +141,8 @@ class Partition:
 
     def control(self, control: Control, effects: Effects) -> None:
         """A control record, at the time of the last tick. A job that begins later finds it on the desk."""
+        if control.key != ALL_JOBS and self._is_new_to(control.key, control):
+            self._look_up(control.key)
         try:
             self._obey(control, effects)
         except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may say what we do not know
@@ -143,20 +155,30 @@ class Partition:
             return {"desk": self.desk.state()}
         return self.jobs[name].state()
 
-    def restore(self, snapshots: Iterable[Saved]) -> None:
-        """Take up snapshots of different places; records and ticks go on from the earliest of them."""
+    def restore(self, snapshots: Iterable[Saved], resting: Mapping[str, Place] | None = None) -> None:
+        """Take up snapshots of different places; records and ticks go on from the earliest of them.
+
+        Args:
+            snapshots: of the jobs in memory.
+            resting: since when others are put away.
+        """
+        self._from |= resting or {}
         for saved in snapshots:
             self._from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
                 self.desk = Desk.restored(saved.state["desk"])
             else:
-                self._new(saved.job).restore(saved.state)
+                self._begin(saved.job).restore(saved.state)
+
+    def let_go(self, name: str) -> None:
+        """Forget a resting job whose snapshot `recall` will give back."""
+        del self.jobs[name]
 
     def begin_cold(self, name: str, place: Place) -> JobStream | None:
         """A job whose past cannot be replayed: it goes on from `place`. Of the settings every job has a copy."""
         self._from[name] = place
         if name != ALL_JOBS:
-            return self._new(name)
+            return self._begin(name)
         newest = max(self.jobs, key=lambda job: self._from[job].position, default=None)
         if newest is not None:
             self.desk = self.jobs[newest].desk.copy()
@@ -188,6 +210,7 @@ class Partition:
         return batch
 
     def _take(self, record: Record, batch: Envelope, effects: Effects) -> None:
+        self._look_up(batch.job)
         try:
             checked = read(batch)
             job = self.jobs.get(batch.job) or self._new(batch.job)
@@ -220,10 +243,21 @@ class Partition:
     def _is_new_to(self, name: str, control: Control) -> bool:
         return control.position >= self._from.get(name, _START).control_position
 
+    def _look_up(self, name: str) -> None:
+        """Bring a job back that was put away."""
+        if name not in self.jobs and self._owns(name):
+            job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
+            if self._recall(job):
+                job.desk = self.desk.copy()  # what people have set since counts for it too
+                self.jobs[name] = job
+
     def _new(self, name: str) -> JobStream:
         if not self._owns(name):
             raise BadBatchError(Reason.NAME, f"records of job {name!r} belong into another partition")
         if len(self.jobs) >= JOBS_MAX:
             raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
+        return self._begin(name)
+
+    def _begin(self, name: str) -> JobStream:
         job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())
         return job

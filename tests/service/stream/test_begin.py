@@ -12,7 +12,9 @@ from rankwatch_service.log.base import ALL_JOBS, Entry, Record
 from rankwatch_service.log.control import ControlLog, trim
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.job import REST_AFTER_S
+from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
+from rankwatch_service.stream.packing import pack
 from tests.support.batches import batch, ranks, table
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
@@ -154,6 +156,35 @@ def test_a_log_that_was_made_anew_is_read_from_its_beginning(world):
     world.clock.advance(1.0)
     again.step()
     assert world.column(select(models.Job.step)) == [24]
+
+
+@pytest.mark.parametrize("rests", [False, True], ids=["at work", "resting"])
+def test_a_start_after_a_log_was_made_anew_goes_on_in_the_new_one(world, rests):
+    old = lived(world)
+    if rests:
+        for _ in range(2):
+            world.clock.advance(REST_AFTER_S)
+            old.step()
+        old.save_due()
+    world.log = ForgetfulLog(world.clock)
+    world.train(range(20, 25))
+    stream = world.stream()
+    stream.start()
+    stream.step()
+    for _ in range(3):
+        world.clock.advance(SNAPSHOT_S)
+        world.train(range(25, 26))
+        stream.step()
+        stream.save_due()
+    needed = world.column(select(models.StreamPosition.position_needed))
+    assert 0 < needed[0] <= 8
+    world.train(range(26, 28))
+    stream.step()
+    again = world.stream()
+    started = again.start()
+    assert started.cold_jobs == []
+    assert started.replayed_records <= 4
+    assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
 
 def test_a_partition_that_is_new_begins_with_what_people_had_set(world):

@@ -147,3 +147,20 @@ class SnapshotChunk(Base):
     snapshot_id: Mapped[int] = mapped_column(ForeignKey("snapshot.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     data: Mapped[bytes]
+
+
+class RestingJob(Base):
+    """The stream's state of a job that is not heard of any more; who hears of it again goes on from here."""
+
+    __tablename__ = "resting_job"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[int]
+    """Who put it away."""
+    position: Mapped[int]
+    tick_number: Mapped[int]
+    control_position: Mapped[int]
+    """Nothing before this place is news to it, nothing between it and its next record or control record either."""
+    version: Mapped[str]
+    checksum: Mapped[str]
+    data: Mapped[bytes]
+    at_unix_ns: Mapped[int]
