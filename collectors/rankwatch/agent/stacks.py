@@ -28,11 +28,12 @@ REQUESTS_REMEMBERED: Final = 4_096
 """Answered (request, rank) pairs: eight requests to the 512 ranks that one agent reads."""
 
 STOPPED_STATES: Final = ("T", "t")
+STOPPED: Final = "stopped by a signal"
 
 
 @dataclass(slots=True)
 class _Waiting:
-    rank: int
+    rank: LocalRank
     attempt: str
     fields: dict[str, Any]
     step: int
@@ -71,7 +72,7 @@ class Stacks:
         path = Path(layout.stack_path(rank.path))
         size = _size(path)
         waiting = _Waiting(
-            rank.rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
+            rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
         )
         number = int(rank.identity.get("stack_signal") or 0)
         fields["reason"] = _obstacle(rank, fields["os_state"], number)
@@ -91,9 +92,9 @@ class Stacks:
             if whole or now_s >= waiting.until_s:
                 self._waiting.remove(waiting)
                 waiting.fields["stack"] = _read(waiting.path, waiting.before)
-                if not waiting.fields["stack"]:
-                    waiting.fields["reason"] = waiting.fields["reason"] or "the handler did not run"
-                event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank, waiting.step, waiting.fields)
+                if not waiting.fields["stack"] and not waiting.fields["reason"]:
+                    _explain(waiting)
+                event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
                 ready.append((waiting.attempt, event))
         return ready
 
@@ -111,12 +112,21 @@ def _evidence(rank: LocalRank, block: Progress, now_s: float) -> dict[str, Any]:
     }
 
 
+def _explain(waiting: _Waiting) -> None:
+    """Why no stack came although the signal was sent: a process may be stopped just after it was looked at."""
+    stat = read_stat(waiting.rank.header.pid)
+    if stat is not None and stat.state in STOPPED_STATES:
+        waiting.fields |= {"os_state": stat.state, "reason": STOPPED}
+    else:
+        waiting.fields["reason"] = "the handler did not run"
+
+
 def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:
     """Why the signal must not be sent; empty if it may."""
     if rank.gone_since_s is not None or rank.process is None or not rank.reader.owner_alive():
         return "its process is gone"
     if os_state in STOPPED_STATES:
-        return "stopped by a signal"
+        return STOPPED
     # Only a rank that has declared the signal writes stacks on it; another handler's effects are not ours to cause.
     if not number or not catches(rank.process.pid, number):
         return "no handler for the stack signal"

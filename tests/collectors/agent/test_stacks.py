@@ -1,0 +1,45 @@
+"""What is said of a rank from which no stack comes, tried on a real process."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rankwatch.agent import stacks
+from rankwatch.agent.procfs import read_stat
+from rankwatch.agent.ranks import LocalRanks
+from tests.support.clock import FakeClock
+from tests.support.recording_rank import RecordingRank
+
+
+def stopped(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state in stacks.STOPPED_STATES
+
+
+def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RecordingRank(tmp_path) as rank:
+        (local,) = LocalRanks(tmp_path, "gpt").scan()
+        clock = FakeClock()
+        taker = stacks.Stacks(clock)
+        look = stacks.catches
+
+        def then_stop(pid: int, number: int) -> bool:
+            found = look(pid, number)
+            os.kill(pid, signal.SIGSTOP)
+            while not stopped(pid):
+                pass
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stacks, "catches", then_stop)
+            taker.begin("r1", local)
+        assert taker.take() == [], "a handler that runs late would still be waited for"
+        clock.advance(stacks.STACK_WAIT_S)
+        ((_, event),) = taker.take()
+        assert event.fields["reason"] == stacks.STOPPED
+        assert event.fields["os_state"] in stacks.STOPPED_STATES
+        os.kill(rank.pid, signal.SIGCONT)
