@@ -46,9 +46,9 @@ class LevelConfig:
     ratio_sure: float = 1000.0
     """Judged in logarithms, a point so many times the level is told however wildly the series scatters."""
     drift_allowance: float = 1.5
-    drift_limit: float = 12.0
+    drift_limit: float = 9.0
     drift_clip: float = 5.0
-    """A shift of 5 sigmas gains 3.5 a point and is told at the fourth; three stray points in a row are not enough."""
+    """A shift of 5 sigmas gains 3.5 a point and is told at the third; two stray points in a row are not enough."""
     drift_run_points: int = 8
     """A sum that took longer than this to reach its limit is a slow climb and no spike."""
     drift_effect_min: float = 0.05
@@ -58,6 +58,8 @@ class LevelConfig:
     """A jump that has not come back after so many points is lasting."""
     clear_points: int = 3
     """An episode is over when the mean of so many points is no higher than chance (the allowance)."""
+    clear_lasting_points: int = 8
+    """So is a lasting one, which a few good batches do not end."""
     settle_points: int = 128
     """A lasting change that does not grow over so many points is the new level."""
     scale_floor_ratio: float = 0.005
@@ -232,7 +234,8 @@ class LevelWatch(Stateful):
         config = self._config
         self.score = (point - self.level) / self.scale
         self._episode = [*self._episode, point][-config.settle_points :]
-        excess = (sum(self._episode[-config.clear_points :]) / config.clear_points - self.level) / self.scale
+        newest = self._episode[-(config.clear_lasting_points if self.lasting else config.clear_points) :]
+        excess = (sum(newest) / len(newest) - self.level) / self.scale
         if excess < config.drift_allowance:
             self._end()
             return Turn.BACK

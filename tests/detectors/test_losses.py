@@ -73,6 +73,16 @@ def test_a_shift_of_five_sigmas_is_found_within_five_points() -> None:
     assert (findings[0].detected_step or 0) <= 1205
 
 
+@pytest.mark.parametrize(("good", "ends"), [(4, False), (8, True)])
+def test_a_few_good_batches_do_not_end_what_lasts(good: int, ends: bool) -> None:
+    series = curve(1500)
+    series[1200:] *= 1.2
+    series[1260 : 1260 + good] /= 1.2
+    told = [finding for finding in watched(series[:1300]) if finding.kind is Kind.LOSS_DIVERGENCE]
+    assert [finding.change for finding in told[:1]] == [Change.OPEN]
+    assert any(finding.change is Change.CLOSE for finding in told) == ends
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_slow_ramp_is_a_divergence(seed: int) -> None:
     series = curve(1500, seed)
