@@ -18,10 +18,9 @@ from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
 
-# Runs of two to four slow steps are common and harmless; that chance adds what is missing after one, exp(-7.4), is not.
-# From a thousand ranks on the sixth slow row then suffices.
-BURST_ROWS = 4
-BURST_MARGIN = 7.4
+# Runs of two to four slow steps are common and harmless: however far out, it takes a sixth row. After four a third of
+# the threshold is missing, which chance adds the less often the more ranks there are. Not a whole number, for no tie.
+ROWS_NEEDED = 5.9
 # Onset while no run lasts.
 NO_RUN = -1.0
 
@@ -87,12 +86,12 @@ class ShiftBank(Stateful):
     def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int, threshold: float) -> None:
         """Add one row. Ranks not in `judged` keep their evidence as it is.
 
-        However far out, a burst of `BURST_ROWS` rows stays `BURST_MARGIN` below the threshold.
+        However far out they lie, more than `ROWS_NEEDED` rows are needed to reach the threshold.
         """
         reach = self._clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
         variance = sigma * sigma
-        gain_max = max(threshold - BURST_MARGIN, 1.0) / BURST_ROWS
+        gain_max = threshold / ROWS_NEEDED
         # In the usual case, everyone judged, nothing has to be held back.
         held_back = None if everyone(judged) else judged.astype(np.float64)
         shift = residual if held_back is None else np.where(judged, residual, 0.0)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.shift import BURST_MARGIN, BURST_ROWS, NO_RUN, ShiftBank
+from rankwatch_detectors.shift import NO_RUN, ROWS_NEEDED, ShiftBank
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
 CLIP_SIGMAS = 3.0
@@ -27,7 +27,7 @@ class OneRank:
             self.onset = step
         clipped = min(max(residual, -CLIP_SIGMAS * sigma), CLIP_SIGMAS * sigma)
         gain = (clipped - self.level / 2) * self.level / (sigma * sigma)
-        self.evidence += min(gain, (LIMIT - BURST_MARGIN) / BURST_ROWS)
+        self.evidence += min(gain, LIMIT / ROWS_NEEDED)
         self.rows += 1
         self.total += residual
         self.moved += math.copysign(1.0, self.level) * residual > abs(self.level) / 2
@@ -73,3 +73,14 @@ def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
     (crossing,) = bank.crossings(LIMIT)
     assert (crossing.rank, crossing.onset_step, crossing.rows) == (1, 20, 20)
     assert crossing.effect == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("limit", [12.0, LIMIT, 26.0])
+def test_however_far_out_five_rows_say_nothing_and_the_sixth_does(limit):
+    bank = ShiftBank((0.15,), CLIP_SIGMAS, rows_min=5)
+    bank.clear(1)
+    told = []
+    for step in range(6):
+        bank.push(np.array([0.7]), np.array([0.05]), np.ones(1, dtype=bool), step, limit)
+        told.append(bool(bank.crossings(limit)))
+    assert told == [False] * 5 + [True]
