@@ -11,6 +11,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.control.ledger import Ledger
 from rankwatch_service.control.training import checkpoints
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.stream.incidents import Incident, Part
@@ -27,7 +28,10 @@ def adopt(engine: Engine, job: JobStream) -> None:
         incidents = [_incident(row) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
-        job.begin_cold(connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job)))
+        first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))
+        attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
+        newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
+        job.begin_cold(first_seen, *(("", 0) if newest is None else newest))
         job.books.ledger = Ledger(checkpoints(connection, job.job))
     # A consequence's episode stands in no table: far above the highest one known no id can come twice.
     job.correlator.adopt(incidents, number or 0, (episode or 0) + 1_000)

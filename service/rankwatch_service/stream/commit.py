@@ -15,6 +15,7 @@ from rankwatch_service.control import audit
 from rankwatch_service.control.commands import tell
 from rankwatch_service.control.ledger import Entry
 from rankwatch_service.log import dead_letters
+from rankwatch_service.log.base import ALL_JOBS
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -117,11 +118,13 @@ def begin_another_log(connection: Connection, partition: int, epoch: int, positi
         FencedError: as in `own`.
     """
     own(connection, partition, epoch, position=position, position_needed=position)
-    mine = StreamTick.partition == partition
-    newest = connection.scalar(select(func.max(StreamTick.number)).where(mine))
-    connection.execute(delete(StreamTick).where(mine, StreamTick.number < newest))
-    connection.execute(update(StreamTick).where(mine).values(position=position))
-    connection.execute(delete(Snapshot).where(Snapshot.partition == partition))
+    newest = connection.scalar(select(func.max(StreamTick.number)).where(StreamTick.partition == partition))
+    connection.execute(delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < newest))
+    connection.execute(update(StreamTick).where(StreamTick.partition == partition).values(position=position))
+    # What people have set comes from the other log, which goes on.
+    mine = Snapshot.partition == partition
+    connection.execute(delete(Snapshot).where(mine, Snapshot.job != ALL_JOBS))
+    connection.execute(update(Snapshot).where(mine).values(position=position))
     connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
 
 

@@ -63,10 +63,10 @@ class JobStream:
         """Whether it has let go of everything but its incidents, until telemetry comes again."""
         return self._resting
 
-    def begin_cold(self, first_seen_unix_ns: int | None) -> None:
+    def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
         """Its past is not known any more: it rests, and its row stays as it is, until it is heard of again."""
         self._resting = True
-        self._portrait.begin_cold(first_seen_unix_ns)
+        self._portrait.begin_cold(first_seen_unix_ns, attempt, attempts)
 
     def is_plain(self, batch: wire.Batch) -> bool:
         """Whether `bundle` takes this batch, together with others."""

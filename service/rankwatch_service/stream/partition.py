@@ -7,7 +7,7 @@ what lies before that is skipped for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -31,7 +31,7 @@ BLIND_S: Final = 3.0
 nobody's silence in that time counts."""
 
 JOBS_MAX: Final = 1_000
-"""Jobs of one partition that do not rest; telemetry of further ones is refused with a dead letter."""
+"""Jobs of one partition that do not rest; telemetry of a new one is refused then, with a dead letter."""
 
 BUNDLE_BYTES_MAX: Final = 640 * 1024
 """Bytes of tables from which on a bundle takes no more: of 8,192 rank-steps of 16 metrics, which make 1 MB of numbers
@@ -39,8 +39,12 @@ that stay in a core's cache until frames have them."""
 
 _START: Final = Place(0, 0, 0)
 
-Recall = Callable[[JobStream], bool]
-"""Brings a job back to what it was when it was put away; False if it never was, and then nothing has changed."""
+Recall = Callable[[JobStream], Place]
+"""Brings a job that was let go back to what it was; returns the place from which on things are news to it."""
+
+
+def _nobody(job: JobStream) -> Place:
+    raise LookupError(f"job {job.job!r} was let go, and nobody keeps it")
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class Partition:
         make_detectors: MakeDetectors,
         links: Links,
         owns: Callable[[str], bool] = lambda _job: True,
-        recall: Recall = lambda _job: False,
+        recall: Recall = _nobody,
     ) -> None:
         """Empty.
 
@@ -80,7 +84,11 @@ class Partition:
         self._recall = recall
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
-        """Those in memory: who rests may be put away."""
+        """Those in memory."""
+        self._away: set[str] = set()
+        """Those that rest and were let go."""
+        self._accepted: Container[str] | None = None
+        """While the past is replayed: the jobs that were not refused."""
         self.desk = Desk()
         self._make_detectors = make_detectors
         self._links = links
@@ -155,14 +163,23 @@ class Partition:
             return {"desk": self.desk.state()}
         return self.jobs[name].state()
 
-    def restore(self, snapshots: Iterable[Saved], resting: Mapping[str, Place] | None = None) -> None:
+    def restore(
+        self,
+        snapshots: Iterable[Saved],
+        resting: Mapping[str, Place] | None = None,
+        accepted: Container[str] | None = None,
+    ) -> None:
         """Take up snapshots of different places; records and ticks go on from the earliest of them.
 
         Args:
             snapshots: of the jobs in memory.
             resting: since when others are put away.
+            accepted: jobs that what is replayed now has led to; None where it may be any.
         """
-        self._from |= resting or {}
+        if resting is not None:
+            self._from |= resting
+            self._away |= resting.keys()
+        self._accepted = accepted
         for saved in snapshots:
             self._from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
@@ -171,8 +188,9 @@ class Partition:
                 self._begin(saved.job).restore(saved.state)
 
     def let_go(self, name: str) -> None:
-        """Forget a resting job whose snapshot `recall` will give back."""
+        """Forget a resting job that `recall` will bring back."""
         del self.jobs[name]
+        self._away.add(name)
 
     def begin_cold(self, name: str, place: Place) -> JobStream | None:
         """A job whose past cannot be replayed: it goes on from `place`. Of the settings every job has a copy."""
@@ -186,7 +204,7 @@ class Partition:
 
     def settled(self) -> None:
         """The replay is over: nothing is skipped any more."""
-        self._from = {}
+        self._from, self._accepted = {}, None
 
     @property
     def _now_s(self) -> float:
@@ -202,7 +220,7 @@ class Partition:
 
     def _opened(self, record: Record) -> Envelope | None:
         """The batch of a record; None for one that its job knows already."""
-        if self._from and record.position < self._from.get(record.key, _START).position:
+        if self._is_known(record):
             return None
         batch = opened(record.value)
         if batch.job != record.key:
@@ -211,6 +229,8 @@ class Partition:
 
     def _take(self, record: Record, batch: Envelope, effects: Effects) -> None:
         self._look_up(batch.job)
+        if self._is_known(record):
+            return
         try:
             checked = read(batch)
             job = self.jobs.get(batch.job) or self._new(batch.job)
@@ -240,23 +260,35 @@ class Partition:
             reason, detail = Reason.FAILED, f"{type(error).__name__}: {error}"[:500]
         effects.refused += [Refused(r.position, reason, detail, r.value, self.now_ns) for r in records]
 
+    def _is_known(self, record: Record) -> bool:
+        return bool(self._from) and record.position < self._from.get(record.key, _START).position
+
     def _is_new_to(self, name: str, control: Control) -> bool:
         return control.position >= self._from.get(name, _START).control_position
 
     def _look_up(self, name: str) -> None:
-        """Bring a job back that was put away."""
-        if name not in self.jobs and self._owns(name):
-            job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
-            if self._recall(job):
-                job.desk = self.desk.copy()  # what people have set since counts for it too
-                self.jobs[name] = job
+        """Bring a job back that was let go."""
+        if name not in self._away:
+            return
+        job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
+        place = self._recall(job)
+        if self._from:
+            self._from[name] = place
+        job.desk = self.desk.copy()  # what people have set since counts for it too
+        self.jobs[name] = job
+        self._away.remove(name)
 
     def _new(self, name: str) -> JobStream:
         if not self._owns(name):
             raise BadBatchError(Reason.NAME, f"records of job {name!r} belong into another partition")
-        if len(self.jobs) >= JOBS_MAX:
+        if not self._has_room_for(name):
             raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
         return self._begin(name)
+
+    def _has_room_for(self, name: str) -> bool:
+        if self._accepted is not None:
+            return name in self._accepted
+        return len(self.jobs) < JOBS_MAX or sum(not job.resting for job in self.jobs.values()) < JOBS_MAX
 
     def _begin(self, name: str) -> JobStream:
         job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())

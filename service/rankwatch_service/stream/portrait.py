@@ -86,9 +86,9 @@ class Portrait:
         self._steps = {attempt: steps for attempt, steps in self._steps.items() if attempt == self.attempt}
         return rows
 
-    def begin_cold(self, first_seen_unix_ns: int | None) -> None:
-        """Take over what the job's row says and telemetry does not."""
-        self._first_seen_ns = first_seen_unix_ns
+    def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
+        """Take over what the tables say and telemetry does not: the newest attempt, and how many there were."""
+        self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
     def job_row(self, assembler: Assembler, heard_s: float, now_s: float) -> dict[str, Any] | None:
         """Columns of the job, or None if none of them changed."""

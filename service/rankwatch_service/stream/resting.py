@@ -15,7 +15,7 @@ from rankwatch_service.store.models import RestingJob, Snapshot
 from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.commit import Place
 from rankwatch_service.stream.packing import checksum, pack, unpack
-from rankwatch_service.stream.snapshots import VERSION
+from rankwatch_service.stream.snapshots import VERSION, Saved
 
 
 def put_away(connection: Connection, partition: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
@@ -27,22 +27,27 @@ def put_away(connection: Connection, partition: int, job: str, place: Place, sta
     connection.execute(delete(Snapshot).where(Snapshot.partition == partition, Snapshot.job == job))
 
 
-def places(engine: Engine, partition: int, up_to: Place) -> dict[str, Place]:
-    """Since when each job that a partition put away has been resting, it may have been heard of since.
+def places(engine: Engine, partition: int, begin: int, up_to: Place) -> dict[str, Place]:
+    """Since when each job that a partition put away has been resting; it may have been heard of since.
 
-    A row that lies beyond `up_to`, which is committed, is of another life.
+    Args:
+        engine: the store.
+        partition: whose.
+        begin: position of the oldest record that the log still has, if it lacks any that may be needed; else 0.
+        up_to: what is committed: a row beyond it is of another life.
     """
     columns = (RestingJob.position, RestingJob.tick_number, RestingJob.control_position)
+    mine = (RestingJob.partition == partition, RestingJob.position >= begin)
     with read(engine) as connection:
-        rows = connection.execute(select(RestingJob.job, *columns).where(RestingJob.partition == partition))
+        rows = connection.execute(select(RestingJob.job, *columns).where(*mine))
         found = {job: Place(*place) for job, *place in rows}
     return {
         job: at for job, at in found.items() if at.position <= up_to.position and at.tick_number <= up_to.tick_number
     }
 
 
-def state_of(engine: Engine, partition: int, job: str) -> Any:
-    """State of a job that a partition put away; None where there is none.
+def recalled(engine: Engine, partition: int, job: str) -> Saved:
+    """A job that a partition put away, as it was.
 
     Raises:
         ValueError: it cannot be read any more.
@@ -50,8 +55,6 @@ def state_of(engine: Engine, partition: int, job: str) -> Any:
     mine = (RestingJob.partition == partition, RestingJob.job == job)
     with read(engine) as connection:
         row = connection.execute(select(RestingJob.__table__).where(*mine)).one_or_none()
-    if row is None:
-        return None
-    if row.version != VERSION or checksum(row.data) != row.checksum:
-        raise ValueError(f"what was put away of job {job!r} is damaged, or of another version")
-    return unpack(row.data)
+    if row is None or row.version != VERSION or checksum(row.data) != row.checksum:
+        raise ValueError(f"what was put away of job {job!r} is gone, damaged, or of another version")
+    return Saved(job, Place(row.position, row.tick_number, row.control_position), unpack(row.data))

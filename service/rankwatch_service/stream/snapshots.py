@@ -14,8 +14,8 @@ from sqlalchemy import Engine, delete, insert, select, update
 
 from rankwatch_service.log.base import ALL_JOBS
 from rankwatch_service.store.engine import read, write_aside
-from rankwatch_service.store.models import Snapshot, SnapshotChunk
-from rankwatch_service.stream.commit import Place
+from rankwatch_service.store.models import Snapshot, SnapshotChunk, StreamPosition
+from rankwatch_service.stream.commit import FencedError, Place
 from rankwatch_service.stream.packing import checksum, pack, unpack
 
 VERSION: Final = "1"
@@ -37,10 +37,13 @@ class Saved:
     state: Any
 
 
-def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
+def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
     """Write a snapshot in short transactions; the older ones beyond `KEPT` leave.
 
     `place` must be committed already: a snapshot never lies ahead of what the database knows.
+
+    Raises:
+        FencedError: the partition has another owner than the one with this epoch.
     """
     data = pack(state)
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
@@ -60,6 +63,9 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         with write_aside(engine) as connection:
             connection.execute(insert(SnapshotChunk).values(snapshot_id=snapshot_id, number=number, data=part))
     with write_aside(engine) as connection:
+        owner = select(StreamPosition.epoch).where(StreamPosition.partition == partition)
+        if connection.scalar(owner) != epoch:
+            raise FencedError(f"partition {partition} was taken over by another process")
         marker = update(Snapshot).where(Snapshot.id == snapshot_id)
         connection.execute(marker.values(complete=True, checksum=checksum(data)))
         complete = connection.scalars(
@@ -73,14 +79,14 @@ def save(engine: Engine, partition: int, job: str, place: Place, state: Any, now
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
-def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list[Saved], list[str]]:
-    """The newest readable snapshot of each job, and the jobs that have snapshots but none that can be read.
+def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list[Saved], dict[str, Place]]:
+    """The newest readable snapshot of each job, and where the newest lies of those that have none that can be read.
 
     Args:
         engine: the store.
         partition: whose.
         begin: position of the oldest record that the log still has: what lies between a snapshot before it and `up_to`
-            cannot be replayed.
+            cannot be replayed. The partition's own settings come from the other log, and are read in any case.
         up_to: what is committed: a snapshot beyond it is of another life, and not used.
     """
     with read(engine) as connection:
@@ -92,11 +98,12 @@ def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list
         by_job: dict[str, list[Any]] = defaultdict(list)
         for row in connection.execute(query):
             by_job[row.job].append(row)
-    found, unreadable = [], []
+    found, unreadable = [], {}
     for job, rows in by_job.items():
-        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, begin, up_to)) is not None), None)
+        least = 0 if job == ALL_JOBS else begin
+        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, least, up_to)) is not None), None)
         if saved is None:
-            unreadable.append(job)
+            unreadable[job] = Place(rows[-1].position, rows[-1].tick_number, rows[-1].control_position)
         else:
             found.append(saved)
     return found, unreadable

@@ -1,7 +1,7 @@
 """How a stream begins where the log is not as it was left: forgotten, made anew, or with other partitions."""
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from rankwatch import wire
 from rankwatch.kafka_settings import partition_of
@@ -12,6 +12,7 @@ from rankwatch_service.log.base import ALL_JOBS, Entry, Record
 from rankwatch_service.log.control import ControlLog, trim
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream import partition
 from rankwatch_service.stream.job import REST_AFTER_S
 from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
 from rankwatch_service.stream.packing import pack
@@ -185,6 +186,72 @@ def test_a_start_after_a_log_was_made_anew_goes_on_in_the_new_one(world, rests):
     assert started.cold_jobs == []
     assert started.replayed_records <= 4
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
+
+
+def idle(world: World) -> Stream:
+    """A stream whose only job rests."""
+    stream = lived(world)
+    for _ in range(2):
+        world.clock.advance(REST_AFTER_S)
+        stream.step()
+    stream.save_due()
+    assert stream.partition.jobs == {}
+    return stream
+
+
+def test_an_idle_log_that_forgets_what_was_processed_long_ago_begins_nobody_cold(world, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    idle(world).close()
+    world.log.forget(world.log.end(0))
+    for _ in range(2):
+        again = world.stream()
+        assert again.start().cold_jobs == []
+        world.clock.advance(SNAPSHOT_S)
+        again.step()
+        again.save_due()
+        again.close()
+    world.log.put(world.batch(1, job="other", ranks=ranks(2)))
+    again.step()
+    assert world.column(select(models.DeadLetter.reason)) == []
+
+
+def test_who_begins_cold_does_so_once_and_leaves_room_for_others(world, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    stream = lived(world)
+    stream.close()
+    world.train(range(20, 22))
+    stream.step()
+    world.log.forget(world.log.end(0))
+    with write(world.engine) as connection:
+        connection.execute(update(models.Snapshot).values(version="0"))
+    again = world.stream()
+    assert "gpt" in again.start().cold_jobs
+    assert again.partition.jobs == {}
+    world.log.put(world.batch(1, job="other", ranks=ranks(2)))
+    again.step()
+    assert world.column(select(models.DeadLetter.reason)) == []
+    assert "gpt" not in world.stream().start().cold_jobs
+
+
+@pytest.mark.parametrize("how", ["made anew", "forgotten"])
+def test_what_people_had_set_outlives_the_log_of_telemetry(world, how):
+    world.tell(policy_record(Policy(hands_off=True)))
+    stream = lived(world)
+    for name in (ALL_JOBS, "gpt", ALL_JOBS, "gpt"):
+        stream.save(name)
+    with write(world.engine) as connection:
+        assert trim(connection, before=1, limit=10) == 1
+        connection.execute(update(models.StreamPosition).values(position_needed=15, control_needed=1))
+    world.train(range(20, 22))
+    stream.step()
+    if how == "made anew":
+        world.log = ForgetfulLog(world.clock)
+    else:
+        world.log.forget(world.log.end(0))
+    for _ in range(2):
+        again = world.stream()
+        again.start()
+        assert again.partition.desk.policy.hands_off
 
 
 def test_a_partition_that_is_new_begins_with_what_people_had_set(world):

@@ -221,8 +221,9 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
     again = service.stream()
     started = again.start()
     assert sorted(started.cold_jobs) == [ALL_JOBS, "gpt"]
-    assert [known.id for known in again.partition.jobs["gpt"].correlator.open] == [incident]
     service.send(attempt="l.1", ranks=ranks(2))
+    again.step()
+    assert [known.id for known in again.partition.jobs["gpt"].correlator.open] == [incident]
     for step in (5, 6, 7):
         service.send(attempt="l.1", steps=table([step] * 2, [0, 1], loss=[2.0] * 2))
     again.step()

@@ -51,6 +51,10 @@ def rested(service):
     return stream
 
 
+def open_numbers(stream):
+    return [incident.number for incident in stream.partition.jobs["gpt"].correlator.open]
+
+
 def numbers(service):
     return service.column(select(models.Incident.number).order_by(models.Incident.number))
 
@@ -166,7 +170,10 @@ def test_only_jobs_that_do_not_rest_count_against_the_limit(service, monkeypatch
     ]
 
 
-@pytest.mark.parametrize("change", [{"data": b"\x00"}, {"version": "0"}])
+UNREADABLE = pytest.mark.parametrize("change", [{"data": b"\x00"}, {"version": "0"}], ids=["damaged", "other version"])
+
+
+@UNREADABLE
 def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, change):
     stream = rested(service)
     with write(service.engine) as connection:
@@ -174,7 +181,53 @@ def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, chang
     launch_ill(service)
     stream.step()
     assert numbers(service) == [1, 2]
-    assert len(stream.partition.jobs["gpt"].correlator.open) == 2
+    assert open_numbers(stream) == [1, 2]
+    assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [1, 2]
+
+
+@UNREADABLE
+def test_nor_does_one_that_a_replay_comes_upon(service, change):
+    stream = rested(service)
+    with write(service.engine) as connection:
+        connection.execute(update(models.RestingJob).values(change))
+    launch_ill(service)
+    stream.step()
+    second = service.column(select(models.Incident.id).where(models.Incident.number == 2))[0]
+    service.tell("gpt", Judgement(second, "resolved", "ann"))
+    service.clock.advance(1.0)
+    stream.step()
+    again = service.started()
+    service.send(attempt="m.0", steps=table([4] * 2, [0, 1], loss=[2.0] * 2))
+    again.step()
+    assert open_numbers(again) == open_numbers(stream) == [1]
+
+
+def test_who_came_back_is_replayed_though_all_others_were_saved_since(service):
+    stream = rested(service)
+    service.clock.advance(2 * loop.SNAPSHOT_S)
+    launch_ill(service)
+    stream.step()
+    assert stream.save_due(), "the partition's own snapshot was due"
+    again = service.started()
+    service.send(attempt="m.1", ranks=ranks(2))
+    ill(service, attempt="m.1", step=5)
+    again.step()
+    assert numbers(service) == [1, 2, 3]
+
+
+def test_a_replay_accepts_whom_the_stream_had_accepted_and_no_other(service, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    stream = service.started()
+    service.train(*range(3))
+    service.train(*range(3), job="late")
+    stream.step()
+    assert len(service.column(select(models.DeadLetter.reason))) == 3
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        stream.step()
+    stream._put_away(["gpt"])
+    again = service.started()
+    assert again.partition.jobs == {}
 
 
 def test_an_owner_that_was_replaced_puts_nobody_away(service):
@@ -188,8 +241,11 @@ def test_an_owner_that_was_replaced_puts_nobody_away(service):
     kept = service.column(select(func.count(models.Snapshot.id)))
     with pytest.raises(FencedError):
         old.save_due()
+    with pytest.raises(FencedError):
+        old.save("gpt")
     assert service.column(select(models.RestingJob.job)) == []
-    assert service.column(select(func.count(models.Snapshot.id))) == kept
+    whole = select(func.count(models.Snapshot.id)).where(models.Snapshot.complete)
+    assert service.column(whole) == kept
 
 
 def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(service, monkeypatch):
@@ -200,7 +256,7 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
         raise OSError("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rankwatch_service.stream.resting.state_of", broken)
+        patch.setattr("rankwatch_service.stream.resting.recalled", broken)
         with pytest.raises(OSError, match="gone"):
             stream.step()
     again = service.started()
