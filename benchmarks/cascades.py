@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from overheard import roster_of
+from overheard import roster_of, told
 
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
@@ -289,7 +289,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
     for observation in job.observations():
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
         now_s = observation.time_s if isinstance(observation, Frame) else now_s
-        for news in judge.observe(observation, roster)[0]:
+        for news in told(judge, observation, roster):
             incident = news.incident
             incidents.setdefault(incident.id, incident)
             incident.transitions += 1

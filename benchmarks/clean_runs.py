@@ -78,7 +78,7 @@ def heard(part: Part) -> Counter[str]:
 
 
 def parts(ranks: int, weeks: float, step_s: float, budget: float | None = None) -> list[Part]:
-    """So many job-weeks, rounded up to whole parts."""
+    """So many job-weeks, rounded to whole parts."""
     count = max(1, round(weeks * WEEK_S / step_s / PART_STEPS))
     return [Part(ranks, PART_STEPS, seed, step_s, budget) for seed in range(count)]
 

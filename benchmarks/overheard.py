@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.stream.correlator import Told
 from rankwatch_service.stream.judge import Judge
 from rankwatch_service.stream.roster import Roster
 
@@ -28,6 +29,14 @@ class Overheard:
 def overheard(findings: list[Finding]) -> Judge:
     """A judge with all detectors at their defaults; what they open or update is put into `findings`."""
     return Judge("benchmark", lambda: [Overheard(detector, findings) for detector in detectors()])
+
+
+def told(judge: Judge, observation: Observation, roster: Roster) -> list[Told]:
+    """What becomes of an observation. A detector that fails would find nothing wrong: it ends the benchmark."""
+    news, failures = judge.observe(observation, roster)
+    if failures:
+        raise RuntimeError(f"a detector failed: {failures}")
+    return news
 
 
 def roster_of(topology: Topology) -> Roster:

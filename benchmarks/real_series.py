@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overheard import overheard
+from overheard import overheard, told
 
-from rankwatch_detectors.base import Finding, Kind
+from rankwatch_detectors.base import Finding, Kind, Observation
 from rankwatch_service.replay.player import Player
-from rankwatch_service.replay.rows import RowReader
+from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.stream.incidents import Moment
 
@@ -68,15 +68,20 @@ def listen(path: Path, mapping: dict[str, str]) -> Heard:
     heard = Heard([], [], 0)
     player = Player()
     judge = overheard(heard.findings)
-    for rows in RowReader(open_source(path), mapping).rows():
-        heard.points += len(rows.records.step)
-        for observation in player.play(rows):
-            for told in judge.observe(observation, player.roster)[0]:
-                if told.what is Moment.OPENED:
-                    incident = told.incident
-                    step = -1 if incident.detected_step is None else incident.detected_step
-                    heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
+    for observation in _played(player, RowReader(open_source(path), mapping).rows(), heard):
+        for news in told(judge, observation, player.roster):
+            if news.what is Moment.OPENED:
+                incident = news.incident
+                step = -1 if incident.detected_step is None else incident.detected_step
+                heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
     return heard
+
+
+def _played(player: Player, parts: Iterable[Rows], heard: Heard) -> Iterator[Observation]:
+    for rows in parts:
+        heard.points += len(rows.records.step)
+        yield from player.play(rows)
+    yield from player.end()
 
 
 def events_of(labels: dict[str, Any]) -> list[Event]:

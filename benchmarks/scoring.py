@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Final
 
-from overheard import overheard, roster_of
+from overheard import overheard, roster_of, told
 from suite import Case, bound
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
@@ -59,10 +59,10 @@ class Score:
     def add(self, case: Case, seed: int) -> None:
         """Judge the job of one seed."""
         job = case.job(seed)
-        findings, incidents, told = judged(job)
+        findings, incidents, messages = judged(job)
         self.roots += len(job.labels)
         self.incidents += len(incidents)
-        self.told += told
+        self.told += messages
         for label in job.labels:
             self._look_for(label, findings, case.cause)
         if case.ratio:
@@ -87,8 +87,9 @@ class Score:
     def _weigh(self, finding: Finding, job: Job) -> None:
         if finding.change is not Change.OPEN:
             return
-        kinds = {label.kind for label in job.labels}
-        culprits = {rank for label in job.labels for rank in label.ranks}
+        begun = [label for label in job.labels if _since(finding, label)]
+        kinds = {label.kind for label in begun}
+        culprits = {rank for label in begun for rank in label.ranks}
         answered = OF_LOSS if kinds & OF_LOSS else set()
         if finding.kind in kinds | answered and set(finding.ranks) <= culprits:
             self.right_opens += 1
@@ -116,12 +117,12 @@ def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     findings: list[Finding] = []
     judge, roster = overheard(findings), roster_of(job.topology())
     incidents: dict[str, Incident] = {}
-    told = 0
+    messages = 0
     for observation in job.observations():
-        for news in judge.observe(observation, roster)[0]:
+        for news in told(judge, observation, roster):
             incidents[news.incident.id] = news.incident
-            told += news.what in (Moment.OPENED, Moment.UPDATED)
-    return findings, list(incidents.values()), told
+            messages += news.what in (Moment.OPENED, Moment.UPDATED)
+    return findings, list(incidents.values()), messages
 
 
 def delay(finding: Finding, label: Label) -> float:

@@ -65,7 +65,9 @@ class HangConfig:
     readings_min: int = 4
     """Readings before the usual step counts as known."""
     unknown_s: float = 60.0
-    """Deadline while the usual step is unknown."""
+    """Deadline while the usual step is unknown ..."""
+    unknown_max_s: float = 240.0
+    """... but where the first ones take longer: then it is twice the longest of them, and this at most."""
     first_step_s: float = 1800.0
     """Start, compilation, first collectives of large jobs take a quarter of an hour and more; after one attempt its
     own time decides."""
@@ -241,7 +243,8 @@ class HangDetector(DispatchingDetector):
     def _usual_deadline(self, *, log: bool) -> float:
         config = self._config
         if len(self._readings) < config.readings_min:
-            return config.unknown_s
+            seen = [self._longest.get(self._first_step()[0], 0.0), *(reading[0] for reading in self._readings)]
+            return max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
         # The lower of two neighbours: one odd step among a hundred decides nothing.
         took_s = sorted(reading[0] for reading in self._readings)
         last = len(took_s) - 1

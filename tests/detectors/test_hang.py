@@ -233,3 +233,10 @@ def test_slow_first_steps_after_a_restart_are_no_hang_and_a_hang_among_them_is()
     for _ in range(5):
         assert job.train(1, steps_per_s=1) + job.stand(59) == []
     assert len(job.stand(100)) == 1
+
+
+def test_first_steps_of_more_than_a_minute_are_no_hang_and_a_hang_among_them_is() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 4)
+    for _ in range(3):
+        assert job.train(1, steps_per_s=1) + job.stand(69) == []
+    assert len(job.stand(100)) == 1
