@@ -66,7 +66,7 @@ class _Player:
         self.state = ["running"] * ranks
         self.poisoned = False
         # Faults are tied to an attempt: what has been played does not come again when its step is repeated.
-        self.nonfinites, self.flips = dict(job.nonfinites), dict(job.flips)
+        self.nonfinites, self.flips = dict(job.nonfinites), list(job.flips)
         self.stalls, self.silences = list(job.stalls), list(job.silences)
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
@@ -216,8 +216,8 @@ class _Player:
         if self.job.fingerprint_every and self.step % self.job.fingerprint_every == 0:
             shard = self.topology.peer_group
             prints = (self.step + 1) * np.int64(1_000_003) + shard * np.int64(7_919)
-            for rank, at_step in self.flips.items():
-                prints[rank] ^= np.int64(1 << 17) if self.step >= at_step else np.int64(0)
+            for rank in {rank for rank, at_step in self.flips if self.step >= at_step}:
+                prints[rank] ^= np.int64(1 << 17)
             exact["fingerprint"] = prints
         return exact
 
@@ -262,7 +262,7 @@ class _Player:
             self.rollbacks += 1
         self.state = ["running"] * self.job.world_size
         self.poisoned = False
-        self.flips.clear()
+        self.flips = [(rank, at_step) for rank, at_step in self.flips if at_step > restart.at_step]
         self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > restart.at_step}
         self.silences = [silence for silence in self.silences if silence[1] > restart.at_step]
         self.step = self.first_step = restart.to_step

@@ -50,7 +50,8 @@ class Job:
     restarts: list[Restart] = field(default_factory=list)
     losses: list[LossShape] = field(default_factory=list)
     nonfinites: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
-    flips: dict[int, int] = field(default_factory=dict)
+    flips: list[tuple[int, int]] = field(default_factory=list)
+    """Rank and step."""
     gradients: list[Slow] = field(default_factory=list)
     silences: list[tuple[str, int, int]] = field(default_factory=list)
     missing: list[tuple[int, int, int]] = field(default_factory=list)
@@ -142,7 +143,7 @@ class Job:
 
     def flip(self, rank: int, at_step: int) -> Job:
         """Flip a bit in one replica's parameters: its fingerprints differ from then on."""
-        self.flips[rank] = at_step
+        self.flips.append((rank, at_step))
         self.labels.append(Label(Kind.CORRUPTION, (rank,), at_step))
         return self
 

@@ -59,6 +59,16 @@ def test_a_flipped_bit_shows_in_one_replica_from_its_step_on() -> None:
             assert (np.unique(values).size == 2) == (frame.step >= 25)
 
 
+def test_a_bit_flips_though_the_job_was_rolled_back_before_and_so_does_a_second_one_of_its_rank() -> None:
+    job = Job(8, 60, 7).flip(2, 15).restart(20, 10, relaunch=False).flip(2, 45)
+    differing = [
+        (frame.attempt, frame.step)
+        for frame in frames(job)
+        if "fingerprint" in frame.exact and np.unique(frame.exact["fingerprint"]).size == 2
+    ]
+    assert differing == [("launch0.0", 20), ("launch0.1", 50)]
+
+
 def test_nan_is_in_one_rank_first_and_then_in_every_loss() -> None:
     rows = {frame.step: frame for frame in frames(Job(4, 30, 8).nonfinite(1, 20))}
     assert rows[20].exact["nonfinite"].tolist() == [0, 7, 0, 0]
