@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +19,18 @@ if TYPE_CHECKING:
     from rankwatch_service.simulate.live import Line, Sent
     from rankwatch_service.simulate.scenario import Job
 
+STEP_S_MAX: Final = 3_600.0
 RANKS_MIN: Final = 8
 RANKS_MAX: Final = 100_000
 TELL_EVERY_S: Final = 5.0
+
+
+def _no_nan(value: float) -> float:
+    """Refuses what lies within all bounds, since it compares with none."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is no number")
+    return value
+
 
 FILE: Final = "To a file"
 LIVE: Final = "Into a service"
@@ -41,8 +51,16 @@ MIX = Annotated[int, typer.Option("--mix", min=0, rich_help_panel=HAPPENS, help=
 RANKS = Annotated[int, typer.Option("--ranks", min=RANKS_MIN, max=RANKS_MAX, rich_help_panel=JOB, help="World size.")]
 STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Steps to train.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, rich_help_panel=JOB, help="The same seed gives the same job.")]
-STEP_S = Annotated[float, typer.Option("--step-s", min=0.001, rich_help_panel=JOB, help="Seconds of a step.")]
-NOISE = Annotated[float, typer.Option("--noise", min=0, max=1, rich_help_panel=JOB, help="Of a rank's step time.")]
+STEP_S = Annotated[
+    float,
+    typer.Option(
+        "--step-s", min=0.001, max=STEP_S_MAX, callback=_no_nan, rich_help_panel=JOB, help="Seconds of a step."
+    ),
+]
+NOISE = Annotated[
+    float,
+    typer.Option("--noise", min=0, max=1, callback=_no_nan, rich_help_panel=JOB, help="Of a rank's step time."),
+]
 TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
 PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB)]
@@ -55,7 +73,14 @@ KAFKA = Annotated[
 ]
 AS_LIVE = Annotated[bool, typer.Option("--live", rich_help_panel=LIVE, help="Send it to the service as it happens.")]
 SPEED = Annotated[
-    float, typer.Option("--speed", min=0, rich_help_panel=LIVE, help="1: real time; 10: ten times; 0: at once.")
+    float,
+    typer.Option(
+        "--speed",
+        min=0,
+        callback=_no_nan,
+        rich_help_panel=LIVE,
+        help="1: real time; 10: ten times; 0: at once.",
+    ),
 ]
 
 
@@ -181,6 +206,10 @@ def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Ca
         raise CliError(Status.USAGE, str(error)) from error
     if settings is None:
         endpoint = find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME)
+        try:
+            HttpLine(endpoint.url, endpoint.token).close()
+        except ValueError as error:
+            raise CliError(Status.USAGE, str(error)) from error
         yield lambda: HttpLine(endpoint.url, endpoint.token)
         return
     from rankwatch_service.simulate.kafka_line import kafka_lines

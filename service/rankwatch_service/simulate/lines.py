@@ -18,6 +18,19 @@ class HttpLine:
     """`POST /api/v1/telemetry`, over one connection that is kept."""
 
     def __init__(self, url: str, token: str) -> None:
+        """Connect with the first batch.
+
+        Raises:
+            ValueError: no batch can be sent to this URL, or with this token.
+        """
+        try:
+            address = httpx2.URL(url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"{url!r} is no URL of a service: {error}") from error
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ValueError(f"{url!r} is no URL of a service: it has the form http://HOST:PORT")
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("the token is none: it has characters that are not printable ASCII")
         headers = {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
 

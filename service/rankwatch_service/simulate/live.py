@@ -194,6 +194,8 @@ class _Sender(threading.Thread):
                     return
         except (RefusedError, NotYetError) as error:
             self._sent.failure = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the job waits for a thread that is gone otherwise
+            self._sent.failure = f"{type(error).__name__}: {error}"
         finally:
             if line is not None:
                 line.close()

@@ -92,6 +92,15 @@ def test_a_refused_batch_ends_the_job_with_the_reason() -> None:
     assert sent.batches == 0
 
 
+def test_a_line_that_breaks_in_an_unforeseen_way_ends_the_job_with_the_reason() -> None:
+    class Broken(Desk):
+        def send(self, job: str, bodies: Sequence[bytes]) -> None:
+            raise UnicodeError("what is this")
+
+    sent = send_job(Job(64, 10_000, 1), "gpt", Broken, AT_ONCE)
+    assert sent.failure == "UnicodeError: what is this"
+
+
 def test_a_service_that_stays_away_is_given_up() -> None:
     class Patient(SystemClock):
         now_s = 0.0

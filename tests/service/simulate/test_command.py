@@ -1,0 +1,41 @@
+"""`rankwatch simulate` as a command: what cannot be meant is wrong usage, before anything is made or sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankwatch_service.cli.app import app
+from rankwatch_service.cli.errors import CliError, Status
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["simulate", "--ranks", "8", "--steps", "20", *words])
+    if isinstance(result.exception, CliError):
+        return int(result.exception.status), str(result.exception)
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize("url", ["http://[::1", ":::", "localhost:8770", "ftp://host", "http://"])
+def test_a_url_that_is_none_is_wrong_usage(url: str) -> None:
+    status, told = run("--live", "--speed", "0", "--url", url)
+    assert status == Status.USAGE
+    assert "is no URL of a service" in told
+
+
+@pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines"])
+def test_a_token_that_no_header_can_carry_is_wrong_usage(token: str) -> None:
+    status, told = run("--live", "--speed", "0", "--url", "http://127.0.0.1:9", "--token", token)
+    assert (status, "the token" in told) == (Status.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--step-s", "inf"), ("--step-s", "nan"), ("--step-s", "1e9"), ("--noise", "nan"), ("--speed", "nan")],
+)
+def test_a_number_with_which_the_job_would_never_end_is_wrong_usage(tmp_path: Path, words: tuple[str, str]) -> None:
+    status, _ = run("-o", str(tmp_path / "job.csv"), *words)
+    assert status == Status.USAGE
+    assert list(tmp_path.iterdir()) == []
