@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -65,27 +66,59 @@ def integers(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | Non
     return values.astype(np.int64), present
 
 
+def counts(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | None]:
+    """Whole numbers from 0 to `highest`; "true" and "false" are 1 and 0.
+
+    Raises:
+        ReplayError: a field is something else.
+    """
+    if _is_text(column) and not pa.types.is_null(column.type):
+        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for word, number in (("true", "1"), ("false", "0")):
+            plain = pc.if_else(pc.match_substring_regex(plain, rf"^\s*{word}\s*$", ignore_case=True), number, plain)
+        column = plain
+    return integers(column, place, highest)
+
+
 def bits(column: Any, place: Place) -> tuple[Ints, Bools | None]:
-    """Fingerprints: 64-bit integers as they are, of any text the first 64 bits of its hash."""
+    """Fingerprints: 64-bit integers as they are, of any text the first 64 bits of its hash.
+
+    Raises:
+        ReplayError: they are of another type.
+    """
     present = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
     if _is_text(column):
         coded = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column
-        hashes = [_hashed(text) for text in coded.dictionary.to_pylist()]
+        hashes = [_hashed(text) for text in _decoded(coded.dictionary, place)]
         codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(hashes or [0], dtype=np.int64)[codes], present
-    if not is_number(column):
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise place.error(f"of type {column.type}, neither whole numbers nor texts")
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
     return values.astype(np.float64).view(np.int64) if values.dtype.kind == "f" else values.astype(np.int64), present
 
 
-def texts(column: Any) -> tuple[list[str], Ints]:
-    """The distinct texts of a column, and which of them each row has; an empty field is ""."""
-    as_text = column if _is_text(column) else pc.cast(column, pa.string())
+def texts(column: Any, place: Place) -> tuple[list[str], Ints]:
+    """The distinct texts of a column, and which of them each row has; an empty field is "".
+
+    Raises:
+        ReplayError: they are of a type that has no text.
+    """
+    try:
+        as_text = column if _is_text(column) else pc.cast(column, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise place.error(f"of type {column.type}, not texts") from error
     coded = as_text if pa.types.is_dictionary(as_text.type) else as_text.dictionary_encode()
-    known = [str(text) for text in coded.dictionary.to_pylist()]
+    known = _decoded(coded.dictionary, place)
     codes = coded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
     return [*known, ""], np.asarray(codes, dtype=np.int64)
+
+
+def _decoded(known: Any, place: Place) -> list[str]:
+    try:
+        return [str(text) for text in known.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise place.error("is no UTF-8") from error
 
 
 def _is_text(column: Any) -> bool:
@@ -96,11 +129,13 @@ def _is_text(column: Any) -> bool:
 def _cast(column: Any, place: Place) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    try:
+    with suppress(pa.ArrowInvalid):
         return pc.cast(column, pa.float64(), safe=False)
-    except pa.ArrowInvalid:
+    try:
         trimmed = pc.utf8_trim_whitespace(column)
-        trimmed = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+    except pa.ArrowInvalid as error:
+        raise place.error("is no UTF-8") from error
+    trimmed = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
     try:
         return pc.cast(trimmed, pa.float64())
     except pa.ArrowInvalid:

@@ -9,13 +9,16 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
-from rankwatch_service.replay.cells import Place, bits, integers, is_number, numbers, texts
+from rankwatch_service.replay.cells import Place, bits, counts, integers, is_number, numbers, texts
 from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
 from rankwatch_service.stream.columns import EXACT, Exact, Records
 from rankwatch_service.stream.decode import STEP_MAX, WORLD_SIZE_MAX
 
 TIME_S_MAX: Final = 1e11
 """A time beyond it is one in milliseconds or less: since 1970 there were fewer than 2e9 seconds."""
+
+COUNT_MAX: Final = 2**53 - 1
+"""Of values that are not finite, or of parameters: up to it floats hold whole numbers as they are."""
 
 _KINDS: Final = tuple(str(kind) for kind in StepKind)
 
@@ -115,12 +118,12 @@ class RowReader:
 
     def _rows(self, batch: Any, done: int) -> Rows:
         columns = {self.ours[name]: batch.column(name) for name in batch.schema.names if name in self.ours}
-        step, here = integers(columns["step"], self._place("step"), STEP_MAX)
+        step, here = integers(columns["step"], self._place("step"), STEP_MAX - 1)
         if here is not None:
             raise self._place("step").error("is empty", int(np.argmin(here)))
         zeros = np.zeros(len(step), dtype=np.int64)
         rank = self._whole(columns, "rank", WORLD_SIZE_MAX - 1)
-        exact = {name: Exact(*bits(columns[name], self._place(name))) for name in EXACT if name in columns}
+        exact = {name: self._exact(columns[name], name) for name in EXACT if name in columns}
         names, values, present = self._metrics(columns)
         kind = self._kinds(columns["kind"]) if "kind" in columns else zeros.astype(np.uint8)
         records = Records(step, zeros if rank is None else rank, kind, names, values, present, exact)
@@ -129,12 +132,16 @@ class RowReader:
             path=self.path,
             first_row=self._row,
             time_s=self._times(columns),
-            attempts=runs(*texts(columns["attempt"])) if "attempt" in columns else [("", 0)],
+            attempts=runs(*texts(columns["attempt"], self._place("attempt"))) if "attempt" in columns else [("", 0)],
             records=records,
             places={name: column for name, column in places.items() if column is not None},
-            hosts=texts(columns["host"]) if "host" in columns else None,
+            hosts=texts(columns["host"], self._place("host")) if "host" in columns else None,
             done=done,
         )
+
+    def _exact(self, column: Any, name: str) -> Exact:
+        place = self._place(name)
+        return Exact(*(bits(column, place) if name == "fingerprint" else counts(column, place, COUNT_MAX)))
 
     def _place(self, column: str) -> Place:
         theirs = next((name for name, ours in self.ours.items() if ours == column), column)
@@ -160,7 +167,7 @@ class RowReader:
         return np.where(usable, values, np.nan)
 
     def _kinds(self, column: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        known, codes = texts(column)
+        known, codes = texts(column, self._place("kind"))
         numbers_of = [_KINDS.index(text or "train") if (text or "train") in _KINDS else 255 for text in known]
         kinds = np.asarray(numbers_of, dtype=np.uint8)[codes]
         if (kinds == 255).any():

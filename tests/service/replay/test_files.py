@@ -61,6 +61,9 @@ def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:
         ("", "the file is empty"),
         ("\n\n", "the file is empty"),
         ("step,loss\n1,2\nnan,2\n", "row 2, column step: nan is not a whole number"),
+        ("step,nonfinite\n1,0\n2,soon\n", "row 2, column nonfinite: 'soon' is not a number"),
+        ("step,nonfinite\n1,0\n2,0.5\n", "row 2, column nonfinite: 0.5 is not a whole number"),
+        (f"step,loss\n1,2\n{2**53},2\n", "row 2, column step: 9.0072e+15 is not a whole number"),
         ("step,rank,loss\n1,131072,2\n", "row 1, column rank: 131072 is not a whole number from 0 to 131071"),
         ("step;loss\n1;2,5\n", "fields are separated by semicolons"),
         ("step\tloss\n1\t2\n", "fields are separated by tabs"),
@@ -201,6 +204,63 @@ def test_a_parquet_file_of_which_a_part_is_missing_or_another_type_is_refused(tm
     parquet.write_table(pa.table({"step": [[1]] * 4}), path)
     with pytest.raises(ReplayError, match="column step: of type list"):
         replayed(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"),
+    [
+        ("host", pa.array([["a"]] * 4)),
+        ("host", pa.array([b"\xff"] * 4)),
+        ("attempt", pa.array([["a"]] * 4)),
+        ("kind", pa.array([{"a": 1}] * 4)),
+        ("fingerprint", pa.array([True, None, False, True])),
+        ("fingerprint", pa.array([Decimal("1.5")] * 4)),
+        ("fingerprint", pa.array([[1]] * 4)),
+        ("nonfinite", pa.array([[1]] * 4)),
+        ("nonfinite", pa.array([b"\xff"] * 4)),
+    ],
+)
+def test_a_parquet_column_of_a_type_that_it_cannot_have_is_named(tmp_path: Path, column: str, cells: pa.Array) -> None:
+    path = tmp_path / "job.parquet"
+    parquet.write_table(pa.table({"step": range(4), column: cells}), path)
+    with pytest.raises(ReplayError, match=rf"column {column}: of type "):
+        replayed(path)
+
+
+def test_a_text_of_a_parquet_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    wrong = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.int32([0, 1])), pa.py_buffer(b"\xff")])
+    for column in ("host", "fingerprint", "loss", "nonfinite"):
+        parquet.write_table(pa.table({"step": [0], column: wrong}), tmp_path / "job.parquet")
+        with pytest.raises(ReplayError, match=f"column {column}: is no UTF-8"):
+            replayed(tmp_path / "job.parquet")
+
+
+@pytest.mark.parametrize("name", ["nonfinite", "nonfinite_first"])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pa.array(["0", "", "7"]),
+        pa.array(["0.0", None, "7.0"]),
+        pa.array([0.0, None, 7.0]),
+        pa.array([0, None, 7], pa.uint8()),
+        pa.array(["0", None, " 7"]).dictionary_encode(),
+    ],
+)
+def test_counts_are_read_as_the_numbers_that_they_are(tmp_path: Path, name: str, cells: pa.Array) -> None:
+    path = tmp_path / "job.parquet"
+    parquet.write_table(pa.table({"step": range(3), name: cells}), path)
+    (rows,) = RowReader(open_source(path), {}).rows()
+    exact = rows.records.exact[name]
+    assert exact.present is not None
+    assert (exact.values.tolist(), exact.present.tolist()) == ([0, 0, 7], [True, False, True])
+
+
+@pytest.mark.parametrize("cells", [pa.array(["False", None, "True"]), pa.array([False, None, True])])
+def test_whether_a_gradient_is_not_finite_is_a_count_of_one(tmp_path: Path, cells: pa.Array) -> None:
+    path = tmp_path / "job.parquet"
+    parquet.write_table(pa.table({"step": range(3), "nonfinite": cells}), path)
+    (rows,) = RowReader(open_source(path), {}).rows()
+    assert rows.records.exact["nonfinite"].values.tolist() == [0, 0, 1]
 
 
 def test_a_parquet_file_in_which_bits_are_wrong_is_no_telemetry(tmp_path: Path) -> None:
