@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ def _changed(config: Any, changes: Mapping[str, Any], prefix: str) -> Any:
             values[name] = msgspec.convert(value, types[name])
         except msgspec.ValidationError as error:
             raise ValueError(f"{prefix}{name}: {error}") from error
+        if name == "budget" and not 0 < values[name] < math.inf:
+            raise ValueError(f"{prefix}{name}: {value} is no finite number above 0")
     return dataclasses.replace(config, **values)
 
 
@@ -73,6 +76,8 @@ def _pairs(text: str) -> dict[str, Any]:
         table = changes
         for part in path:
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ValueError(f"{name.strip()}: {part} has a value already")  # noqa: TRY004 - a value of the user's
         try:
             table[last] = json.loads(value)
         except ValueError:

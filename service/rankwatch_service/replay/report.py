@@ -86,6 +86,7 @@ def summary(outcome: Outcome, seconds: float) -> dict[str, Any]:
         "columns_left_out": outcome.left_out_columns,
         "left_out": dict(sorted(outcome.left_out.items())),
         "not_looked_for": [kind for kind, _ in missing(outcome)],
+        "failures": outcome.failures,
         "error": None if outcome.broken is None else str(outcome.broken),
     }
 

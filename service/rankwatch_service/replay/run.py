@@ -25,8 +25,6 @@ class Outcome:
 
     incidents: list[list[Incident]]
     """For each configuration, in the order in which they opened."""
-    told: list[int]
-    """For each configuration how often a receiver would have been told: opened, updated and resolved."""
     rows: int = 0
     frames: int = 0
     ranks: int = 0
@@ -69,7 +67,7 @@ def replay(
     """
     readers = [RowReader(source, mapping) for source in sources]
     judges = [Judge(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
-    outcome = Outcome([[] for _ in configs], [0 for _ in configs])
+    outcome = Outcome([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known
     player = Player()
@@ -80,7 +78,6 @@ def replay(
             for news in told:
                 if news.what is Moment.OPENED:
                     outcome.incidents[index].append(news.incident)
-                outcome.told[index] += news.what in (Moment.OPENED, Moment.UPDATED, Moment.RESOLVED)
     outcome.rows = player.rows
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
     outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}

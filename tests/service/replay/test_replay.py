@@ -10,8 +10,9 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from typer.testing import CliRunner
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Finding, Kind, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_detectors.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
@@ -124,6 +125,11 @@ def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path
         ("straggler.budget=low", "straggler.budget: Expected `float`"),
         ("straggler", "is neither a .toml or .json file nor DETECTOR.SETTING=VALUE"),
         ("missing.toml", "missing.toml"),
+        ("straggler=1,straggler.budget=2", "straggler.budget: straggler has a value already"),
+        ("straggler.budget=-1", "straggler.budget: -1 is no finite number above 0"),
+        ("slowdown.budget=0", "slowdown.budget: 0 is no finite number above 0"),
+        ("stage.budget=NaN", "stage.budget: nan is no finite number above 0"),
+        ("straggler.budget=Infinity", "straggler.budget: inf is no finite number above 0"),
     ],
 )
 def test_settings_that_are_none_are_said(text: str, said: str) -> None:
@@ -187,6 +193,16 @@ def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) ->
     assert (code, told["onset_step"]) == (1, 70)
     assert "row 101, column loss" in last["summary"]["error"]
     assert "straggler" in last["summary"]["not_looked_for"]
+
+
+def test_a_detector_that_fails_is_told_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: LocalNormDetector, observation: Observation) -> list[Finding]:
+        raise ArithmeticError("no such norm")
+
+    monkeypatch.setattr(LocalNormDetector, "observe", fail)
+    path = series(tmp_path, [f"{step},{step},2,train" for step in range(5)])
+    _, out, _ = run(str(path), "--json")
+    assert "ArithmeticError: no such norm" in json.loads(out.splitlines()[-1])["summary"]["failures"][0]
 
 
 def test_every_kind_that_a_file_can_tell_of_has_a_first_thing_to_do_and_a_page() -> None:
