@@ -54,17 +54,22 @@ class LoadModel(Stateful):
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
         self._replicas = PeerGroups()
-        self.regroup(np.zeros(0, dtype=np.int64))
+        self._begin()
 
     def regroup(self, replica: Ints) -> None:
-        """Take up the data-parallel replica of each rank and forget what was learned."""
+        """Take up the data-parallel replica of each rank; what was learned holds for as long as these are the same."""
+        before = self._replicas.number
         self._replicas.regroup(replica)
+        if not np.array_equal(before, self._replicas.number):
+            self._begin()
+
+    def _begin(self) -> None:
         # A job of one replica has nothing in common but its whole self, and replicas of one or two ranks cannot
         # tell a common load from a slow rank.
         self._usable_replicas = self._replicas.count >= GROUP_MIN and bool(self._replicas.proper.all())
         self._products: Floats = np.zeros((2, 2))
         self._targets: Floats = np.zeros(2)
-        self._before: Floats = np.zeros(replica.size)
+        self._before: Floats = np.zeros(self._replicas.number.size)
         self._between = 0.0
         self._within = 0.0
         self._rows = 0
