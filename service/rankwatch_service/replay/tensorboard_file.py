@@ -20,6 +20,10 @@ COLUMNS_MAX: Final = 1_000
 """Tags read, the first ones: a page of TensorBoard with more of them is a histogram gone wrong."""
 
 
+OWN: Final = ("time_s", "step", "attempt")
+"""What each row has beside its scalars; a tag of such a name becomes the column tag/NAME."""
+
+
 class TensorBoardFile:
     """One event file. Each is a launch of its own, and a step that goes back begins a new attempt of it."""
 
@@ -39,8 +43,8 @@ class TensorBoardFile:
                 tags |= dict.fromkeys(scalars)
         if not tags:
             raise ReplayError(self.path, "an event file without scalars")
-        self._tags = list(tags)[:COLUMNS_MAX]
-        self.names = ["time_s", "step", "attempt", *self._tags]
+        self._columns = {tag: f"tag/{tag}" if tag in OWN else tag for tag in list(tags)[:COLUMNS_MAX]}
+        self.names = [*OWN, *self._columns.values()]
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Record batches in the order of writing, each with the events that are read by then."""
@@ -57,7 +61,10 @@ class TensorBoardFile:
         pending: dict[int, dict[str, Any]] = {}
         attempt, done, newest = 0, 0, -1
         for done, (time_s, step, scalars) in enumerate(_events(self.path), 1):
-            if step < newest - OPEN_STEPS:
+            columns = {self._columns[tag]: value for tag, value in scalars.items() if tag in self._columns}
+            # In the newest step itself a tag may be written twice.
+            again = step < newest and not columns.keys().isdisjoint(pending.get(step, ()))
+            if again or step < newest - OPEN_STEPS:
                 yield from ((row, done) for row in _drained(pending, 0))
                 attempt, newest = attempt + 1, -1
             if step not in pending and step < newest:
@@ -65,14 +72,14 @@ class TensorBoardFile:
                 continue
             newest = max(newest, step)
             row = pending.setdefault(step, {"time_s": time_s, "step": step, "attempt": f"{self._launch}.{attempt}"})
-            row |= scalars
+            row |= columns
             yield from ((row, done) for row in _drained(pending, OPEN_STEPS))
         yield from ((row, done) for row in _drained(pending, 0))
 
     def _batch(self, rows: list[dict[str, Any]]) -> Any:
         schema = pa.schema(
             [("time_s", pa.float64()), ("step", pa.int64()), ("attempt", pa.string())]
-            + [(tag, pa.float64()) for tag in self._tags]
+            + [(name, pa.float64()) for name in self._columns.values()]
         )
         return pa.RecordBatch.from_pylist(rows, schema=schema)
 
