@@ -42,7 +42,8 @@ def replay(
 ) -> None:
     """Run the detectors over recorded telemetry, offline: what would have been told, and when.
 
-    Files have one row for each rank and step, or for each step of a job.
+    Files have one row for each rank and step, or for each step of a job,
+    in the order of steps: all ranks of a step, then those of the next.
     Needed is [bold]step[/bold]. Known columns, others are metrics of their own:
 
       time_s rank host dp tp pp attempt kind (train, eval, checkpoint)
@@ -124,7 +125,7 @@ def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> Non
 def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
     from rich.console import Console
 
-    from rankwatch_service.replay.report import LEFT_OUT, missing, what_was_read
+    from rankwatch_service.replay.report import LEFT_OUT, UNTOLD, missing, what_was_read
 
     console = Console(highlight=False)
     if outcome.rows or outcome.broken is None:
@@ -140,13 +141,13 @@ def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
             _describe(console, incident, outcome.named)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not looked for, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
+    notes.append(f"Never looked for, since no file tells of it: {', '.join(UNTOLD)}")
     notes += [
         f"Left out: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
     ]
     if outcome.left_out_columns:
         notes.append(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}")
-    if notes:
-        console.print()
+    console.print()
     for note in notes:
         console.print(note, style="dim", markup=False)
     for failure in outcome.failures:

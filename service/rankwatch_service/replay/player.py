@@ -87,7 +87,10 @@ class Player:
             yield from self._pass(rows, times, start, ordered)
             if ordered < end:
                 step = rows.records.step[ordered]
-                what = f"{step} after {self._top}: steps must come in order; a restart needs another 'attempt'"
+                what = (
+                    f"{step} after {self._top}: rows must come in the order of steps; "
+                    "sort them by step, not by rank; a restart needs another 'attempt'"
+                )
                 raise ReplayError(rows.path, what, rows.first_row + ordered, "step")
 
     def end(self, now_s: float | None = None) -> Iterator[Frame]:
@@ -106,7 +109,7 @@ class Player:
     @property
     def ranks(self) -> int:
         """How many ranks of this attempt have written anything."""
-        return len(self._places)
+        return int(np.count_nonzero(self._steps >= 0))
 
     # ---- attempts and ranks ----------------------------------------------------------------------------------------
 

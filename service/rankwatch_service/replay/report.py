@@ -32,15 +32,16 @@ FIRST: Final[Mapping[Kind, str]] = {
     Kind.STRAGGLER: "compare temperature, clock and power of its device with its neighbours'",
     Kind.SLOWDOWN: "look at which phase grew, and at what changed shortly before",
     Kind.HANG: "look at where the named rank stands; collectives wait for it",
-    Kind.RANK_LOST: "look for the reason in the kernel's log of its host",
-    Kind.TELEMETRY_LOST: "look whether training goes on; then only the collector is away",
     Kind.RESTART_LOOP: "stop the launcher, then read the error that repeats",
 }
 """What to do first about each kind that a file can tell of; docs/incidents has the rest."""
 
 
+UNTOLD: Final = (Kind.RANK_LOST, Kind.TELEMETRY_LOST)
+"""Kinds that no file tells of: its end, or a missing row, is not the end of a process or of its telemetry."""
+
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "late": "rows that came when their step was closed already",
+    "late": "rows that came when their step was closed already; is the file sorted by rank, not by step?",
     "repeated": "rows of a rank and step that had one already",
     "old_attempt_rows": "rows of an attempt after which another one had begun",
     "incomplete": "steps closed without some ranks' rows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -87,6 +87,12 @@ class RowReader:
         self._source = source
         self._row = 1
         self._numeric: set[str] = set()
+
+    @property
+    def measured(self) -> list[str]:
+        """The metrics that the header names, and what is made up of those; columns of other names may be texts."""
+        names = [METRICS.get(name, name) for name in self.ours.values() if name in METRICS or name in EXACT]
+        return [*names, "busy_s"] if _makes_up_busy_s(names) else names
 
     def rows(self) -> Iterator[Rows]:
         """All rows, a batch at a time.
@@ -182,7 +188,7 @@ class RowReader:
                 found[METRICS[name]] = numbers(column, self._place(name))
             elif self._is_metric(name, column):
                 found[name] = numbers(column, self._place(name))
-        if "busy_s" not in found and any(name in found for name in OWN_WORK):
+        if _makes_up_busy_s(found):
             found["busy_s"] = _sum([found[name] for name in OWN_WORK if name in found])
         rows = len(next(iter(columns.values())))
         values = np.stack([values for values, _ in found.values()]) if found else np.zeros((0, rows))
@@ -230,6 +236,10 @@ def runs(known: list[str], codes: Ints) -> list[tuple[str, int]]:
     """Each run of equal codes: its text, and the index at which it begins."""
     starts = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     return [(known[codes[start]], start) for start in starts]
+
+
+def _makes_up_busy_s(names: Collection[str]) -> bool:
+    return "busy_s" not in names and any(name in names for name in OWN_WORK)
 
 
 def _sum(parts: list[tuple[Floats, Bools | None]]) -> tuple[Floats, Bools | None]:

@@ -90,7 +90,7 @@ def _observations(
     readers: Sequence[RowReader], player: Player, until_step: int | None, outcome: Outcome, progress: OnProgress
 ) -> Iterator[Observation]:
     total = sum(reader.total for reader in readers)
-    names: dict[str, None] = {}
+    names = dict.fromkeys(name for reader in readers for name in reader.measured)
     try:
         for rows in merged(readers):
             kept = rows if until_step is None else _until(rows, until_step)
@@ -103,6 +103,7 @@ def _observations(
                 break
     except ReplayError as error:
         outcome.broken = error
+        outcome.ranks = max(outcome.ranks, player.ranks)
     yield from player.end()
     ours = {metric: column for column, metric in METRICS.items()}
     outcome.metrics = [ours.get(name, name) for name in names]

@@ -16,7 +16,7 @@ from rankwatch_detectors.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
-from rankwatch_service.replay.report import FIRST, NEEDS, as_json
+from rankwatch_service.replay.report import FIRST, NEEDS, UNTOLD, as_json
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
@@ -178,6 +178,38 @@ def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) 
     assert "No incident." in out
     assert "straggler: needs rank, and busy_s" in out
     assert "hang: needs" not in out
+    assert "Never looked for, since no file tells of it: rank_lost, telemetry_lost" in out
+
+
+HEADER = "time_s,step,rank,step_time_s,forward_s,loss,grad_norm,nonfinite,fingerprint,note"
+
+
+@pytest.mark.parametrize("rows", [[], ["0,one,0,1,1,2,1,0,7,a"]])
+def test_columns_of_a_file_without_a_sound_row_are_those_of_its_header(tmp_path: Path, rows: list[str]) -> None:
+    path = str(series(tmp_path, rows, HEADER))
+    _, out, _ = run(path)
+    assert "columns are missing" not in out
+    _, out, _ = run(path, "--json")
+    summary = json.loads(out.splitlines()[-1])["summary"]
+    assert summary["not_looked_for"] == []
+    assert set(summary["columns"]) == {*HEADER.split(",")[3:-1], "busy_s"}
+
+
+def test_ranks_are_counted_though_the_rows_of_the_first_ones_end_in_a_wrong_one(tmp_path: Path) -> None:
+    rows = [f"{step},{rank},2" for rank in range(2) for step in range(100)]
+    code, out, err = run(str(series(tmp_path, rows, "step,rank,loss")))
+    assert code == 1
+    assert "Read 100 rows" in out
+    assert ": 1 rank, 100 steps" in out
+    assert "sort them by step, not by rank" in err
+
+
+def test_rows_that_come_late_since_the_file_is_sorted_by_rank_are_told_so(tmp_path: Path) -> None:
+    rows = [f"{step},{rank},2" for rank in range(2) for step in range(40)]
+    _, out, _ = run(str(series(tmp_path, rows, "step,rank,loss")))
+    assert "sorted by rank" in " ".join(out.split())
+    result = CliRunner().invoke(app, ["replay", "--help"])
+    assert "in the order of steps" in result.stdout
 
 
 def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) -> None:
@@ -207,7 +239,7 @@ def test_a_detector_that_fails_is_told_in_the_summary(tmp_path: Path, monkeypatc
 
 def test_every_kind_that_a_file_can_tell_of_has_a_first_thing_to_do_and_a_page() -> None:
     pages = Path(__file__).parents[3] / "docs" / "incidents"
-    assert {str(kind) for kind in FIRST} == {page.stem for page in pages.glob("*.md")}
+    assert {str(kind) for kind in (*FIRST, *UNTOLD)} == {page.stem for page in pages.glob("*.md")}
     assert {kind for kind, _, _ in NEEDS} <= set(FIRST)
 
 
@@ -228,6 +260,38 @@ def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
     told, last = [json.loads(line) for line in out.splitlines()]
     assert (code, told["kind"], told["onset_step"], told["resolved_step"] is not None) == (0, "loss_spike", 100, True)
     assert sorted(last["summary"]["columns"]) == ["loss", "lr"]
+
+
+def written(folder: Path, scalars: list[tuple[int, str, float]]) -> Path:
+    writer = EventFileWriter(str(folder))
+    for number, (step, tag, value) in enumerate(scalars):
+        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(event_pb2.Event(wall_time=1e9 + number, step=step, summary=summary))
+    writer.close()
+    (path,) = folder.glob("events.out.tfevents*")
+    return path
+
+
+def test_a_step_that_is_written_again_in_an_event_file_begins_an_attempt(tmp_path: Path) -> None:
+    steps = [*range(100), *range(80, 130)]
+    path = written(tmp_path, [(step, tag, 2.0) for step in steps for tag in ("loss", "lr")])
+    (batch,) = [batch for batch, _ in open_source(path).batches()]
+    assert batch.column("step").to_pylist() == steps
+    attempts = [text.rpartition(".")[2] for text in batch.column("attempt").to_pylist()]
+    assert attempts == ["0"] * 100 + ["1"] * 50
+
+
+def test_a_tag_written_twice_in_its_step_and_one_that_comes_later_are_no_attempt(tmp_path: Path) -> None:
+    scalars = [(1, "loss", 2.0), (1, "loss", 2.5), (2, "loss", 3.0), (1, "lr", 0.5), (2, "lr", 0.5)]
+    (batch,) = [batch for batch, _ in open_source(written(tmp_path, scalars)).batches()]
+    assert (batch.column("loss").to_pylist(), batch.column("lr").to_pylist()) == ([2.5, 3.0], [0.5, 0.5])
+
+
+def test_tags_may_be_called_like_what_each_row_has(tmp_path: Path) -> None:
+    path = written(tmp_path, [(step, tag, 7.0) for step in range(9) for tag in ("step", "time_s", "attempt", "loss")])
+    outcome = replayed(path)
+    assert (outcome.rows, outcome.last_step) == (9, 8)
+    assert sorted(outcome.metrics) == ["loss", "tag/attempt", "tag/step", "tag/time_s"]
 
 
 def test_event_files_of_a_job_that_was_started_again_are_its_launches(tmp_path: Path) -> None:
