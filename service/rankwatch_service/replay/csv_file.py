@@ -56,7 +56,7 @@ class CsvFile:
         text = header.removeprefix(UTF_8_MARK).decode(errors="replace")
         if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text:
             raise ReplayError(self.path, "neither CSV nor Parquet: the first line is no text in UTF-8")
-        self.names = next(csv.reader([text]), [])
+        self.names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
         if not self.names:
             raise ReplayError(self.path, "the file is empty: it needs a header and rows")
         other = next((name for sign, name in SEPARATORS.items() if sign in text), None)
@@ -73,6 +73,8 @@ class CsvFile:
         self._row = 1
         for index, (block, done) in enumerate(self._blocks()):
             lines = _cut_header(block)[1] if index == 0 else block
+            if not lines.strip(b"\r\n"):
+                continue
             broken = None
             try:
                 batch = self._parsed(lines)
@@ -130,8 +132,9 @@ class CsvFile:
         """The rows before a wrong one, and what is wrong with that."""
         found = _ROW.search(error)
         index = 0 if found is None else int(found[1]) - 1
-        broken = ReplayError(self.path, self._what(error, lines), self._row + index, self._column(error))
         before = _first_lines(lines, index)
+        what = self._what(error, lines, _first_lines(lines, index + 1)[len(before) :])
+        broken = ReplayError(self.path, what, self._row + index, self._column(error))
         try:
             batch = self._parsed(before)
         except pa.ArrowInvalid:
@@ -139,9 +142,10 @@ class CsvFile:
         # A field with line breaks in it makes lines and rows differ.
         return (batch if batch is not None and batch.num_rows == index else None), broken
 
-    def _what(self, error: str, lines: bytes) -> str:
+    def _what(self, error: str, lines: bytes, wrong: bytes) -> str:
         if (fields := _FIELDS.search(error)) is not None:
-            return f"{fields[2]} fields, the header has {fields[1]}"
+            why = ": a quotation mark in it is not closed" if wrong.count(b'"') % 2 else ""
+            return f"{fields[2]} fields, the header has {fields[1]}{why}"
         if "UTF8" in error:
             return "is no UTF-8"
         if lines.count(b'"') % 2:

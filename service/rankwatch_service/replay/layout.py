@@ -53,7 +53,8 @@ def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict
     Raises:
         ReplayError: a mapped column is missing, two columns have one name, or there is no `step`.
     """
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    # Several columns may have no name: none of them is read.
+    twice = next((name for index, name in enumerate(names) if name and name in names[:index]), None)
     if twice is not None:
         raise ReplayError(path, "stands twice in the header", column=twice)
     ours = {name: name for name in names}
@@ -66,6 +67,10 @@ def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict
         if name != ours_name and ours_name in names and ours[ours_name] == ours_name:
             # The file's own column of that name is not meant.
             ours[ours_name] = ""
+    both: dict[str, str] = {}
+    for name, ours_name in ours.items():
+        if ours_name and (other := both.setdefault(ours_name, name)) != name:
+            raise ReplayError(path, f"is to be read as {ours_name!r}, and so is {other!r}", column=name)
     if "step" not in ours.values():
         raise ReplayError(path, f"missing; {_listed(names)}. Say which one it is: --map NAME=step", column="step")
     return {name: ours_name for name, ours_name in ours.items() if ours_name}

@@ -57,7 +57,12 @@ def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:
         ("step,loss,kind\n1,2,train\n2,2,foo\n", "row 2, column kind: 'foo' is none of train, eval, checkpoint"),
         ("step,loss\n1,2\n2,2,3\n", "row 2: 3 fields, the header has 2"),
         ("step,loss,loss\n1,2,3\n", "column loss: stands twice"),
+        (
+            'step,loss,lr\n1,2,3\n2,"2,3\n3,2,3\n',
+            "row 2: 2 fields, the header has 3: a quotation mark in it is not closed",
+        ),
         ("step,loss\n", "there are no rows"),
+        ("step,loss", "there are no rows"),
         ("", "the file is empty"),
         ("\n\n", "the file is empty"),
         ("step,loss\n1,2\nnan,2\n", "row 2, column step: nan is not a whole number"),
@@ -161,6 +166,8 @@ def test_what_is_no_file_of_ours_is_said_so(tmp_path: Path, name: str, content: 
         ("packed.csv.bz2", bz2.compress(CONTENT)),
         ("plain-but-called.csv.gz", CONTENT),
         ("no-end.csv", CONTENT.strip()),
+        ("spaces.csv", b'step , "loss"\n1, 2\n'),
+        ("unnamed.csv", b",step,,loss\n0,1,7,2\n"),
     ],
 )
 def test_what_is_odd_but_sound_is_read(tmp_path: Path, name: str, content: bytes) -> None:
@@ -302,6 +309,12 @@ def test_mapped_columns_take_the_place_of_the_files_own(tmp_path: Path) -> None:
     assert (outcome.first_step, outcome.last_step, outcome.metrics) == (0, 49, ["loss"])
     with pytest.raises(ReplayError, match="none to be read as 'grad_norm'"):
         replayed(path, mapping="norm=grad_norm,it=step")
+
+
+def test_two_columns_on_one_name_are_refused(tmp_path: Path) -> None:
+    path = csv(tmp_path, "global_step,worker,loss\n1,0,2\n")
+    with pytest.raises(ReplayError, match="column worker: is to be read as 'step', and so is 'global_step'"):
+        replayed(path, mapping="global_step=step,worker=step")
 
 
 def test_texts_without_a_meaning_are_left_out_and_other_numbers_are_metrics(tmp_path: Path) -> None:
