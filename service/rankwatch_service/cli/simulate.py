@@ -184,7 +184,7 @@ def _write(world: Job, output: Path, name: str) -> None:
             raise CliError(Status.USAGE, str(error)) from error
         except OSError as error:
             raise CliError(Status.USAGE, f"{output}: {error.strerror or error}") from error
-    size_mb, faults = output.stat().st_size / 1e6, len(world.labels)
+    size_mb, faults = output.stat().st_size / 1e6, len(world.played_labels())
     print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
     print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} that should be found", file=sys.stderr)
 

@@ -95,7 +95,7 @@ def labels_of(job: Job, name: str) -> dict[str, Any]:
         "tp": job.tp,
         "pp": job.pp,
         "ranks_per_host": job.ranks_per_host,
-        "faults": [asdict(label) for label in job.labels],
+        "faults": [asdict(label) for label in job.played_labels()],
     }
 
 

@@ -11,13 +11,18 @@ the slowest one's. Equal seeds give equal observations.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from rankwatch_detectors.base import Kind, Observation, Topology
 from rankwatch_service.simulate.injected import Exit, Label, LossShape, Restart, Slow, Stall, Transit
+
+WITHOUT_A_STEP: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST})
+"""Kinds that show even in a step that is not finished."""
 
 
 @dataclass(slots=True)
@@ -131,14 +136,18 @@ class Job:
 
     def nonfinite(self, rank: int | tuple[int, ...], at_step: int) -> Job:
         """NaN in ranks' local gradients; the reduction puts it on all ranks."""
-        ranks = (rank,) if isinstance(rank, int) else rank
-        self.nonfinites[at_step] = (ranks, False)
-        self.labels.append(Label(Kind.NONFINITE, ranks, at_step))
+        ranks = {rank} if isinstance(rank, int) else set(rank)
+        bad, skipped = self.nonfinites.get(at_step, ((), True))
+        here = tuple(sorted(ranks if skipped else ranks.union(bad)))
+        self.nonfinites[at_step] = (here, False)
+        # Ranks that have it in the same step are one fault.
+        self.labels = [one for one in self.labels if (one.kind, one.at_step) != (Kind.NONFINITE, at_step)]
+        self.labels.append(Label(Kind.NONFINITE, here, at_step))
         return self
 
     def scaler_skip(self, at_step: int) -> Job:
         """A step that the loss scaler skips: infinite gradients, finite loss. Not a fault."""
-        self.nonfinites[at_step] = ((0,), True)
+        self.nonfinites.setdefault(at_step, ((0,), True))
         return self
 
     def flip(self, rank: int, at_step: int) -> Job:
@@ -288,6 +297,15 @@ class Job:
         return self
 
     # ---- results ----
+
+    def played_labels(self) -> list[Label]:
+        """The labels of the faults that the job lives to see: none after a process that ended for good."""
+        restarts = Counter(restart.at_step for restart in self.restarts)
+        exits = Counter(end.at_step for end in self.exits)
+        last = min((step for step, count in exits.items() if count > restarts[step]), default=self.steps)
+        return [
+            one for one in self.labels if one.at_step < last or (one.at_step == last and one.kind in WITHOUT_A_STEP)
+        ]
 
     def topology(self) -> Topology:
         """Ranks in Megatron's order: tensor-parallel neighbours first, then data-parallel, then stages."""

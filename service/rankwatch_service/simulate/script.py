@@ -380,7 +380,12 @@ def _values(entry: Entry, given: str, job: Job) -> dict[str, Any]:
     missing = [name for name, one in entry.parameters.items() if name not in values and one.default is ...]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given")
-    return {name: values.get(name, one.default) for name, one in entry.parameters.items()}
+    values = {name: values.get(name, one.default) for name, one in entry.parameters.items()}
+    if values.get("until") is not None and values["until"] <= values["at"]:
+        raise ValueError(f"until: must be after {values['at']}")
+    if "to" in values and values["to"] > values["at"]:
+        raise ValueError(f"to: must not be after {values['at']}")
+    return values
 
 
 def _pairs(given: str) -> Iterator[tuple[str, str]]:

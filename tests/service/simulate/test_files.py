@@ -86,13 +86,14 @@ def test_parquet_holds_what_csv_holds(tmp_path: Path) -> None:
 
 
 def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
-    write_job(Job(16, 50, 8, tp=2).slow((1, 2), 10, 1.5, 30).hang(4, 20), tmp_path / "x.csv")
+    write_job(Job(16, 50, 8, tp=2).slow((1, 2), 10, 1.5, 30).hang(4, 20).kill(5, 40).flip(6, 45), tmp_path / "x.csv")
     labels = json.loads((tmp_path / "x.labels.json").read_text())
     assert labels["job"] == "x"
     assert (labels["ranks"], labels["tp"], labels["seed"]) == (16, 2, 8)
     assert labels["faults"] == [
         {"kind": "straggler", "ranks": [1, 2], "at_step": 10, "until_step": 30},
         {"kind": "hang", "ranks": [4], "at_step": 20, "until_step": None},
+        {"kind": "rank_lost", "ranks": [5], "at_step": 40, "until_step": None},
     ]
 
 

@@ -109,6 +109,25 @@ def test_every_fault_leaves_a_label() -> None:
     assert Job(8).slow(1, 10, 0.5).uneven(0.1).hiccups(0.1, 1.0).scaler_skip(5).pause(6, 10.0).labels == []
 
 
+def test_nan_in_several_ranks_of_one_step_is_one_fault_and_no_skip_hides_it() -> None:
+    job = Job(8, 30, 8).scaler_skip(20).nonfinite(5, 20).nonfinite((1, 2), 20).scaler_skip(20)
+    rows = {frame.step: frame for frame in frames(job)}
+    assert np.flatnonzero(rows[20].exact["nonfinite"]).tolist() == [1, 2, 5]
+    assert [(label.kind, label.ranks) for label in job.labels] == [(Kind.NONFINITE, (1, 2, 5))]
+
+
+def test_what_lies_behind_the_end_of_the_job_is_not_to_be_found() -> None:
+    def left(job: Job) -> list[tuple[Kind, int]]:
+        return [(label.kind, label.at_step) for label in job.played_labels()]
+
+    hung, lost = (Kind.HANG, 50), (Kind.RANK_LOST, 50)
+    before, after = (Kind.CORRUPTION, 40), (Kind.CORRUPTION, 60)
+    job = Job(8, 100).flip(3, 40).hang(2, 50).kill(2, 50).nonfinite(1, 50).flip(4, 60)
+    assert left(job) == [before, hung, lost]
+    assert left(Job(8, 100).flip(3, 40).kill(2, 50).restart(50, 30).flip(4, 60)) == [before, lost, after]
+    assert left(Job(8, 55).flip(3, 40).flip(4, 60)) == [before]
+
+
 def test_ranks_leave_at_the_end_and_a_killed_job_does_not() -> None:
     def left(job: Job) -> int:
         return sum(isinstance(o, Occurrence) and o.kind == "rank_left" for o in job.observations())

@@ -74,6 +74,12 @@ def test_ranks_are_named_one_by_one_by_range_or_by_host(text: str, ranks: tuple[
         ("telemetry_lost:host=host-9,at=1,until=5", "hosts host-0 to host-1"),
         ("heavy_stage:stage=2", "stages 0 to 1"),
         ("straggler:rank=7-3,at=5", "names no rank"),
+        ("straggler:rank=3,at=10,until=5", "until: must be after 10"),
+        ("slowdown:at=10,until=10", "until: must be after 10"),
+        ("telemetry_lost:host=host-1,at=20,until=10", "until: must be after 20"),
+        ("absent:rank=1,at=20,until=10", "until: must be after 20"),
+        ("restart:at=10,to=40", "to: must not be after 10"),
+        ("rollback:at=10,to=11", "to: must not be after 10"),
     ],
 )
 def test_a_wrong_fault_is_told_with_what_is_wrong_and_how_it_is_written(text: str, told: str) -> None:
