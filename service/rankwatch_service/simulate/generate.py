@@ -80,14 +80,16 @@ class _Player:
         while self.step < self.job.steps:
             for stall in [stall for stall in self.stalls if stall.at_step == self.step]:
                 yield from self._stand_still(stall)
+            done_step = self.step
             if exits.get(self.step):
+                done_step -= 1
                 yield from self._end_process(exits[self.step].pop(0))
                 if not restarts.get(self.step):
                     return
             else:
                 yield from self._train()
             if restarts.get(self.step):
-                yield from self._begin_again(restarts[self.step].pop(0))
+                yield from self._begin_again(restarts[self.step].pop(0), done_step)
             else:
                 self.step += 1
         if self.job.ends:
@@ -254,7 +256,7 @@ class _Player:
                 yield self._occurrence("process_exit", rank, code=1, signal=None, how="pidfd", error=error)
         yield from self._let_pass(20.0, "", ())
 
-    def _begin_again(self, restart: Restart) -> Iterator[Observation]:
+    def _begin_again(self, restart: Restart, done_step: int) -> Iterator[Observation]:
         if restart.relaunch:
             self.launch, self.rollbacks = self.launch + 1, 0
             yield from self._let_pass(restart.away_s, "", ())
@@ -262,8 +264,8 @@ class _Player:
             self.rollbacks += 1
         self.state = ["running"] * self.job.world_size
         self.poisoned = False
-        self.flips = [(rank, at_step) for rank, at_step in self.flips if at_step > restart.at_step]
-        self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > restart.at_step}
+        self.flips = [(rank, at_step) for rank, at_step in self.flips if at_step > done_step]
+        self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > done_step}
         self.silences = [silence for silence in self.silences if silence[1] > restart.at_step]
         self.step = self.first_step = restart.to_step
         self.step_since_s = self.now_s

@@ -116,6 +116,13 @@ def test_nan_in_several_ranks_of_one_step_is_one_fault_and_no_skip_hides_it() ->
     assert [(label.kind, label.ranks) for label in job.labels] == [(Kind.NONFINITE, (1, 2, 5))]
 
 
+def test_what_was_to_happen_in_a_step_that_a_process_did_not_finish_happens_when_it_is_repeated() -> None:
+    job = Job(8, 60, 7).nonfinite(1, 40).flip(2, 40).kill(3, 40).restart(40, 35)
+    (frame,) = [frame for frame in frames(job) if frame.step == 40]
+    assert np.flatnonzero(frame.exact["nonfinite"]).tolist() == [1]
+    assert np.unique(frame.exact["fingerprint"]).size == 2
+
+
 def test_what_lies_behind_the_end_of_the_job_is_not_to_be_found() -> None:
     def left(job: Job) -> list[tuple[Kind, int]]:
         return [(label.kind, label.at_step) for label in job.played_labels()]
