@@ -1,8 +1,6 @@
 """A stream over a real database and a clock that stands until it is told to go."""
 
-from pathlib import Path
-
-from sqlalchemy import Select
+from sqlalchemy import Engine, Select
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
@@ -14,7 +12,6 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from tests.support.batches import batch, ranks, table
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
 from tests.support.reference import NoCharts
 
 
@@ -23,10 +20,10 @@ def no_links(job, incident) -> dict[str, str]:
 
 
 class Service:
-    """A database, a clock, and streams over them."""
+    """A clock, and streams over a database."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = new_database(folder)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.clock = FakeClock()
         self.log = SqlLog(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)

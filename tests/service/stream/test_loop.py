@@ -16,12 +16,13 @@ from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.packing import pack
 from tests.support.batches import batch, progress, ranks, table
+from tests.support.database import new_database
 from tests.support.stream_service import Service
 
 
 @pytest.fixture
 def service(tmp_path):
-    service = Service(tmp_path)
+    service = Service(new_database(tmp_path))
     yield service
     service.engine.dispose()
 

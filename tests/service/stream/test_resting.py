@@ -17,10 +17,8 @@ from tests.support.stream_service import Service
 
 
 @pytest.fixture
-def service(tmp_path):
-    service = Service(tmp_path)
-    yield service
-    service.engine.dispose()
+def service(engine):
+    return Service(engine)
 
 
 def lie_down(service, stream):
