@@ -92,6 +92,7 @@ def _all_said(job: Job) -> dict[str, list[Said]]:
     said: dict[str, list[Said]] = {OURS: [], **{rule.name: [] for rule in others}}
     last: dict[tuple[str, Kind, int | None], int] = {}
     labelled = {label.kind for label in job.labels}
+    labelled |= OF_LOSS if labelled & OF_LOSS else set()
     step = 0
     for observation in job.observations():
         step = observation.step if isinstance(observation, Frame) else step
