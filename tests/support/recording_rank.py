@@ -137,10 +137,10 @@ class _Rank:
     def do_hang(self, phase: str) -> None:
         """An endless loop in this phase of a step; says "ok" from within it."""
         with self.watch.step(), self.watch.phase(phase):
-            print("ok", flush=True)
             self._endless_loop()
 
     def _endless_loop(self) -> None:
+        print("ok", flush=True)
         while True:
             pass
 
