@@ -171,13 +171,18 @@ def test_only_jobs_that_do_not_rest_count_against_the_limit(service, monkeypatch
 UNREADABLE = pytest.mark.parametrize("change", [{"data": b"\x00"}, {"version": "0"}], ids=["damaged", "other version"])
 
 
-@UNREADABLE
-def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, change):
+def back_from_a_spoilt_row(service, change):
     stream = rested(service)
     with write(service.engine) as connection:
         connection.execute(update(models.RestingJob).values(change))
     launch_ill(service)
     stream.step()
+    return stream
+
+
+@UNREADABLE
+def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, change):
+    stream = back_from_a_spoilt_row(service, change)
     assert numbers(service) == [1, 2]
     assert open_numbers(stream) == [1, 2]
     assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [1, 2]
@@ -185,11 +190,7 @@ def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, chang
 
 @UNREADABLE
 def test_nor_does_one_that_a_replay_comes_upon(service, change):
-    stream = rested(service)
-    with write(service.engine) as connection:
-        connection.execute(update(models.RestingJob).values(change))
-    launch_ill(service)
-    stream.step()
+    stream = back_from_a_spoilt_row(service, change)
     second = service.column(select(models.Incident.id).where(models.Incident.number == 2))[0]
     service.tell("gpt", Judgement(second, "resolved", "ann"))
     service.clock.advance(1.0)
