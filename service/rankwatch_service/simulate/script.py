@@ -16,6 +16,12 @@ from rankwatch_service.simulate.scenario import Job
 
 Read = Callable[[str, Job], Any]
 
+SLOWER_MAX: Final = 1_000.0
+"""Times the usual step. Every second of the job is lived through, so that a larger factor makes one without end."""
+
+SECONDS_MAX: Final = 604_800.0
+"""A week, as long as anything may last."""
+
 
 class ScriptError(ValueError):
     """Something is not written as it should be; the message says what is wrong and how it is written."""
@@ -129,8 +135,12 @@ def _factor(default: float) -> Parameter:
     return Parameter(number(0.0), "times the usual", default)
 
 
+def _slower(default: float) -> Parameter:
+    return Parameter(number(0.0, SLOWER_MAX), "times the usual", default)
+
+
 def _seconds(default: float) -> Parameter:
-    return Parameter(number(0.0), "how long", default)
+    return Parameter(number(0.0, SECONDS_MAX), "how long", default)
 
 
 def _straggler(job: Job, rank: tuple[int, ...], at: int, factor: float, until: int | None, every: int, by: str) -> None:
@@ -141,7 +151,7 @@ FAULTS: Final[dict[str, Entry]] = {
     "straggler": Entry(
         "ranks work more slowly than their peers",
         {
-            "rank": RANKS, "at": AT, "factor": _factor(1.2), "until": UNTIL,
+            "rank": RANKS, "at": AT, "factor": _slower(1.2), "until": UNTIL,
             "every": Parameter(integer(1), "only every so many steps", 1),
             "by": Parameter(
                 one_of("compute", "data", "descheduled"), "what takes time: compute, data or descheduled", "compute"
@@ -151,7 +161,7 @@ FAULTS: Final[dict[str, Entry]] = {
     ),
     "slowdown": Entry(
         "all ranks are slower than before",
-        {"at": AT, "factor": _factor(1.1), "until": UNTIL},
+        {"at": AT, "factor": _slower(1.1), "until": UNTIL},
         lambda job, at, factor, until: job.slow_all(at, factor, until),
     ),
     "hang": Entry(
@@ -249,7 +259,7 @@ HARMLESS: Final[dict[str, Entry]] = {
     ),
     "warm_up": Entry(
         "slow first steps of every attempt",
-        {"steps": Parameter(integer(1), "so many", 50), "factor": _factor(3.0)},
+        {"steps": Parameter(integer(1), "so many", 50), "factor": _slower(3.0)},
         lambda job, steps, factor: job.warm_up(steps, factor),
     ),
     "wave": Entry(
@@ -258,7 +268,7 @@ HARMLESS: Final[dict[str, Entry]] = {
         lambda job, amplitude: job.daily_wave(amplitude),
     ),
     "batch_ramp": Entry(
-        "a schedule makes the batches larger", {"at": AT, "factor": _factor(1.5)},
+        "a schedule makes the batches larger", {"at": AT, "factor": _slower(1.5)},
         lambda job, at, factor: job.ramp(at, factor),
     ),
     "loss_step": Entry(
@@ -294,7 +304,7 @@ HARMLESS: Final[dict[str, Entry]] = {
     ),
     "heavy_stage": Entry(
         "a pipeline stage that has more to do",
-        {"stage": Parameter(_stage, "its number"), "factor": _factor(1.3)},
+        {"stage": Parameter(_stage, "its number"), "factor": _slower(1.3)},
         lambda job, stage, factor: job.heavy_stage(stage, factor),
     ),
     "absent": Entry(
