@@ -52,6 +52,8 @@ class ShiftBank(Stateful):
             rows_min: rows beyond half a level that a run needs before it may be told.
         """
         self._levels = levels
+        self._level: Floats = np.array(levels)[:, np.newaxis]
+        self._half = self._level / 2
         self._falling = min(levels) < 0
         self._clip_sigmas = clip_sigmas
         self._rows_min = rows_min
@@ -90,36 +92,27 @@ class ShiftBank(Stateful):
         """
         reach = self._clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
-        variance = sigma * sigma
-        gain_max = threshold / ROWS_NEEDED
+        levels = self._lively(clipped)
+        if not levels:
+            self._strongest = np.zeros(residual.size)
+            return
+        level, half = self._level[:levels], self._half[:levels]
+        gain: Floats = clipped - half
+        gain *= level
+        gain /= sigma * sigma
+        np.minimum(gain, threshold / ROWS_NEEDED, out=gain)
         # In the usual case, everyone judged, nothing has to be held back.
-        held_back = None if everyone(judged) else judged.astype(np.float64)
-        shift = residual if held_back is None else np.where(judged, residual, 0.0)
-        self._strongest = np.zeros(residual.size)
-        high = float(np.maximum.reduce(clipped, initial=0.0))
-        low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
-        for number, level in enumerate(self._levels):
-            half = level / 2
-            sums = self._sums[number]
-            # Where this row begins no run and none lasts, everyone loses what is zero.
-            if not (high > half > 0 or low < half < 0) and not np.count_nonzero(sums):
-                continue
-            gain: Floats = clipped - half
-            gain *= level
-            gain /= variance
-            np.minimum(gain, gain_max, out=gain)
-            moved = shift > half if level > 0 else shift < half
-            if held_back is not None:
-                gain *= held_back
-                moved &= judged
-            self._extend(number, gain, shift, moved, 1.0 if held_back is None else held_back, step)
-            np.maximum(self._strongest, sums, out=self._strongest)
-
-    def _extend(self, number: int, gain: Floats, shift: Floats, moved: Bools, here: Floats | float, step: int) -> None:
-        """Add a row to the runs of one level; those whose evidence is gone end."""
-        sums, rows, total = self._sums[number], self._rows[number], self._total[number]
-        of_moved = self._moved[number]
-        np.putmask(self._onset[number], rows == 0.0, step)
+        everywhere = everyone(judged)
+        shift = residual if everywhere else np.where(judged, residual, 0.0)
+        moved = np.where(level > 0, shift > half, shift < half) if self._falling else shift > half
+        here: Floats | float = 1.0
+        if not everywhere:
+            here = judged.astype(np.float64)
+            gain *= here
+            moved &= judged
+        sums, rows, total = self._sums[:levels], self._rows[:levels], self._total[:levels]
+        of_moved = self._moved[:levels]
+        np.putmask(self._onset[:levels], rows == 0.0, step)
         sums += gain
         rows += here
         total += shift
@@ -128,6 +121,17 @@ class ShiftBank(Stateful):
         lasts = (sums > 0.0).astype(np.float64)
         for of_run in (sums, rows, of_moved, total):
             np.multiply(of_run, lasts, out=of_run)
+        self._strongest = np.maximum.reduce(sums, axis=0)
+
+    def _lively(self, clipped: Floats) -> int:
+        """How many levels, from the first on, have a run or begin one: the others lose what is zero."""
+        high = float(np.maximum.reduce(clipped, initial=0.0))
+        low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
+        for number in range(self.levels, 0, -1):
+            half = self._levels[number - 1] / 2
+            if high > half > 0 or low < half < 0 or np.count_nonzero(self._sums[number - 1]):
+                return number
+        return 0
 
     def crossings(self, threshold: float) -> list[Crossing]:
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
