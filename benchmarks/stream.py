@@ -52,8 +52,8 @@ from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.series import SeriesWriter
 from rankwatch_service.stream.decode import opened, read_together
-from rankwatch_service.stream.garbage import look_seldom
 from rankwatch_service.stream.loop import RECORDS_MAX, TOGETHER_MAX, SeriesSink, Stream
+from rankwatch_service.stream.memory import tune
 from rankwatch_service.stream.packing import pack
 from rankwatch_service.text_log import configure
 
@@ -286,7 +286,7 @@ def measure(
 
 def main() -> None:
     configure("WARNING", "benchmark")
-    look_seldom()  # as the stream's process does
+    tune()  # as the stream's process does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small lines, one repeat")
     parser.add_argument("--repeats", type=int, default=0)

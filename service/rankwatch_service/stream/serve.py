@@ -17,10 +17,10 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.series import SeriesWriter
-from rankwatch_service.stream.garbage import look_seldom
 from rankwatch_service.stream.job import Links
 from rankwatch_service.stream.loop import Stream, TellRefused
 from rankwatch_service.stream.member import Member, Source, Stop
+from rankwatch_service.stream.memory import tune
 from rankwatch_service.stream.sole import SoleReader
 from rankwatch_service.text_log import configure
 
@@ -28,7 +28,7 @@ from rankwatch_service.text_log import configure
 def run(settings: Settings) -> None:
     """Process the log until SIGTERM or SIGINT."""
     configure(settings.log_level, "stream")
-    look_seldom()
+    tune()
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.ask)
