@@ -6,7 +6,8 @@
 The very processes that `rankwatch stream` starts share 24 partitions as a consumer group. They are started and left
 alone until every partition has its owner; then the telemetry of all jobs is put into the topic, 64 rank-steps in a
 message, and their CPU time is read when the last position is committed. Charts and snapshots are written to SQLite as
-in operation.
+in operation. Beside it stands what a fixed piece of work, which shares nothing, costs in as many processes at once, one
+process being 1: cores that share caches or a clock make everything dearer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from kafka import KafkaProducer
 from sqlalchemy import Engine, func, select
 from stream import broker
@@ -42,6 +44,7 @@ PARTITIONS = 24
 ROWS = 64
 DEADLINE_S = 120.0
 CALM_S = 5.0
+FIXED_STEPS = 100_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -143,6 +146,23 @@ def one_run(count: int, bootstrap: str, options: argparse.Namespace) -> float:
     return spent_s / (options.jobs * options.ranks * options.steps) * 1e6
 
 
+def fixed_work(_number: int) -> float:
+    """CPU seconds for many small arrays and objects, which is what the stream mostly does."""
+    began_s = time.process_time()
+    values = np.linspace(0.0, 1.0, 64)
+    for step in range(FIXED_STEPS):
+        clipped = np.minimum(values * step, 1.0)
+        fields = {str(index): (index, step) for index in range(64)}
+        values = clipped * (len(fields) / 64)
+    return time.process_time() - began_s
+
+
+def sharing(count: int) -> float:
+    """CPU seconds of the fixed work in so many processes at once, mean of all."""
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        return statistics.mean(pool.map(fixed_work, range(count), chunksize=1))
+
+
 def main() -> None:
     configure("WARNING", "benchmark")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,11 +180,13 @@ def main() -> None:
             return
         print(f"{what}; {PARTITIONS} partitions, {options.jobs} jobs of {options.ranks} ranks, {os.cpu_count()} cores,")
         print(f"load of the machine (1 min): {os.getloadavg()[0]:.1f}; median of {options.repeats}")
-        print("| stream processes | CPU, us per rank-step |")
-        print("| ---: | ---: |")
+        print("| stream processes | CPU, us per rank-step | a fixed work in as many processes |")
+        print("| ---: | ---: | ---: |")
+        alone_s = statistics.median(sharing(1) for _ in range(options.repeats))
         for count in map(int, options.processes.split(",")):
             spent = [one_run(count, bootstrap, options) for _ in range(options.repeats)]
-            print(f"| {count} | {statistics.median(spent):.2f} |", flush=True)
+            shared = statistics.median(sharing(count) for _ in range(options.repeats)) / alone_s
+            print(f"| {count} | {statistics.median(spent):.2f} | {shared:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
