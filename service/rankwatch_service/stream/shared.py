@@ -21,7 +21,7 @@ from rankwatch_service.stream.job import Links
 from rankwatch_service.stream.member import Stop
 from rankwatch_service.stream.serve import member_over
 
-WAIT_S: Final = 0.03
+WAIT_S: Final = 0.1
 """A wait ends after so long, so that what people decide is acted on in time. Records end it at once."""
 
 TELL_S: Final = 2.0
