@@ -8,11 +8,14 @@ from typing import Any, Final
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 
-from rankwatch.kafka_reason import explained, listen
+from rankwatch.kafka_reason import closed_at_once, explained, listen
 from rankwatch.kafka_settings import KafkaSettings, client_options
 
 CONNECT_S: Final = 10.0
 """How long brokers may take to let a client in."""
+
+CLOSED_HINT: Final = "; it may not accept the user, the password or the mechanism"
+"""Brokers close such connections, and now and then nothing of their answer is seen."""
 
 
 class KafkaAwayError(Exception):
@@ -45,5 +48,6 @@ def opened(kind: Callable[..., Any], settings: KafkaSettings, within_s: float = 
         for one in made:
             one.close()  # which a constructor that fails does not do
         if isinstance(error, (KafkaError, OSError)):  # OSError: a certificate that cannot be read
-            raise KafkaAwayError(f"Kafka at {settings.bootstrap}: {explained(error)}") from error
+            hint = CLOSED_HINT if settings.sasl_username and closed_at_once() else ""
+            raise KafkaAwayError(f"Kafka at {settings.bootstrap}: {explained(error)}{hint}") from error
         raise

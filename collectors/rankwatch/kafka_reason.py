@@ -10,8 +10,14 @@ from typing import Final
 
 TEXT_CHARS_MAX: Final = 300
 
-_VAGUE: Final = ("Unable to bootstrap", "not ready; waiting", "socket disconnected", "timed out")
-"""What the client says between, and what a broker does that makes a wrong password wait for its answer."""
+_REFUSED: Final = ("Authentication", "Authorization", "SaslMechanism", "[SSL:", "CERTIFICATE")
+"""Said by or about a broker that answered: this is why, whatever other tries say."""
+
+_CLOSED: Final = "socket disconnected"
+"""What is left of a refusal when the broker's closing overtakes its answer."""
+
+_VAGUE: Final = ("Unable to bootstrap", "not ready; waiting", "timed out")
+"""What the client says between."""
 
 
 class _MostTelling(logging.Handler):
@@ -20,16 +26,24 @@ class _MostTelling(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
-        self._vague = True
+        self._weight = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         told = record.getMessage()
-        vague = any(words in told for words in _VAGUE)
-        if self._vague or not vague:
-            self.text, self._vague = told[:TEXT_CHARS_MAX], vague
+        weight = _weight(told)
+        if weight >= self._weight:
+            self.text, self._weight = told[:TEXT_CHARS_MAX], weight
 
     def forget(self) -> None:
-        self.text, self._vague = "", True
+        self.text, self._weight = "", 0
+
+
+def _weight(told: str) -> int:
+    if any(words in told for words in _REFUSED):
+        return 3
+    if _CLOSED in told:
+        return 1
+    return 0 if any(words in told for words in _VAGUE) else 2
 
 
 _heard: Final = _MostTelling()
@@ -48,3 +62,8 @@ def explained(error: BaseException) -> str:
     """The error, with the most telling thing that the client has said since `listen`."""
     told = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
     return f"{told} ({_heard.text})" if _heard.text else told
+
+
+def closed_at_once() -> bool:
+    """Whether the most telling thing said since `listen` is that brokers close connections."""
+    return _CLOSED in _heard.text

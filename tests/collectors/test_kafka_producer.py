@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaAdminClient
 
 from rankwatch import kafka_producer
-from rankwatch.kafka_client import opened
+from rankwatch.kafka_client import CLOSED_HINT, opened
 from rankwatch.kafka_producer import Message, Producer
 from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
@@ -314,6 +314,16 @@ def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_s
         gc.collect()
         return outcome
 
+    def reasons(settings: KafkaSettings) -> Iterator[str]:
+        # The broker's closing may overtake its answer: then it takes another client to hear it.
+        for _ in range(6):
+            outcome = first_outcome(settings)
+            assert isinstance(outcome, Later)
+            assert "guessed" not in outcome.reason
+            yield outcome.reason
+            if not outcome.reason.endswith(CLOSED_HINT):
+                return
+
     with secure_kafka(tmp_path) as (broker, kafka):
         ensure_topics(Settings(kafka=broker.bootstrap, kafka_partitions=PARTITIONS))
         assert first_outcome(kafka) == Accepted()
@@ -322,8 +332,6 @@ def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_s
             (replace(kafka, ssl_cafile=""), "CERTIFICATE_VERIFY_FAILED"),
             (replace(kafka, sasl_mechanism="SCRAM-SHA-256"), "UnsupportedSaslMechanism"),
         ):
-            outcome = first_outcome(wrong)
-            assert isinstance(outcome, Later)
-            assert told in outcome.reason
-            assert "guessed" not in outcome.reason
+            *_, reason = reasons(wrong)
+            assert told in reason
         assert len(read_topic(broker.bootstrap, kafka.telemetry_topic, bool, PARTITIONS)) == 1
