@@ -16,7 +16,8 @@ YOUNG_MAX: Final = 20_000
 """Objects between two looks; of some hundred bytes each, so that cycles hold 2 MB at most until they are found."""
 
 KEPT_BYTES: Final = 256 * 1024 * 1024
-"""Freed memory that the process keeps: several times what a batch of 16,384 ranks, its records and its frames need."""
+"""Freed memory that the process keeps: what the most that is read at once, 32 MB, may need as records, columns and
+frames."""
 
 ASKED_BYTES: Final = 16 * 1024 * 1024
 """Asked of the system at a time. Only what is used of it counts."""
