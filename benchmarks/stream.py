@@ -1,6 +1,7 @@
 """What the stream takes on one core: Kafka → frames → detectors → commit, against a consumer that only decodes.
 
-    python benchmarks/stream.py [--quick] [--repeats 5] [--only 1024x64,1024x8] [--kafka HOST:PORT] [--no-kafka]
+    python benchmarks/stream.py [--quick] [--repeats 5] [--only 1024x64,1024x8] [--untuned]
+        [--kafka HOST:PORT] [--no-kafka]
 
 Each line is one job (eight ranks on a host, 16 metrics, ten steps a second, progress once a second) whose telemetry
 lies in one partition; the first steps warm up and are not counted. Figures are rank-steps per CPU second of the whole
@@ -286,14 +287,18 @@ def measure(
 
 def main() -> None:
     configure("WARNING", "benchmark")
-    tune()  # as the stream's process does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small lines, one repeat")
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--only", default="", help="lines to measure, RANKSxROWS with commas")
     parser.add_argument("--kafka", default="", help="HOST:PORT of a broker that runs already")
     parser.add_argument("--no-kafka", action="store_true")
+    parser.add_argument(
+        "--untuned", action="store_true", help="memory as Python and the C library treat it by themselves"
+    )
     options = parser.parse_args()
+    if not options.untuned:
+        tune()  # as the stream's process does
     repeats = options.repeats or (1 if options.quick else 5)
     only = options.only.split(",") if options.only else []
     chosen = [load for load in loads(options.quick) if not only or f"{load.ranks}x{load.rows}" in only]

@@ -7,7 +7,7 @@ The very processes that `rankwatch stream` starts share 24 partitions as a consu
 alone until every partition has its owner; then the telemetry of all jobs is put into the topic, 64 rank-steps in a
 message, and their CPU time is read when the last position is committed. Charts and snapshots are written to SQLite as
 in operation. Beside it stands what a fixed piece of work, which shares nothing, costs in as many processes at once, one
-process being 1: cores that share caches or a clock make everything dearer.
+process being 1 (cores that share caches or a clock make everything dearer), and what a process takes at rest.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ PARTITIONS = 24
 ROWS = 64
 DEADLINE_S = 120.0
 CALM_S = 5.0
+REST_S = 5.0
 FIXED_STEPS = 100_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -114,8 +115,15 @@ def fill(settings: Settings, jobs: int, ranks: int, steps: int) -> int:
     return count
 
 
-def one_run(count: int, bootstrap: str, options: argparse.Namespace) -> float:
-    """CPU microseconds per rank-step."""
+def at_rest(pids: list[int]) -> float:
+    """Percent of a core that each of the processes takes while nothing comes."""
+    before_s, since_s = cpu_seconds(pids), time.monotonic()
+    time.sleep(REST_S)
+    return (cpu_seconds(pids) - before_s) / (time.monotonic() - since_s) / len(pids) * 100
+
+
+def one_run(count: int, bootstrap: str, options: argparse.Namespace) -> tuple[float, float]:
+    """CPU microseconds per rank-step, and percent of a core of each process before anything came."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/rankwatch.db"
         prefix = f"benchmark-{os.getpid()}-{time.monotonic_ns()}"
@@ -133,6 +141,7 @@ def one_run(count: int, bootstrap: str, options: argparse.Namespace) -> float:
         ensure_topics(settings)
         with processes(count, settings) as pids:
             settled(engine)
+            rest = at_rest(pids)
             before_s = cpu_seconds(pids)
             sent = fill(settings, options.jobs, options.ranks, options.steps)
 
@@ -143,7 +152,7 @@ def one_run(count: int, bootstrap: str, options: argparse.Namespace) -> float:
             wait_for(committed)
             spent_s = cpu_seconds(pids) - before_s
         engine.dispose()
-    return spent_s / (options.jobs * options.ranks * options.steps) * 1e6
+    return spent_s / (options.jobs * options.ranks * options.steps) * 1e6, rest
 
 
 def fixed_work(_number: int) -> float:
@@ -180,13 +189,14 @@ def main() -> None:
             return
         print(f"{what}; {PARTITIONS} partitions, {options.jobs} jobs of {options.ranks} ranks, {os.cpu_count()} cores,")
         print(f"load of the machine (1 min): {os.getloadavg()[0]:.1f}; median of {options.repeats}")
-        print("| stream processes | CPU, us per rank-step | a fixed work in as many processes |")
-        print("| ---: | ---: | ---: |")
+        print("| stream processes | CPU, us per rank-step | a fixed work in as many | each at rest, % of a core |")
+        print("| ---: | ---: | ---: | ---: |")
         alone_s = statistics.median(sharing(1) for _ in range(options.repeats))
         for count in map(int, options.processes.split(",")):
-            spent = [one_run(count, bootstrap, options) for _ in range(options.repeats)]
+            runs = [one_run(count, bootstrap, options) for _ in range(options.repeats)]
+            spent, rest = (statistics.median(figures) for figures in zip(*runs, strict=True))
             shared = statistics.median(sharing(count) for _ in range(options.repeats)) / alone_s
-            print(f"| {count} | {statistics.median(spent):.2f} | {shared:.2f} |", flush=True)
+            print(f"| {count} | {spent:.2f} | {shared:.2f} | {rest:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ while it is caught up with, a batch holds that many and is committed once."""
 
 FETCH_RECORDS_MAX: Final = 2_000
 FETCH_WAIT_MS: Final = 250
-"""A broker answers at once when there is something; an idle consumer costs 1 % of a core."""
+"""A broker answers at once when there is something."""
 
 SESSION_MS: Final = 10_000
 HEARTBEAT_MS: Final = 3_000
