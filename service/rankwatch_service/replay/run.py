@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +77,12 @@ def replay(
             told, failures = judge.observe(observation, player.roster)
             outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
             for news in told:
-                if news.what is Moment.OPENED:
-                    outcome.incidents[index].append(news.incident)
+                known_ones = outcome.incidents[index]
+                if news.what is Moment.OPENED and not any(one is news.incident for one in known_ones):
+                    known_ones.append(news.incident)
+    for judge in judges:
+        # Nothing more comes: what had ended by itself has not come back.
+        judge.correlator.settle(math.inf)
     outcome.rows = player.rows
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
     outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}

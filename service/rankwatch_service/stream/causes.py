@@ -93,6 +93,10 @@ LASTING: Final = frozenset(
 )
 """Kinds that a rollback does not end: the same processes go on, on the same hardware."""
 
+FLAPS: Final = frozenset({Kind.HANG, Kind.TELEMETRY_LOST})
+"""Kinds that end with the first sign of life and may come back at once: one incident, however often. The other
+detectors watch for themselves that what they found stays away before they say that it ended."""
+
 SPOILS_WEIGHTS: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE, Kind.LOSS_DIVERGENCE})
 """Kinds after whose onset a checkpoint is not to be trusted. A loss or norm that only jumps proves nothing wrong."""
 

@@ -17,7 +17,18 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
 from rankwatch_service.stream.causation import came_first, may_bring
-from rankwatch_service.stream.causes import BECOMES, CAUSE_ORDER, ENDS, LASTING
+from rankwatch_service.stream.causes import BECOMES, CAUSE_ORDER, FLAPS, LASTING
+from rankwatch_service.stream.endings import (
+    PROGRESS_FRAMES,
+    come_back,
+    end_by_itself,
+    end_for_good,
+    ended_with_its_attempt,
+    go_on_again,
+    last_to_end,
+    may_resolve,
+    quiet_s,
+)
 from rankwatch_service.stream.headline import Headline, locate
 from rankwatch_service.stream.incidents import (
     GRAVITY,
@@ -42,17 +53,6 @@ KEPT_MAX: Final = 64
 
 EPISODES_MAX: Final = 4_096
 """Episode counters kept, the newest: 16 attempts of 256 scopes."""
-
-PROGRESS_FRAMES: Final = 3
-"""Steps that a later attempt must finish before troubles of an earlier one count as over."""
-
-LOOK_FRAMES: Final = 64
-"""Steps of a new launch before hardware that was slow counts as mended or gone: detectors need half as many to see it
-again from the first step on."""
-
-REPEAT_FRAMES: Final = 1_000
-"""Steps of a later attempt before what ended a job counts as over although its step has not come again: a job that went
-back further than this was told to."""
 
 SETTLE_S: Final = 30.0
 """What widens so soon after it was told is the same news: nobody has got further than opening the page."""
@@ -123,30 +123,31 @@ class Correlator:
             return []
         told = []
         for incident in self.open:
-            over = [part for part in incident.parts if part.is_open and self._is_over(part, step)]
+            over = [
+                part for part in incident.parts if part.is_open and ended_with_its_attempt(part, self._frames, step)
+            ]
             if over:
                 for part in over:
                     part.is_open = False
                 told += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
         return told
 
-    def _is_over(self, part: Part, step: int) -> bool:
-        """Whether the running attempt, `step` of which is finished, shows that this part's trouble does not go on."""
-        if part.kind in LASTING:
-            return part.ended_with_attempt and self._frames >= LOOK_FRAMES
-        if part.kind in ENDS:
-            past = part.onset_step is None or step >= part.onset_step or self._frames >= REPEAT_FRAMES
-            return part.ended_with_attempt and past
-        return part.ended_with_attempt
+    def settle(self, now_s: float) -> list[Told]:
+        """Time passed: what ended by itself and has stayed away since is over, as of when it ended."""
+        told = []
+        for incident in self.open:
+            last = last_to_end(incident)
+            if last is not None and last.ended_s is not None and may_resolve(incident, now_s):
+                self._mark_resolved(incident, last.ended_step, last.ended_s)
+                text = f"{last.kind} did not come back within {quiet_s(incident):.0f} s"
+                told.append(Told(incident, Moment.RESOLVED, text))
+        return told
 
     def finish(self, step: int, now_s: float) -> list[Told]:
         """The job came to its end: nothing can go on."""
         for incident in self.open:
-            for part in incident.parts:
-                part.is_open = False
-        return [
-            told for incident in self.open for told in self._resolve_if_over(incident, step, now_s, "the job ended")
-        ]
+            end_for_good(incident)
+        return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, "the job ended")]
 
     def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Told]:
         """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
@@ -157,14 +158,15 @@ class Correlator:
                 told += [] if known is None else self._close(*known, finding)
             elif known is not None:
                 told += self._update(*known, finding, roster)
+            elif (before := come_back(finding, self._incidents.values())) is not None:
+                told += self._come_back(*before, finding, roster)
             else:
                 told += self._open(finding, roster)
         return _once(told)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
         """A person says that it is over."""
-        for part in incident.parts:
-            part.is_open = False
+        end_for_good(incident)
         self._mark_resolved(incident, step, now_s)
 
     # ---- findings --------------------------------------------------------------------------------------------------
@@ -267,6 +269,7 @@ class Correlator:
             for part in other.parts:
                 _add(incident, replace(part))
             incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
+            end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
             told.append(Told(other, Moment.RESOLVED, f"goes on as #{incident.number}: {incident.summary}"))
         return told
@@ -299,18 +302,34 @@ class Correlator:
             told.what = Moment.UPDATED
         return [told]
 
+    def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+        """What ended by itself goes on: people hear of it only where they were told that it was over."""
+        go_on_again(part)
+        before = Headline.of(incident)
+        self._update(incident, part, finding, roster)
+        incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
+        told = self._told(incident, before, f"came back ({part.flaps}): {finding.summary}", part, finding)
+        if incident.state == "resolved":
+            incident.state, incident.acknowledged_by = "open", None
+            incident.resolved_step = incident.resolved_time_s = None
+            told.what = Moment.OPENED
+        return [told]
+
     def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Told]:
         if part.ended_with_attempt:
             # It did not pass, its attempt did; whether that helped shows when training goes on.
             return []
-        part.is_open = False
+        end_by_itself(part, finding.detected_step, finding.detected_time_s)
         incident.updated_time_s = finding.detected_time_s
         if part is incident.first:
             incident.evidence |= finding.evidence
-        return self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
+        over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
+        if over or part.kind not in FLAPS:
+            return over
+        return [Told(incident, Moment.EVIDENCE, f"ended by itself: {finding.summary}", fields=part.told())]
 
     def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Told]:
-        if any(part.is_open for part in incident.parts):
+        if not may_resolve(incident, now_s):
             return []
         self._mark_resolved(incident, step, now_s)
         return [Told(incident, Moment.RESOLVED, text)]

@@ -53,6 +53,11 @@ class Part:
     is_open: bool = True
     ended_with_attempt: bool = False
     """Its attempt is over: it counts as closed once a later one has shown that it does not come again."""
+    ended_s: float | None = None
+    """When it ended by itself: its detector saw it no more."""
+    ended_step: int | None = None
+    flaps: int = 0
+    """How often it has come back."""
 
     def told(self) -> dict[str, Any]:
         """As an entry of `consequences`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation
+from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
 from rankwatch_service.stream.bank import Bank, Failure
 from rankwatch_service.stream.correlator import Correlator, Told
 from rankwatch_service.stream.roster import Roster
@@ -29,6 +29,8 @@ class Judge:
         told = self.correlator.judge(findings, roster) if findings else []
         if isinstance(observation, Frame) and observation.family == "steps":
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
+        if isinstance(observation, Tick):
+            told += self.correlator.settle(observation.now_s)
         return told, failures
 
     def rest(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.stream.correlator import SETTLE_S, Correlator, Told
+from rankwatch_service.stream.endings import QUIET_S
 from rankwatch_service.stream.incidents import GRAVITY, Incident, Moment
 from tests.support.findings import finding, roster
 
@@ -241,7 +242,8 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     for one in findings:
         correlator.judge([one], ROSTER)
     ends = [replace(one, change=Change.CLOSE) for one in findings]
-    assert [news.what for end in ends for news in correlator.judge([end], ROSTER)] == [Moment.RESOLVED]
+    assert Moment.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], ROSTER)]
+    assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [Moment.RESOLVED]
 
 
 def test_a_warning_that_becomes_critical_is_told_again_however_soon():

@@ -4,7 +4,8 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.stream import correlator as correlator_module
-from rankwatch_service.stream.correlator import LOOK_FRAMES, PROGRESS_FRAMES, Correlator
+from rankwatch_service.stream.correlator import Correlator
+from rankwatch_service.stream.endings import LOOK_FRAMES, PROGRESS_FRAMES
 from rankwatch_service.stream.incidents import incident_id
 from tests.support.findings import finding, roster
 
