@@ -46,7 +46,8 @@ PHASE_ENTERED: Final = 3  # monotonic ns
 COLLECTIVES: Final = 4  # collectives entered
 STATE: Final = 5  # index in STATES
 HEAD: Final = 6  # sequence number of the newest complete ring entry
-PROGRESS_WORDS: Final = 7
+OUTSIDE: Final = 7  # monotonic ns since when its step's work is done and the next has not begun; 0 within a step
+PROGRESS_WORDS: Final = 8
 
 NO_PHASE: Final = 0xFFFF
 K_MAX: Final = 0xFFFF

@@ -67,6 +67,12 @@ class Sink(Protocol):
     def collective(self) -> None:
         """One more collective was entered; shown at once in the progress block."""
 
+    def outside(self) -> None:
+        """The step's work is done: what the loop does until the next step is no part of it."""
+
+    def inside(self) -> None:
+        """It was not done: the step's work goes on."""
+
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Record a small event; `kind` is one of `rankwatch.wire.EVENT_KINDS`."""
 
@@ -239,11 +245,15 @@ class StepMeter:
             self.touched.clear()
         self._relative_step += 1
         words = self.words
+        words[layout.OUTSIDE] = 0
         words[layout.STEP_ENTERED] = now_ns
         words[layout.POSITION] = self.k << 48 | step + 1
 
     def end(self, now_ns: int, cpu_ns: int) -> None:
         """The step ends at this wall and CPU time; its entry is written."""
+        words = self.words
+        if not words[layout.OUTSIDE]:
+            words[layout.OUTSIDE] = now_ns
         touched = self.touched
         if touched != self._laid_out:
             self._lay_out(touched)
@@ -352,6 +362,14 @@ class StepMeter:
     def collective(self) -> None:
         """See `Sink.collective`."""
         self.words[layout.COLLECTIVES] += 1
+
+    def outside(self) -> None:
+        """See `Sink.outside`."""
+        self.words[layout.OUTSIDE] = self.now()
+
+    def inside(self) -> None:
+        """See `Sink.inside`."""
+        self.words[layout.OUTSIDE] = 0
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """See `Sink.note`."""

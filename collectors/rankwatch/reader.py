@@ -111,6 +111,8 @@ class Progress:
     collective_seq: int
     state: str
     """running, held, left."""
+    outside_ns: int = 0
+    """Monotonic clock since when it is outside of its step; 0 within a step."""
     answer: Answer = field(default_factory=Answer)
 
 
@@ -201,6 +203,7 @@ class RingReader:
             step_entered_ns=words[layout.STEP_ENTERED],
             collective_seq=words[layout.COLLECTIVES],
             state=layout.STATES[state] if state < len(layout.STATES) else layout.STATES[0],
+            outside_ns=words[layout.OUTSIDE],
             answer=layout.decode_answer(found[1]) if found is not None else Answer(),
         )
 

@@ -103,6 +103,8 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """CPU seconds the process has used."""
     answer_detail: str = ""
     """For `done`: what the hook returned (a checkpoint's place); for `failed`: the error."""
+    outside_s: float = -1.0
+    """How long the work of its step is done and the next has not begun: it evaluates, saves, logs. -1 within a step."""
 
 
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):

@@ -147,6 +147,9 @@ class Presence:
     """running, held, left or exited, as in `rankwatch.wire.Progress`."""
     os_state: tuple[str, ...]
     cpu_s: Floats
+    outside_s: Floats
+    """How long it had been outside of its step when its agent read the block: the step's work was done and the next had
+    not begun. -1: within a step."""
 
 
 @dataclass(frozen=True, slots=True)

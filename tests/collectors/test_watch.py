@@ -104,6 +104,28 @@ def test_a_loop_that_an_exception_ends_has_not_left(rank):
     assert rank.notes("exception") == [{"type": "ZeroDivisionError", "message": "division by zero"}]
 
 
+def test_between_two_steps_the_rank_is_outside_since_the_first_ended(rank):
+    with rank.watch.step():
+        assert rank.outside_ns == 0
+        rank.clock.advance(2)
+        ends_ns = rank.clock.unix_ns()
+    rank.clock.advance(8)
+    assert rank.outside_ns == ends_ns
+    with rank.watch.step():
+        assert rank.outside_ns == 0
+
+
+def test_what_follows_the_work_of_a_step_is_outside_of_it_before_its_boundary_is_reached(rank):
+    for _ in rank.watch.steps(2):
+        assert rank.outside_ns == 0
+        rank.clock.advance(2)
+        rank.watch._meter.outside()
+        done_ns = rank.clock.unix_ns()
+        rank.clock.advance(8)
+        assert rank.outside_ns == done_ns
+    assert rank.outside_ns == done_ns
+
+
 def test_a_second_loop_takes_orders_again(rank):
     assert list(rank.watch.steps(2)) == [0, 1]
     steps = rank.watch.steps(4, start=2)

@@ -4,6 +4,8 @@ The golden files say what each released version sends (tests/golden/make.py); th
 service of that version reads.
 """
 
+import re
+
 import msgspec
 import pytest
 import zstandard
@@ -17,6 +19,7 @@ from tests.support.outcome import live_through, with_body
 from tests.support.recording import telemetry
 
 MSGPACK = "application/msgpack"
+ADDED_SINCE_VERSION_1 = ("outside_s",)
 GOLDEN = sorted(make.FOLDER.glob("wire-v*.msgpack"))
 
 
@@ -43,12 +46,17 @@ def same(read: wire.Batch, sent: wire.Batch) -> bool:
     return repr(read) == repr(sent)  # a NaN equals itself here
 
 
+def without_newer(text: str) -> str:
+    """What a message says, without the fields that were added since the first release."""
+    return re.sub(rf", ({'|'.join(ADDED_SINCE_VERSION_1)})=[^,)]+", "", text)
+
+
 @pytest.mark.parametrize("name", make.messages())
 def test_a_service_of_version_1_understands_what_agents_send_today(name):
     sent = make.messages()[name]
     released = wire_v1.View if isinstance(sent, wire.View) else wire_v1.Batch
     read = msgspec.msgpack.decode(wire.encode(sent), type=released)
-    assert repr(read) == repr(sent).replace("wire.", "wire_v1.")
+    assert repr(read) == without_newer(repr(sent)).replace("wire.", "wire_v1.")
 
 
 class NextProgress(wire.Progress, array_like=True, frozen=True):

@@ -56,6 +56,7 @@ def messages() -> dict[str, wire.Batch | wire.View]:
     event = wire.Event("process_exit", 9, 1, 12, {"code": None, "signal": 9, "left": False, "how": "pidfd"})
     return {
         "header": batch(seq=3),
+        "outside": batch(progress=(progress(1, 12, outside_s=3.5),)),
         "ranks": batch(ranks=(*ranks(2, chosen=[0]), info)),
         "steps": batch(steps=wire.Table(4, narrow)),
         "values": batch(values=table([4], [1], loss=[2.5], grad_norm=[float("inf")])),

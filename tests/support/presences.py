@@ -64,6 +64,7 @@ class Clockwork:
     cpu_s: list[float] = field(default_factory=list)
     entered_s: list[float] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
+    outside_since_s: list[float | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class Clockwork:
         count = self.ranks
         self.step, self.sequence = [-1] * count, [0] * count
         self.phase, self.state, self.os_state = [""] * count, ["running"] * count, ["R"] * count
+        self.outside_since_s = [None] * count
         self.cpu_s, self.entered_s, self.heard_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
         return list(self.detector.observe(AttemptStart(attempt, topology(count), self.now_s)))
 
@@ -86,8 +88,14 @@ class Clockwork:
                 self.step[rank] += steps_per_s
                 self.sequence[rank] += steps_per_s
                 self.entered_s[rank] = self.now_s + 1.0
+                self.outside_since_s[rank] = None
             findings += self.tick()
         return findings
+
+    def pause(self, *ranks: int) -> None:
+        """The work of their step is done on these ranks, or on all of them."""
+        for rank in ranks or range(self.ranks):
+            self.outside_since_s[rank] = self.now_s
 
     def stand(self, seconds: int) -> list[Finding]:
         """Nobody makes progress."""
@@ -100,6 +108,7 @@ class Clockwork:
             if rank not in self.silent:
                 self.heard_s[rank] = self.now_s
         age = np.asarray([heard - entered for heard, entered in zip(self.heard_s, self.entered_s, strict=True)])
+        outside = [-1.0 if since is None else self.now_s - since for since in self.outside_since_s]
         presence = Presence(
             attempt=self.attempt,
             heard=np.ones(self.ranks, dtype=np.bool_),
@@ -112,5 +121,6 @@ class Clockwork:
             state=tuple(self.state),
             os_state=tuple(self.os_state),
             cpu_s=np.asarray(self.cpu_s),
+            outside_s=np.asarray(outside),
         )
         return list(self.detector.observe(Tick(self.now_s, presence)))

@@ -69,6 +69,11 @@ class Rank:
         return layout.STATES[self.recorder.words[layout.STATE]]
 
     @property
+    def outside_ns(self) -> int:
+        """Since when it is outside of its step; 0 within one."""
+        return int(self.recorder.words[layout.OUTSIDE])
+
+    @property
     def entries(self) -> list[Entry]:
         return everything_in(self.recorder)
 

@@ -18,6 +18,7 @@ class FakeSink:
         self.dropped: dict[str, int] = {}
         self.declared: dict[str, Any] = {}
         self.collectives = 0
+        self.is_outside = False
         self.log: list[str] = []
         self.open: list[str] = []
 
@@ -51,6 +52,12 @@ class FakeSink:
         yield
         assert self.open.pop() == name
         self.log.append(f"-{name}")
+
+    def outside(self) -> None:
+        self.is_outside = True
+
+    def inside(self) -> None:
+        self.is_outside = False
 
     def collective(self) -> None:
         self.collectives += 1

@@ -19,6 +19,7 @@ from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
 from rankwatch.torch_probe.measures import Measures, judge
 from rankwatch.torch_probe.phases import AutomaticPhases
+from rankwatch.torch_probe.updates import Updates
 from rankwatch.torch_probe.watched_model import WatchedModel
 
 FINGERPRINT_STEPS: Final = 10
@@ -105,6 +106,7 @@ class TorchProbe:
         if local_gradients and not watched.sharded:
             self._local = LocalGradients(at_once=watched.reduces_early, on_host=self._device is None)
         self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
+        self._updates = Updates(sink)
         self._now = Measures()
         self._norm_is_logged = self._norm_was_logged = False
         self._told = False
@@ -133,6 +135,7 @@ class TorchProbe:
     def step_begin(self, step: int, k: int) -> None:
         """A step begins; whatever an exception cut off in the last one is forgotten."""
         del step, k
+        self._updates.step_begins()
         self._clear()
 
     def step_end(self, step: int, k: int) -> None:
@@ -182,6 +185,7 @@ class TorchProbe:
             self._local.add(index, gradient)
 
     def _on_computed(self) -> None:
+        self._updates.gradients_are_computed()
         if self._local is not None:
             self._local.flush()
         if self._phases is not None:
@@ -204,6 +208,7 @@ class TorchProbe:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         try:
+            self._updates.begins()
             self._now.updated = True
             # Fused optimizers are called for every step and leave out the update themselves, on the device.
             self._now.overflowed = getattr(optimizer, "found_inf", None)
@@ -224,6 +229,7 @@ class TorchProbe:
         try:
             if self._phases is not None:
                 self._phases.leave("optimizer")
+            self._updates.ends()
         except Exception as error:  # noqa: BLE001 -- the same
             self._failed(error)
 

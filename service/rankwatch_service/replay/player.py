@@ -233,6 +233,7 @@ class Player:
             state=("running",) * ranks,
             os_state=("",) * ranks,
             cpu_s=np.zeros(ranks),
+            outside_s=np.full(ranks, -1.0),
         )
 
 

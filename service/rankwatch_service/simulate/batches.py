@@ -235,6 +235,7 @@ def _progress(presence: Presence, ranks: NDArray[np.intp], now_s: float) -> list
             state=presence.state[rank],
             os_state=presence.os_state[rank],
             cpu_s=float(presence.cpu_s[rank]),
+            outside_s=float(presence.outside_s[rank]),
         )
         for rank in ranks
         if presence.heard[rank] and presence.heard_s[rank] == now_s

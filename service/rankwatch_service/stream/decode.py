@@ -303,6 +303,7 @@ def _check_progress(progress: Sequence[wire.Progress]) -> None:
             and 0 <= block.phase_age_s < 1e9  # NaN is not either
             and 0 <= block.step_age_s < 1e9
             and 0 <= block.cpu_s < 1e9
+            and -1 <= block.outside_s < 1e9
         ):
             raise BadBatchError(Reason.RANGE, f"progress of rank {block.rank}: a number in {block} cannot be")
 

@@ -12,6 +12,7 @@ from rankwatch_detectors.base import Presence
 
 GONE_STATES: Final = frozenset({"left", "exited"})
 """States after which a rank reports no more."""
+FLOATS: Final = ("heard_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 
 
 class Board:
@@ -20,7 +21,8 @@ class Board:
     def __init__(self, attempt: str, world_size: int) -> None:
         self.attempt = attempt
         self._heard = np.zeros(world_size, dtype=bool)
-        self._floats = {name: np.zeros(world_size) for name in ("heard_s", "phase_age_s", "step_age_s", "cpu_s")}
+        self._floats = {name: np.zeros(world_size) for name in FLOATS}
+        self._floats["outside_s"] -= 1.0
         self._ints = {"step": np.full(world_size, -1), "collective_seq": np.zeros(world_size, dtype=np.int64)}
         self._texts = {name: [""] * world_size for name in ("phase", "state", "os_state")}
 
@@ -40,6 +42,7 @@ class Board:
         self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
         self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
         self._floats["cpu_s"][ranks] = [block.cpu_s for block in known]
+        self._floats["outside_s"][ranks] = [block.outside_s for block in known]
         self._ints["step"][ranks] = [block.step for block in known]
         self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
         phases, os_states, states = self._texts["phase"], self._texts["os_state"], self._texts["state"]
@@ -100,6 +103,7 @@ class Board:
             state=tuple(self._texts["state"]),
             os_state=tuple(self._texts["os_state"]),
             cpu_s=self._floats["cpu_s"].copy(),
+            outside_s=self._floats["outside_s"].copy(),
         )
 
     def state(self) -> dict[str, Any]:
@@ -116,6 +120,7 @@ class Board:
     def restored(cls, state: Mapping[str, Any]) -> Board:
         """The board that gave this state."""
         board = cls(state["attempt"], len(state["heard"]))
-        board._heard, board._floats, board._ints = state["heard"], state["floats"], state["ints"]
+        board._heard, board._ints = state["heard"], state["ints"]
+        board._floats |= state["floats"]  # snapshots of before lack the newer ones
         board._texts = {name: list(column) for name, column in state["texts"].items()}
         return board
