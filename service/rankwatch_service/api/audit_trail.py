@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, select
 
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.control import audit
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit as AuditRow
@@ -61,15 +61,13 @@ def list_audit(
     context: Ctx,
     window: Wanted,
     _identity: Admin,
-    target: Annotated[str | None, Query()] = None,
-    action: Annotated[str | None, Query()] = None,
+    target: Annotated[list[str] | None, Query()] = None,
+    action: Annotated[list[str] | None, Query()] = None,
 ) -> Page[AuditLine]:
     """Audit rows, newest first."""
     query = select(AuditRow.__table__)
-    if target is not None:
-        query = query.where(AuditRow.target == target)
-    if action is not None:
-        query = query.where(AuditRow.action == action)
+    query = any_of(query, AuditRow.target, target)
+    query = any_of(query, AuditRow.action, action)
     purpose = f"audit {target} {action}"
     with read(context.engine) as connection:
         return fetch_page(connection, query, (AuditRow.id,), window, context.seal, purpose, AuditLine.model_validate)
@@ -85,12 +83,11 @@ def check_chain(context: Ctx, _identity: Admin) -> Chain:
 
 @router.get("/dead-letters")
 def list_dead_letters(
-    context: Ctx, window: Wanted, _identity: Reader, reason: Annotated[str | None, Query()] = None
+    context: Ctx, window: Wanted, _identity: Reader, reason: Annotated[list[str] | None, Query()] = None
 ) -> Page[DeadLetter]:
     """Records that could not be used, newest first."""
     query = select(DeadLetterRow.__table__)
-    if reason is not None:
-        query = query.where(DeadLetterRow.reason == reason)
+    query = any_of(query, DeadLetterRow.reason, reason)
 
     def shown(row: RowMapping) -> DeadLetter:
         return DeadLetter(**row, value_base64=base64.b64encode(row["value"]).decode())

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping, select
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Ctx
 from rankwatch_service.api.once import OnceDep
-from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import commands
 from rankwatch_service.control.ledger import Verdict
@@ -128,20 +128,17 @@ def list_commands(
     context: Ctx,
     window: Wanted,
     identity: Reader,
-    job: Annotated[str | None, Query()] = None,
-    state: Annotated[str | None, Query()] = None,
-    incident: Annotated[str | None, Query()] = None,
+    job: Annotated[list[str] | None, Query()] = None,
+    state: Annotated[list[str] | None, Query()] = None,
+    incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Command]:
     """Commands by the time of their request, newest first."""
     query = select(CommandRow.__table__)
     if identity.job:
         query = query.where(CommandRow.job == identity.job)
-    if job is not None:
-        query = query.where(CommandRow.job == job)
-    if state is not None:
-        query = query.where(CommandRow.state == state)
-    if incident is not None:
-        query = query.where(CommandRow.incident_id == incident)
+    query = any_of(query, CommandRow.job, job)
+    query = any_of(query, CommandRow.state, state)
+    query = any_of(query, CommandRow.incident_id, incident)
     order = (CommandRow.requested_unix_ns, CommandRow.id)
     purpose = f"commands {job} {state} {incident}"
     with read(context.engine) as connection:

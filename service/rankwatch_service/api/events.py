@@ -31,7 +31,7 @@ async def events(
     context: Ctx,
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
     stream: PersonStreamDep,
-    job: Annotated[str | None, Query()] = None,
+    job: Annotated[list[str] | None, Query()] = None,
     after: Annotated[int | None, Query(ge=0, description="as Last-Event-ID, for clients that cannot set it")] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> AsyncIterator[ServerSentEvent]:
@@ -39,7 +39,7 @@ async def events(
 
     An id that is too old (or not ours) is answered with `reset`: read everything again, then go on from its id.
     """
-    only = identity.job or job
+    only = [identity.job] if identity.job else job
     async with stream:
         oldest, newest = await run_in_threadpool(_ends, context.engine)
         asked = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
@@ -67,9 +67,9 @@ def _ends(engine: Engine) -> tuple[int, int]:
     return oldest or 1, newest or 0
 
 
-def _after(engine: Engine, place: int, job: str | None) -> list[dict[str, Any]]:
+def _after(engine: Engine, place: int, jobs: list[str] | None) -> list[dict[str, Any]]:
     query = select(Feed.__table__).where(Feed.id > place).order_by(Feed.id).limit(READ_MAX)
-    if job is not None:
-        query = query.where(Feed.job.in_(("", job)))
+    if jobs:
+        query = query.where(Feed.job.in_(("", *jobs)))
     with read(engine) as connection:
         return [dict(row) for row in connection.execute(query).mappings()]

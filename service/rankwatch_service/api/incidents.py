@@ -6,18 +6,18 @@ and is 202 where that takes longer.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, case, func, select
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Context, Ctx
 from rankwatch_service.api.numbers import Number
 from rankwatch_service.api.once import OnceDep
-from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control import audit
 from rankwatch_service.control.records import Judgement, encode_control
@@ -25,7 +25,7 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentTransition, Outbox
+from rankwatch_service.store.models import IncidentTransition, Job, Outbox
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
 
@@ -34,6 +34,16 @@ STREAM_WAIT_S: Final = 2.0
 """How long an answer waits for stream, which usually takes 100 ms."""
 
 LOOK_S: Final = 0.02
+
+State = Literal["open", "acknowledged", "resolved", "unresolved"]
+STATES: Final = ("open", "acknowledged", "resolved")
+URGENCY: Final = case(
+    (IncidentRow.state == "resolved", 0),
+    else_=case({"open": 3}, value=IncidentRow.state, else_=0)
+    + case({"critical": 3, "warning": 2}, value=IncidentRow.severity, else_=1),
+).label("urgency")
+"""Open before acknowledged before resolved; of those that are not resolved the most severe first."""
+
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
@@ -72,6 +82,23 @@ class Incident(BaseModel):
     checkpoint: str | None
     transitions: int
     acknowledged_by: str | None
+
+
+class BySeverity(BaseModel):
+    """How many of each severity."""
+
+    critical: int = 0
+    warning: int = 0
+    info: int = 0
+
+
+class Totals(BaseModel):
+    """How many incidents there are in each state, and GPU-hours lost an hour to those that are not resolved."""
+
+    open: BySeverity
+    acknowledged: BySeverity
+    resolved: BySeverity
+    impact_gpu_hours_per_hour: Number
 
 
 class Transition(BaseModel):
@@ -124,29 +151,55 @@ def list_incidents(
     context: Ctx,
     window: Wanted,
     identity: Reader,
-    job: Annotated[str | None, Query()] = None,
-    state: Annotated[str | None, Query(pattern="^(open|acknowledged|resolved|unresolved)$")] = None,
-    kind: Annotated[Kind | None, Query()] = None,
-    severity: Annotated[Severity | None, Query()] = None,
+    job: Annotated[list[str] | None, Query()] = None,
+    state: Annotated[list[State] | None, Query()] = None,
+    kind: Annotated[list[Kind] | None, Query()] = None,
+    severity: Annotated[list[Severity] | None, Query()] = None,
+    order: Annotated[Literal["newest", "urgency"], Query()] = "newest",
 ) -> Page[Incident]:
-    """Incidents by onset, newest first. `state=unresolved` is open and acknowledged together."""
-    query = select(IncidentRow.__table__)
+    """Incidents by onset, newest first. `state=unresolved` is open and acknowledged together; a filter that is given
+    several times lets each of its values through. `order=urgency`: open ones first, then those acknowledged, then those
+    resolved, and within them the most severe first.
+    """
+    query = select(IncidentRow.__table__, URGENCY)
     if identity.job:
         query = query.where(IncidentRow.job == identity.job)
-    if job is not None:
-        query = query.where(IncidentRow.job == job)
-    if state == "unresolved":
-        query = query.where(IncidentRow.state != "resolved")
-    elif state is not None:
-        query = query.where(IncidentRow.state == state)
-    if kind is not None:
-        query = query.where(IncidentRow.kind == kind)
-    if severity is not None:
-        query = query.where(IncidentRow.severity == severity)
-    purpose = f"incidents {job} {state} {kind} {severity}"
-    order = (IncidentRow.onset_unix_ns, IncidentRow.id)
+    query = any_of(query, IncidentRow.job, job)
+    query = any_of(query, IncidentRow.state, _states(state))
+    query = any_of(query, IncidentRow.kind, kind)
+    query = any_of(query, IncidentRow.severity, severity)
+    purpose = f"incidents {job} {state} {kind} {severity} {order}"
+    newest = (IncidentRow.onset_unix_ns, IncidentRow.id)
+    by = newest if order == "newest" else (URGENCY, *newest)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, order, window, context.seal, purpose, Incident.model_validate)
+        return fetch_page(connection, query, by, window, context.seal, purpose, Incident.model_validate, counted=True)
+
+
+@router.get("/totals")
+def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | None, Query()] = None) -> Totals:
+    """How many incidents there are, and what those that are not resolved cost now."""
+    counts = select(IncidentRow.state, IncidentRow.severity, func.count()).group_by(
+        IncidentRow.state, IncidentRow.severity
+    )
+    cost = (
+        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), func.max(Job.world_size))
+        .join(Job, Job.name == IncidentRow.job)
+        .where(IncidentRow.state != "resolved")
+        .group_by(IncidentRow.job)
+    )
+    if identity.job:
+        counts, cost = counts.where(IncidentRow.job == identity.job), cost.where(IncidentRow.job == identity.job)
+    with read(context.engine) as connection:
+        rows = connection.execute(any_of(counts, IncidentRow.job, job)).all()
+        costs = connection.execute(any_of(cost, IncidentRow.job, job)).all()
+    found: dict[str, dict[str, int]] = {}
+    for state, severity, count in rows:
+        found.setdefault(state, {})[severity] = count
+    return Totals(
+        **{state: BySeverity(**found.get(state, {})) for state in STATES},
+        # Two incidents of one job cannot cost more than all its GPUs.
+        impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size in costs),
+    )
 
 
 @router.get("/{incident_id}")
@@ -178,6 +231,13 @@ def comment(
 ) -> IncidentDetail:
     """Add a line to its history."""
     return _judge(context, once, identity, response, incident_id, "commented", body)
+
+
+def _states(wanted: list[State] | None) -> list[str] | None:
+    """The states that stand in rows."""
+    if wanted is None or "unresolved" not in wanted:
+        return None if wanted is None else [*wanted]
+    return sorted({"open", "acknowledged", *wanted} - {"unresolved"})
 
 
 class _Noted(BaseModel):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, case, func, select
 
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Ctx
 from rankwatch_service.api.numbers import Number
-from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, newest_good, save_interval_s
 from rankwatch_service.control.training import checkpoints
@@ -24,10 +24,17 @@ from rankwatch_service.store.models import Order as OrderRow
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+State = Literal["running", "stalled", "paused", "lost", "ended"]
+Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone"]
+GRAVITY: Final = ("info", "warning", "critical")
+"""Least first."""
 
 
 class Job(BaseModel):
-    """A job. Fields are the columns of `store.models.Job`, and how many incidents are not resolved."""
+    """A job. Fields are the columns of `store.models.Job`, how many incidents are not resolved, and the worst of them.
+
+    Of a job that is stalled or lost, `step_time_s` and `loss` are what they were while it moved.
+    """
 
     name: str
     state: str
@@ -39,7 +46,9 @@ class Job(BaseModel):
     loss: Number | None
     first_seen_unix_ns: int
     last_seen_unix_ns: int
+    last_progress_unix_ns: int | None
     incidents: int
+    worst_severity: str | None
 
 
 class SaveAdvice(BaseModel):
@@ -110,17 +119,16 @@ def list_jobs(
     context: Ctx,
     window: Wanted,
     identity: Reader,
-    state: Annotated[str | None, Query(pattern="^(running|paused|lost|ended)$")] = None,
+    state: Annotated[list[State] | None, Query()] = None,
 ) -> Page[Job]:
-    """Jobs by when they were last heard of, newest first."""
+    """Jobs by when they were last heard of, newest first; of several states those in any of them."""
     query = _jobs()
     if identity.job:
         query = query.where(JobRow.name == identity.job)
-    if state is not None:
-        query = query.where(JobRow.state == state)
+    query = any_of(query, JobRow.state, state)
     order = (JobRow.last_seen_unix_ns, JobRow.name)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, order, window, context.seal, f"jobs {state}", Job.model_validate)
+        return fetch_page(connection, query, order, window, context.seal, f"jobs {state}", _shown, counted=True)
 
 
 @router.get("/{job}")
@@ -136,7 +144,7 @@ def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
         failures = connection.scalar(select(func.count()).where(AttemptRow.job == job)) or 1
     observed_s = (row["last_seen_unix_ns"] - row["first_seen_unix_ns"]) / 1e9
     return JobDetail(
-        **row,
+        **_shown(row).model_dump(),
         topology=topology,
         can=sorted(topology.get("can", ())),
         checkpoints=advise(entries, failures - 1, observed_s),
@@ -160,12 +168,11 @@ def list_checkpoints(
     context: Ctx,
     window: Wanted,
     _identity: Reader,
-    verdict: Annotated[str | None, Query(pattern="^(incomplete|unproven|good|suspect|gone)$")] = None,
+    verdict: Annotated[list[Verdict] | None, Query()] = None,
 ) -> Page[Checkpoint]:
     """A job's checkpoints, newest save first."""
     query = select(CheckpointRow.__table__).where(CheckpointRow.job == job)
-    if verdict is not None:
-        query = query.where(CheckpointRow.verdict == verdict)
+    query = any_of(query, CheckpointRow.verdict, verdict)
     purpose = f"checkpoints {job} {verdict}"
     order = (CheckpointRow.saved_unix_ns, CheckpointRow.id)
     with read(context.engine) as connection:
@@ -188,13 +195,20 @@ def advise(entries: list[Entry], failures: int, observed_s: float) -> SaveAdvice
 
 
 def _jobs() -> Any:
-    not_resolved = (
-        select(func.count())
-        .where(Incident.job == JobRow.name, Incident.state != "resolved")
-        .correlate(JobRow)
-        .scalar_subquery()
+    def of_unresolved(what: Any) -> Any:
+        mine = select(what).where(Incident.job == JobRow.name, Incident.state != "resolved")
+        return mine.correlate(JobRow).scalar_subquery()
+
+    gravity = case({severity: place for place, severity in enumerate(GRAVITY)}, value=Incident.severity)
+    return select(
+        JobRow.__table__,
+        of_unresolved(func.count()).label("incidents"),
+        of_unresolved(func.max(gravity)).label("gravity"),
     )
-    return select(JobRow.__table__, not_resolved.label("incidents"))
+
+
+def _shown(row: RowMapping) -> Job:
+    return Job(**row, worst_severity=None if row["gravity"] is None else GRAVITY[row["gravity"]])
 
 
 def _find(connection: Connection, job: str) -> RowMapping:

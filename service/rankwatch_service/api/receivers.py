@@ -16,7 +16,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Context, Ctx
 from rankwatch_service.api.once import OnceDep
-from rankwatch_service.api.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import audit
 from rankwatch_service.control.receivers import TOPIC_URL, tell_stream
@@ -178,17 +178,15 @@ def list_deliveries(
     context: Ctx,
     window: Wanted,
     _identity: Reader,
-    receiver: Annotated[str | None, Query()] = None,
-    incident: Annotated[str | None, Query()] = None,
+    receiver: Annotated[list[str] | None, Query()] = None,
+    incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Delivery]:
     """Tries to deliver, newest first."""
     query = select(DeliveryRow.__table__, Outbox.receiver, Outbox.incident_id, Outbox.transition).join(
         Outbox, Outbox.id == DeliveryRow.outbox_id
     )
-    if receiver is not None:
-        query = query.where(Outbox.receiver == receiver)
-    if incident is not None:
-        query = query.where(Outbox.incident_id == incident)
+    query = any_of(query, Outbox.receiver, receiver)
+    query = any_of(query, Outbox.incident_id, incident)
     purpose = f"deliveries {receiver} {incident}"
     with read(context.engine) as connection:
         return fetch_page(connection, query, (DeliveryRow.id,), window, context.seal, purpose, Delivery.model_validate)

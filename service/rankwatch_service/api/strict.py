@@ -1,8 +1,11 @@
-"""Query parameters that a route does not have are refused: a misspelt filter must not look like an empty one."""
+"""Query parameters that a route does not have, or takes once and gets twice, are refused: a misspelt filter must not
+look like an empty one, nor one of two values like both.
+"""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Any, get_args, get_origin
 
 from fastapi import Request
 from fastapi.dependencies.utils import get_flat_params
@@ -17,8 +20,8 @@ def known_parameters_only(request: Request) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    fields = get_flat_params(route.dependant)
-    known = {field.alias for field in fields if isinstance(field.field_info, Query)}
+    fields = [field for field in get_flat_params(route.dependant) if isinstance(field.field_info, Query)]
+    known = {field.alias for field in fields}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
         errors = []
@@ -27,3 +30,11 @@ def known_parameters_only(request: Request) -> None:
             msg = f"there is no such parameter; did you mean {close[0]!r}?" if close else "there is no such parameter"
             errors.append({"loc": f"query.{name}", "msg": msg})
         raise ProblemError(422, f"unknown query parameters: {', '.join(unknown)}", errors=errors)
+    singles = [field.alias for field in fields if not _takes_several(field.field_info.annotation)]
+    twice = [name for name in singles if len(request.query_params.getlist(name)) > 1]
+    if twice:
+        raise ProblemError(422, f"given more than once: {', '.join(twice)}")
+
+
+def _takes_several(annotation: Any) -> bool:
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
+from rankwatch_detectors.base import AttemptStart, Frame, Kind, Observation, Occurrence
 from rankwatch_service.control.ledger import Entry
 from rankwatch_service.control.records import ControlRecord, Judgement, OrderPhase
 from rankwatch_service.notify.route import outbox_rows
@@ -31,6 +31,9 @@ REST_AFTER_S: Final = 3_600.0
 
 MATTERS: Final = (Moment.OPENED, Moment.UPDATED, Moment.EVIDENCE)
 """After these the price, the suggestion and what the policy does may be others."""
+
+SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
+"""What the feed tells of a job that changed."""
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> where to read on, by name."""
@@ -90,7 +93,7 @@ class JobStream:
         """The next control record about this job, or about all jobs."""
         match record:
             case OrderPhase():
-                self._portrait.order(record.action, record.phase)
+                self._portrait.order(record.action, record.phase, now_s)
                 if record.phase in ("do", "go", "kill"):
                     self.books.note(f"{record.action}: {record.phase}", record.step, now_s)
                 fields = {
@@ -149,7 +152,7 @@ class JobStream:
 
     def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
         effects.frames.append((self.job, frame))
-        self._portrait.frame(frame)
+        self._portrait.frame(frame, now_s)
         if frame.family != "steps":
             return
         self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
@@ -243,14 +246,15 @@ class JobStream:
             effects.feed.append(self._feed("checkpoint", brief, now_s))
 
     def _portray(self, now_s: float, effects: Effects) -> None:
-        row = self._portrait.job_row(self._assembler, self._heard_s, now_s)
+        hung = any(part.kind is Kind.HANG and part.is_open for one in self.correlator.open for part in one.parts)
+        row = self._portrait.job_row(self._assembler, self._heard_s, now_s, hung)
         if row is None:
             return
         effects.jobs[self.job] = row
         ended_ns = unix_ns(now_s) if row["state"] == "ended" else None
         for attempt, columns in self._portrait.attempt_steps(ended_ns).items():
             effects.attempts.setdefault((self.job, attempt), {}).update(columns)
-        brief = {name: row[name] for name in ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting")}
+        brief = {name: row[name] for name in SHOWN}
         effects.feed.append(self._feed("job", brief, now_s))
 
     def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -88,6 +88,11 @@ class Board:
         """How many ranks were heard in the last `within_s` and have not gone."""
         recent = self._heard & (now_s - self._floats["heard_s"] <= within_s)
         return sum(self._texts["state"][rank] not in GONE_STATES for rank in np.flatnonzero(recent))
+
+    def any_in(self, phases: Collection[str]) -> bool:
+        """Whether a rank that has not gone is in one of these phases."""
+        told = zip(self._texts["phase"], self._texts["state"], strict=True)
+        return any(phase in phases and state not in GONE_STATES for phase, state in told)
 
     def presence(self) -> Presence:
         """A copy for the detectors."""

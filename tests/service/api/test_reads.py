@@ -72,6 +72,72 @@ def test_filters_join(api, many):
     assert [one["number"] for one in found] == [21, 15, 9, 3]
 
 
+def test_a_filter_given_several_times_lets_each_of_its_values_through(api):
+    states = ["open", "acknowledged", "resolved"]
+    rows = [incident(n, state=states[n % 3], kind=["hang", "straggler"][n % 2]) for n in range(1, 10)]
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), rows)
+        connection.execute(insert(Job), [job_row(name=state, state=state) for state in ("running", "stalled", "lost")])
+
+    def found(query):
+        return {one["state"] for one in api.get(f"/api/v1/{query}").json()["items"]}
+
+    assert found("incidents?state=open&state=acknowledged") == {"open", "acknowledged"}
+    assert found("incidents?state=unresolved&state=resolved") == set(states)
+    assert found("incidents?kind=hang&state=open&state=resolved") == {"resolved", "open"}
+    assert found("jobs?state=stalled&state=lost") == {"stalled", "lost"}
+    assert api.get("/api/v1/incidents?state=open&state=nonsense").status_code == 422
+    assert api.get("/api/v1/incidents?limit=5&limit=6").status_code == 422
+
+
+def test_the_most_urgent_come_first_and_the_first_page_says_how_many_there_are(api):
+    rows = [
+        incident(
+            n, severity=["critical", "warning", "info"][n % 3], state=["open", "acknowledged", "resolved"][n % 4 % 3]
+        )
+        for n in range(1, 61)
+    ]
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), rows)
+    first = api.get("/api/v1/incidents?order=urgency&limit=7").json()
+    assert first["total"] == 60
+    walked = [one for page in pages(api, "/api/v1/incidents?order=urgency&limit=7") for one in page]
+    severities = ["critical", "warning", "info"]
+
+    def urgency(one):
+        place = ["open", "acknowledged", "resolved"].index(one["state"])
+        return place, 0 if place == 2 else severities.index(one["severity"]), -one["onset_unix_ns"]
+
+    assert [urgency(one) for one in walked] == sorted(urgency(one) for one in rows)
+    assert {one["id"] for one in walked} == {one["id"] for one in rows}
+    assert api.get(f"/api/v1/incidents?order=urgency&limit=7&cursor={first['next_cursor']}").json()["total"] is None
+    assert api.get("/api/v1/incidents?state=open&severity=critical&limit=1").json()["total"] == 10
+
+
+def test_totals_count_what_is_open_and_what_it_costs_once(api):
+    rows = [
+        incident(n, job="a", severity="critical", state="acknowledged", impact_gpu_hours_per_hour=200.0) for n in (1, 2)
+    ]
+    rows += [incident(3, job="b", impact_gpu_hours_per_hour=1.5), incident(4, job="b", state="resolved")]
+    with write(api.engine) as connection:
+        connection.execute(insert(Job), [job_row(name="a", world_size=256), job_row(name="b", world_size=8)])
+        connection.execute(insert(Incident), rows)
+    none = {"critical": 0, "warning": 0, "info": 0}
+    assert api.get("/api/v1/incidents/totals").json() == {
+        "open": none | {"warning": 1},
+        "acknowledged": none | {"critical": 2},
+        "resolved": none | {"warning": 1},
+        "impact_gpu_hours_per_hour": 257.5,
+    }
+    of_b = api.get("/api/v1/incidents/totals", token=api.token(Scope.READ, job="b")).json()
+    assert (of_b["acknowledged"], of_b["impact_gpu_hours_per_hour"]) == (none, 1.5)
+    jobs = {one["name"]: one for one in api.get("/api/v1/jobs").json()["items"]}
+    assert [(jobs[name]["incidents"], jobs[name]["worst_severity"]) for name in "ab"] == [
+        (2, "critical"),
+        (1, "warning"),
+    ]
+
+
 def test_a_token_for_one_job_lists_and_reads_that_job_alone(api, many):
     token = api.token(Scope.READ, job="j1")
     listed = [one for page in pages(api, "/api/v1/incidents?limit=5", token=token) for one in page]
@@ -89,7 +155,8 @@ def job_row(**changes):
 
 
 @pytest.mark.parametrize(
-    ("loss", "shown"), [(float("inf"), "Inf"), (float("-inf"), "-Inf"), (1e308, 1e308), (-0.0, 0.0), (None, None)]
+    ("loss", "shown"),
+    [(float("nan"), "NaN"), (float("inf"), "Inf"), (float("-inf"), "-Inf"), (1e308, 1e308), (-0.0, 0.0), (None, None)],
 )
 def test_a_number_that_json_does_not_have_is_its_name(api, loss, shown):
     with write(api.engine) as connection:
@@ -99,7 +166,7 @@ def test_a_number_that_json_does_not_have_is_its_name(api, loss, shown):
 
 
 def test_a_nan_stored_by_a_database_that_can_is_shown_as_such():
-    from rankwatch_service.api.numbers import as_json
+    from rankwatch_service.numbers import as_json
 
     assert as_json(float("nan")) == "NaN"
 

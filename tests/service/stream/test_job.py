@@ -322,6 +322,60 @@ def test_a_paused_job_is_shown_as_paused_until_it_goes_on():
     assert states == ["running", "paused", "running"]
 
 
+def shown(world):
+    return world.effects.jobs["gpt"]["state"]
+
+
+def stand_still(world, seconds, phase="forward"):
+    """Ranks report, and finish no step."""
+    for _ in range(seconds):
+        world.send(progress=tuple(progress(rank, 8, phase=phase) for rank in range(4)))
+        world.tick()
+
+
+def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
+    world = World()
+    world.train(7)
+    moved_s = world.now_s
+    stand_still(world, 6)
+    world.find("hang", ranks=[3])
+    world.tick()
+    row = world.effects.jobs["gpt"]
+    assert (row["state"], row["last_progress_unix_ns"]) == ("stalled", int(moved_s * 1e9))
+    world.find("hang", change="close")
+    world.train(8)
+    world.tick()
+    assert shown(world) == "running"
+
+
+def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open():
+    world = World()
+    world.train(7)
+    stand_still(world, 59)
+    assert shown(world) == "running"
+    stand_still(world, 3)
+    assert shown(world) == "stalled"
+
+
+def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled():
+    world = World()
+    world.train(7)
+    stand_still(world, 90, phase="eval")
+    assert shown(world) == "running"
+    for phase in ("do", "go"):
+        world.job.control(OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9), world.now_s, world.effects)
+        stand_still(world, 2)
+    assert shown(world) == "running"
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_such():
+    world = World()
+    world.send(steps=table([7] * 4, [0, 1, 2, 3], loss=[float("nan")] * 4))
+    world.tick()
+    assert world.effects.jobs["gpt"]["loss"] == "NaN"
+    assert world.effects.feed[-1]["data"]["loss"] == "NaN"
+
+
 def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
     world = World()
     world.find("loss_divergence")

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Integer, LargeBinary, MetaData, Text
+from sqlalchemy import JSON, BigInteger, Dialect, Double, Integer, LargeBinary, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 # SQLite only auto-increments a column that is INTEGER exactly.
 AutoId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class _AsGiven(UserDefinedType[Any]):
+    """SQLite's DOUBLE without a conversion on the way."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "DOUBLE"
+
+
+class Measured(TypeDecorator[float]):
+    """A number that may be NaN or infinite. SQLite makes NULL of NaN: there its name stands instead."""
+
+    impl = Double
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The column's type in a database."""
+        return dialect.type_descriptor(_AsGiven() if dialect.name == "sqlite" else Double())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Takes a number or its name."""
+        number = None if value is None else float(value)
+        return "NaN" if number is not None and math.isnan(number) and dialect.name == "sqlite" else number
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:  # noqa: ARG002 - SQLAlchemy's call
+        """Gives the number."""
+        return None if value is None else float(value)
 
 
 class Base(DeclarativeBase):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from rankwatch_service.store.models.base import Base
+from rankwatch_service.store.models.base import Base, Measured
 
 
 class Job(Base):
@@ -16,15 +16,17 @@ class Job(Base):
     __tablename__ = "job"
     name: Mapped[str] = mapped_column(primary_key=True)
     state: Mapped[str]
-    """running, paused, lost (no telemetry), ended."""
+    """running, stalled (no step is finished), paused, lost (no telemetry), ended."""
     attempt: Mapped[str]
     world_size: Mapped[int]
     ranks_reporting: Mapped[int]
     step: Mapped[int]
     step_time_s: Mapped[float | None]
-    loss: Mapped[float | None]
+    loss: Mapped[float | None] = mapped_column(Measured)
     first_seen_unix_ns: Mapped[int]
     last_seen_unix_ns: Mapped[int]
+    last_progress_unix_ns: Mapped[int | None]
+    """When the newest step was finished on all ranks; null before the first."""
     dropped: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
 
