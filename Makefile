@@ -15,7 +15,7 @@ help: ## list the targets
 
 # One stamp for each set of packages, so that a change of what is installed installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
-	$(PYTHON) -m venv $(VENV)
+	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,dev]'
 	@touch $@
 

@@ -31,6 +31,11 @@ def _public_url(values: dict[str, Any]) -> str:
     return f"http://{name}:{values['port']}"
 
 
+def local_config(ingest_config: Path) -> Path:
+    """Where `up` leaves {url, token, database_url} for the command line of the same user (0600)."""
+    return ingest_config.with_name("local.json")
+
+
 class Settings(BaseSettings):
     """What every role of the service needs to know. Immutable; made once, in the command line."""
 
@@ -46,7 +51,8 @@ class Settings(BaseSettings):
     public_url: str = Field(default_factory=_public_url)
     """How people and agents reach the api; links in notifications begin with it. https makes cookies Secure."""
     ingest_config: Path | None = Field(default_factory=lambda: user_config_path("rankwatch") / "ingest.json")
-    """Where `up` leaves {url, token} for collectors on this machine; None: nowhere."""
+    """Where `up` leaves {url, token} for collectors on this machine, and beside it `local_config` for commands; None:
+    nowhere."""
     notify_allow_private: bool = True
     """Webhooks may go to loopback and private addresses. Switch it off where people you do not trust add receivers."""
     log_level: str = "INFO"
@@ -127,3 +133,8 @@ class Settings(BaseSettings):
     def ingest_token_path(self) -> Path:
         """The file in which `up` keeps the ingest-only token (0600)."""
         return self.data_dir / "ingest-token"
+
+    @property
+    def local_token_path(self) -> Path:
+        """The file in which `up` keeps the token of commands on this machine (0600)."""
+        return self.data_dir / "local-token"

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from rankwatch_service.api.access import Authority, Scope, TokenKind, create_token
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.control import audit
-from rankwatch_service.settings import Settings
+from rankwatch_service.settings import Settings, local_config
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.supervise import Supervisor, python_module
@@ -28,6 +28,12 @@ from rankwatch_service.text_log import configure
 ROLES: Final = ("api", "stream", "notify")
 LOGIN_S: Final = 24 * 3_600
 """How long the printed login link is good for, if nobody has used it."""
+
+KEPT: Final[Mapping[TokenKind, tuple[str, Scope]]] = {
+    TokenKind.INGEST: ("collectors", Scope.INGEST),
+    TokenKind.LOCAL: ("commands on this machine", Scope.ADMIN),
+}
+"""Name and scope of the tokens that lie in files. Who may read the second may read the database beside it, too."""
 
 START_S: Final = 30.0
 """How long the api may take to answer before we say so all the same."""
@@ -68,11 +74,12 @@ def prepare(settings: Settings, clock: Clock) -> str:
     """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
-    ingest = keep_ingest_token(engine, settings.ingest_token_path, clock)
+    ingest = keep_token(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
     if settings.ingest_config is not None:
-        content = json.dumps({"url": settings.public_url, "token": ingest}) + "\n"
-        settings.ingest_config.parent.mkdir(parents=True, exist_ok=True)
-        write_secret(settings.ingest_config, content)
+        local = keep_token(engine, settings.local_token_path, clock, TokenKind.LOCAL)
+        found_at = {"url": settings.public_url, "token": ingest}
+        _leave(settings.ingest_config, found_at)
+        _leave(local_config(settings.ingest_config), found_at | {"token": local, "database_url": settings.database_url})
     now = clock.unix_ns()
     with write(engine) as connection:
         token_id, login = create_token(
@@ -104,8 +111,25 @@ def write_secret(path: Path, content: str) -> None:
     fresh.replace(path)
 
 
-def keep_ingest_token(engine: Engine, path: Path, clock: Clock) -> str:
-    """The ingest token in this file, or a new one, put there, where it is missing or not good any more.
+def _leave(path: Path, content: Mapping[str, str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_secret(path, json.dumps(content) + "\n")
+    except OSError as error:
+        raise UpError(
+            f"{path} cannot be written ({error.strerror}): agents and commands on this machine find the service by it;"
+            " let RANKWATCH_INGEST_CONFIG name a file in a folder that can be written"
+        ) from error
+
+
+def keep_token(engine: Engine, path: Path, clock: Clock, kind: TokenKind) -> str:
+    """The token in this file, or a new one, put there, where it is missing or not good any more.
+
+    Args:
+        engine: of a database with this version's tables.
+        path: its owner alone can read it afterwards.
+        clock: for the token's age.
+        kind: `INGEST` (collectors) or `LOCAL` (commands on this machine); see `KEPT`.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -114,9 +138,10 @@ def keep_ingest_token(engine: Engine, path: Path, clock: Clock) -> str:
     if kept and Authority(engine, clock).identify(kept) is not None:
         return kept
     now = clock.unix_ns()
+    name, scope = KEPT[kind]
     with write(engine) as connection:
-        token_id, text = create_token(connection, TokenKind.INGEST, "collectors", [Scope.INGEST], now)
-        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.INGEST})
+        token_id, text = create_token(connection, kind, name, [scope], now)
+        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": kind})
     write_secret(path, text + "\n")
     return text
 

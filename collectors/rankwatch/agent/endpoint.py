@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,16 +36,31 @@ class Endpoint:
 
 
 def configuration_path(environment: Mapping[str, str]) -> Path:
-    """The user's configuration file, by the XDG rules."""
+    """Where `rankwatch up` leaves URL and token: `RANKWATCH_INGEST_CONFIG`, else by the XDG rules."""
+    named = environment.get("RANKWATCH_INGEST_CONFIG", "")
+    if named:
+        return Path(named)
     base = environment.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base else Path(environment.get("HOME", "/nonexistent")) / ".config"
+    folder = Path(base) if base else _home(environment) / ".config"
     return folder / CONFIGURATION
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    """The user's folder, also where HOME is not set, as under many init systems and schedulers."""
+    named = environment.get("HOME", "")
+    if named:
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("/nonexistent")
 
 
 def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Endpoint | None:
     """Look for the service: arguments, then `RANKWATCH_URL` with `RANKWATCH_TOKEN`, then the user's file.
 
-    A token file goes with either URL. None when no place names a service.
+    A token file goes with either URL, and the token in the user's file with the URL beside it. None when no place
+    names a service.
 
     Raises:
         ValueError: a place names a service, but cannot be used; the text says which place and why.
@@ -55,9 +72,15 @@ def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping
             return Endpoint(url.rstrip("/"), token_file.read_text().strip())
         token = environment.get("RANKWATCH_TOKEN", "")
         if not token:
-            raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or hand over a token file")
+            local = _configured(configuration_path(environment))
+            if local is None or local.url != url.rstrip("/"):
+                raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or hand over a token file")
+            return local
         return Endpoint(url.rstrip("/"), token.strip())
-    path = configuration_path(environment)
+    return _configured(configuration_path(environment))
+
+
+def _configured(path: Path) -> Endpoint | None:
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -53,6 +53,8 @@ class TokenKind(StrEnum):
 
     API = "api"
     INGEST = "ingest"
+    LOCAL = "local"
+    """For commands on the machine of `up`, which keeps it."""
     LOGIN = "login"
     """Good for one browser login; printed by `up`."""
     SESSION = "session"

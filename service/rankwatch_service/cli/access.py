@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.database import existing_database
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from rankwatch_service.settings import Settings
 
 token = typer.Typer(help="Access tokens, straight in the database: for whoever runs the service.", no_args_is_help=True)
@@ -28,14 +25,14 @@ def login(
     ],
 ) -> None:
     """Keep a service and a token for the other commands, in the user's configuration folder."""
-    from platformdirs import user_config_path
+    import os
 
     from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import CONFIG_NAME, Endpoint, store_endpoint
+    from rankwatch_service.cli.endpoint import Endpoint, store_endpoint, user_places
 
     endpoint = Endpoint(url.rstrip("/"), secret.strip())
     Client(endpoint).get("/api/v1/jobs", limit=1)
-    config = user_config_path("rankwatch") / CONFIG_NAME
+    config = user_places(os.environ).login
     store_endpoint(endpoint, config)
     output.note(f"kept in {config}")
 
@@ -63,7 +60,7 @@ def create(
     kind = TokenKind.INGEST if scopes == {Scope.INGEST} else TokenKind.API
     now = SystemClock().unix_ns()
     expires = None if lasting is None else now + seconds(lasting) * 1_000_000_000
-    with _database(data, database_url) as engine, write(engine) as connection:
+    with existing_database(data, database_url) as engine, write(engine) as connection:
         token_id, text = create_token(connection, kind, name, scopes, now, job=job, expires_unix_ns=expires)
         fields = {"name": name, "scopes": sorted(scopes), "job": job}
         audit.append(connection, now, "command line", "token.make", token_id, "ok", fields=fields)
@@ -79,13 +76,13 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
     from rankwatch_service.store.models import Token
 
     columns = [column for column in Token.__table__.columns if column.key != "secret_sha256"]
-    with _database(data, database_url) as engine, read(engine) as connection:
+    with existing_database(data, database_url) as engine, read(engine) as connection:
         rows = connection.execute(select(*columns).order_by(Token.created_unix_ns.desc())).mappings().all()
     output.show(
         (dict(row) for row in rows),
         as_json,
         {
-            "id": lambda one: output.plain(one["id"]),
+            "id": lambda one: output.identifier(one["id"]),
             "kind": lambda one: output.plain(one["kind"]),
             "name": lambda one: output.plain(one["name"]),
             "scopes": lambda one: output.plain(one["scopes"]),
@@ -110,7 +107,7 @@ def revoke(
     from rankwatch_service.control import audit
     from rankwatch_service.store.engine import write
 
-    with _database(data, database_url) as engine, write(engine) as connection:
+    with existing_database(data, database_url) as engine, write(engine) as connection:
         if not revoke_token(connection, token_id):
             raise CliError(Status.USAGE, f"there is no token {token_id!r}")
         audit.append(connection, SystemClock().unix_ns(), "command line", "token.revoke", token_id, "ok")
@@ -121,12 +118,16 @@ def revoke(
 def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Bring the database to this version's tables, and make Kafka's topics where it is configured."""
     from rankwatch_service.cli.roles import settings
+    from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.migrate import upgrade
 
-    with _database(data, database_url) as engine:
-        upgrade(engine)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
     configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    engine = open_engine(configured.database_url, "command line")
+    try:
+        upgrade(engine)
+    finally:
+        engine.dispose()
+    output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
     if configured.kafka:
         _make_topics(configured)
 
@@ -140,7 +141,7 @@ def downgrade_database(
     """Take the database back to an earlier version's tables; what later ones had added is dropped."""
     from rankwatch_service.store.migrate import downgrade
 
-    with _database(data, database_url) as engine:
+    with existing_database(data, database_url) as engine:
         downgrade(engine, revision)
         output.note(f"{engine.url.render_as_string(hide_password=True)} is at revision {revision}")
 
@@ -150,7 +151,7 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
     """Exit with 1 unless the database has exactly this version's tables."""
     from rankwatch_service.store.migrate import check
 
-    with _database(data, database_url) as engine:
+    with existing_database(data, database_url) as engine:
         check(engine)
         output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
 
@@ -164,15 +165,3 @@ def _make_topics(configured: Settings) -> None:
     except KafkaAwayError as error:
         raise CliError(Status.UNREACHABLE, str(error)) from error
     output.note(f"the topics at {configured.kafka} are there; telemetry has {partitions} partitions")
-
-
-@contextmanager
-def _database(data: str | None, database_url: str | None) -> Iterator[Engine]:
-    from rankwatch_service.cli.roles import settings
-    from rankwatch_service.store.engine import open_engine
-
-    engine = open_engine(settings(data_dir=data, database_url=database_url).database_url, "command line")
-    try:
-        yield engine
-    finally:
-        engine.dispose()

@@ -23,7 +23,7 @@ def checkpoints(
         connect(url, token).items(f"{job_path(job)}/checkpoints", limit),
         as_json,
         {
-            "id": lambda one: output.plain(one["id"]),
+            "id": lambda one: output.identifier(one["id"]),
             "step": lambda one: output.plain(one["step"]),
             "tier": lambda one: output.plain(one["tier"]),
             "verdict": lambda one: output.state(one["verdict"]),

@@ -30,7 +30,7 @@ def list_commands(
         connect(url, token).items("/api/v1/commands", limit, job=job),
         as_json,
         {
-            "id": lambda one: output.plain(one["id"]),
+            "id": lambda one: output.identifier(one["id"]),
             "job": lambda one: output.plain(one["job"]),
             "action": lambda one: output.plain(one["action"]),
             "state": lambda one: output.state(one["state"]),

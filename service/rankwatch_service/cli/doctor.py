@@ -99,12 +99,14 @@ def _space(name: str, folder: Path, bytes_min: int) -> Check:
 
 
 def _database(configured: Settings) -> Iterator[Check]:
+    from rankwatch_service.cli.database import database_in_force
     from rankwatch_service.store.engine import address_of, open_engine
     from rankwatch_service.store.errors import StoreError
     from rankwatch_service.store.migrate import check
 
     try:
-        address = address_of(configured.database_url)
+        url = database_in_force(configured)
+        address = address_of(url)
     except StoreError as error:
         yield Check("database", "finding", str(error))
         return
@@ -113,7 +115,7 @@ def _database(configured: Settings) -> Iterator[Check]:
         yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` makes it")
         return
     try:
-        engine = open_engine(configured.database_url)
+        engine = open_engine(url)
         check(engine)
         engine.dispose()
         yield Check("database", "ok", shown)

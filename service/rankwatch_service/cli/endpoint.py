@@ -1,4 +1,7 @@
-"""Which service to talk to, and with which token: option before environment before the user's file."""
+"""Which service to talk to, and with which token.
+
+Option before environment before what `rankwatch login` kept before what `rankwatch up` left on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from rankwatch_service.cli.errors import CliError, Status
@@ -26,7 +29,28 @@ class Endpoint:
     token: str
 
 
-def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, str], config: Path) -> Endpoint:
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files that may name a service; neither need exist."""
+
+    login: Path
+    """Written by `rankwatch login`."""
+    local: Path
+    """Written by `rankwatch up`, with its database."""
+
+
+def user_places(environment: Mapping[str, str]) -> Places:
+    """Where these files are for this user."""
+    from platformdirs import user_config_path
+
+    from rankwatch_service.settings import local_config
+
+    folder = user_config_path("rankwatch")
+    ingest = Path(environment.get("RANKWATCH_INGEST_CONFIG") or folder / "ingest.json")
+    return Places(folder / CONFIG_NAME, local_config(ingest))
+
+
+def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, str], places: Places) -> Endpoint:
     """Choose the service and the token.
 
     A token is only used with the URL that stands beside it in the same place, or where no other URL was given: one
@@ -36,22 +60,26 @@ def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, 
         url: from `--url`.
         token: from `--token`.
         environment: `RANKWATCH_URL` and `RANKWATCH_TOKEN` count.
-        config: the user's file; it need not exist.
+        places: the files that may name one.
 
     Raises:
-        CliError: the file is not readable as what it should be.
+        CliError: a file is not readable as what it should be.
     """
-    stored = _stored(config)
-    places = (
+    found = (
         Endpoint(url or "", token or ""),
         Endpoint(environment.get("RANKWATCH_URL", ""), environment.get("RANKWATCH_TOKEN", "")),
-        stored,
+        _stored(places.login, "login"),
+        _stored(places.local, "up"),
     )
-    chosen_url = next((place.url for place in places if place.url), URL_DEFAULT).rstrip("/")
-    chosen_token = next(
-        (place.token for place in places if place.token and place.url.rstrip("/") in ("", chosen_url)), ""
-    )
+    chosen_url = next((one.url for one in found if one.url), URL_DEFAULT).rstrip("/")
+    chosen_token = next((one.token for one in found if one.token and one.url.rstrip("/") in ("", chosen_url)), "")
     return Endpoint(chosen_url, chosen_token)
+
+
+def local_database_url(environment: Mapping[str, str]) -> str:
+    """The database of the service that `rankwatch up` last started for this user; "" where there was none."""
+    content = _content(user_places(environment).local, "up")
+    return str(content.get("database_url", ""))
 
 
 def store_endpoint(endpoint: Endpoint, config: Path) -> None:
@@ -69,11 +97,19 @@ def job_path(job: str) -> str:
     return f"/api/v1/jobs/{quote(job, safe='')}"
 
 
-def _stored(config: Path) -> Endpoint:
+def _stored(config: Path, writer: str) -> Endpoint:
+    content = _content(config, writer)
+    return Endpoint(content.get("url", ""), content.get("token", ""))
+
+
+def _content(config: Path, writer: str) -> dict[str, Any]:
+    """What a file holds; nothing where there is none."""
     try:
         content = json.loads(config.read_text())
-        return Endpoint(str(content["url"]), str(content["token"]))
+        return {**content, "url": str(content["url"]), "token": str(content["token"])}
     except FileNotFoundError:
-        return Endpoint("", "")
+        return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CliError(Status.USAGE, f"{config} cannot be read ({error}); `rankwatch login` writes it anew") from error
+        raise CliError(
+            Status.USAGE, f"{config} cannot be read ({error}); `rankwatch {writer}` writes it anew"
+        ) from error

@@ -40,7 +40,7 @@ def list_incidents(
         found,
         as_json,
         {
-            "id": lambda one: output.plain(one["id"]),
+            "id": lambda one: output.identifier(one["id"]),
             "severity": lambda one: output.severity(one["severity"]),
             "state": lambda one: output.state(one["state"]),
             "job": lambda one: output.plain(one["job"]),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.database import existing_database
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL
 
@@ -18,16 +19,13 @@ def ingest(
     database_url: DATABASE_URL = None,
 ) -> None:
     """See to it that this file holds a good ingest token: the one that is there, or a new one."""
-    from rankwatch_service.cli.roles import settings
+    from rankwatch_service.api.access import TokenKind
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.store.engine import open_engine
-    from rankwatch_service.up import keep_ingest_token
+    from rankwatch_service.up import keep_token
 
-    engine = open_engine(settings(data_dir=data, database_url=database_url).database_url)
     try:
-        keep_ingest_token(engine, file, SystemClock())
+        with existing_database(data, database_url) as engine:
+            keep_token(engine, file, SystemClock(), TokenKind.INGEST)
     except OSError as error:
         raise CliError(Status.USAGE, f"{file}: {error.strerror}") from error
-    finally:
-        engine.dispose()
     output.note(f"{file} holds a good ingest token")

@@ -10,8 +10,12 @@ import typer
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import Client
 
-URL = Annotated[str | None, typer.Option("--url", help="The service; else RANKWATCH_URL, else the user's file.")]
-TOKEN = Annotated[str | None, typer.Option("--token", help="Access token; else RANKWATCH_TOKEN, else the user's file.")]
+URL = Annotated[
+    str | None, typer.Option("--url", help="The service; else RANKWATCH_URL, `rankwatch login`, `rankwatch up`.")
+]
+TOKEN = Annotated[
+    str | None, typer.Option("--token", help="Access token; else RANKWATCH_TOKEN, or what goes with the service.")
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 LIMIT = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Print at most so many.")]
 JOB = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
@@ -25,10 +29,8 @@ DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder 
 
 
 def connect(url: str | None, token: str | None) -> Client:
-    """A client for the service that these options, the environment or the user's file name."""
-    from platformdirs import user_config_path
-
+    """A client for the service that these options, the environment or the user's files name."""
     from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import CONFIG_NAME, find_endpoint
+    from rankwatch_service.cli.endpoint import find_endpoint, user_places
 
-    return Client(find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME))
+    return Client(find_endpoint(url, token, os.environ, user_places(os.environ)))

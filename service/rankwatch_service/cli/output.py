@@ -31,6 +31,9 @@ STATE_STYLES: Final[Mapping[str, str]] = {
     "suspect": "red",
 }
 
+PIPE_COLUMNS: Final = 2_000
+"""Longer than any line we print."""
+
 Cell = Text | str
 
 
@@ -43,12 +46,13 @@ def print_json(things: Iterable[Mapping[str, Any]]) -> None:
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
     """Print a table to stdout, or what it means that there is none to stderr."""
     table = Table(box=None, pad_edge=False, header_style="bold dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    lines = [list(row) for row in rows]
+    for at, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=any(_is_identifier(line[at]) for line in lines))
+    for line in lines:
+        table.add_row(*line)
     if table.row_count:
-        Console().print(table)
+        _console().print(table)
     else:
         note(empty)
 
@@ -60,7 +64,16 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields:
         table.add_row(name, value)
-    Console().print(table)
+    _console().print(table)
+
+
+def _is_identifier(cell: Cell) -> bool:
+    return isinstance(cell, Text) and bool(cell.no_wrap)
+
+
+def _console() -> Console:
+    """Stdout; what goes into a pipe or a file is not broken into lines."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
 
 
 def note(message: str) -> None:
@@ -77,6 +90,13 @@ def plain(value: Any) -> Text:
     if isinstance(value, (list, tuple)):
         value = " ".join(str(one) for one in value)
     return Text("".join(sign if sign.isprintable() else "�" for sign in str(value)))
+
+
+def identifier(value: Any) -> Text:
+    """An id: never broken over two lines, so that it can be copied into the next command."""
+    text = plain(value)
+    text.no_wrap = True
+    return text
 
 
 def block(value: str) -> Text:

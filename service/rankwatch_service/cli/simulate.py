@@ -194,10 +194,8 @@ def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Ca
     """Ways into the service: Kafka where it is named, else HTTP."""
     import os
 
-    from platformdirs import user_config_path
-
     from rankwatch.kafka_settings import from_environment
-    from rankwatch_service.cli.endpoint import CONFIG_NAME, find_endpoint
+    from rankwatch_service.cli.endpoint import find_endpoint, user_places
     from rankwatch_service.simulate.lines import HttpLine
 
     try:
@@ -205,7 +203,7 @@ def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Ca
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error
     if settings is None:
-        endpoint = find_endpoint(url, token, os.environ, user_config_path("rankwatch") / CONFIG_NAME)
+        endpoint = find_endpoint(url, token, os.environ, user_places(os.environ))
         try:
             HttpLine(endpoint.url, endpoint.token).close()
         except ValueError as error:

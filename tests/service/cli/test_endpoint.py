@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rankwatch_service.cli.endpoint import URL_DEFAULT, Endpoint, find_endpoint, store_endpoint
+from rankwatch_service.cli.endpoint import URL_DEFAULT, Endpoint, Places, find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
 
 
@@ -15,7 +15,23 @@ def config(tmp_path):
 
 
 def found(config, url=None, token=None, **environment):
-    return find_endpoint(url, token, environment, config)
+    return find_endpoint(url, token, environment, Places(config, config.with_name("local.json")))
+
+
+def test_the_service_that_up_started_here_is_meant_where_nobody_logged_in(config):
+    store_endpoint(Endpoint("http://127.0.0.1:9999", "l"), config.with_name("local.json"))
+    assert found(config) == Endpoint("http://127.0.0.1:9999", "l")
+    assert found(config, "http://127.0.0.1:9999/") == Endpoint("http://127.0.0.1:9999", "l")
+    assert found(config, "http://elsewhere") == Endpoint("http://elsewhere", "")
+    store_endpoint(Endpoint("http://file", "f"), config)
+    assert found(config) == Endpoint("http://file", "f")
+
+
+def test_a_spoilt_file_of_up_is_named_with_what_helps(config):
+    config.parent.mkdir()
+    config.with_name("local.json").write_text("{")
+    with pytest.raises(CliError, match=r"local.json .*rankwatch up"):
+        found(config)
 
 
 def test_without_anything_the_service_on_this_machine_is_meant(config):

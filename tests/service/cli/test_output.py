@@ -37,6 +37,24 @@ def test_an_empty_table_says_on_stderr_what_that_means(capsys):
     assert (captured.out, captured.err.strip()) == ("", "no job yet")
 
 
+def test_an_id_is_never_broken_over_two_lines(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    row = [output.identifier("0123456789abcdef" * 2), output.plain("a word " * 20), output.plain("warning " * 5)]
+    output.print_table(["id", "summary", "state"], [row], "none")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 2
+    assert all(len(line) <= 80 for line in printed)
+    assert "0123456789abcdef" * 2 in printed[1]
+
+
+def test_a_pipe_gets_one_line_for_each_row(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output.print_table(["id", "summary"], [[output.identifier("a" * 32), output.plain("word " * 60)]], "none")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "–"), ("", "–"), ([], "–"), (0, "0"), (0.123456, "0.1235"), ([1, 2], "1 2")]
 )
