@@ -18,6 +18,21 @@ export function get(path, query = {}) {
   return ask("GET", asked(path, query));
 }
 
+const PAGE_MAX = 500;
+
+// The first `count` items of a list, however many pages that takes: {items, total}.
+export async function getList(path, query, count) {
+  const items = [];
+  let [total, cursor] = [0, null];
+  do {
+    const page = await get(path, { ...query, cursor, limit: Math.min(PAGE_MAX, count - items.length) });
+    items.push(...page.items);
+    total = page.total ?? total;
+    cursor = page.next_cursor;
+  } while (cursor && items.length < count);
+  return { items, total: Math.max(total, items.length) };
+}
+
 // What is not JSON, as an ArrayBuffer.
 export function getBytes(path, query = {}) {
   return ask("GET", asked(path, query), undefined, (answer) => answer.arrayBuffer());

@@ -1,38 +1,46 @@
-// Home: what is open, worst first. Filters live in the address, so that a view can be shared.
+// Home: what is not resolved, worst first. Filters live in the address, so that a view can be shared.
 
-import { get, now, path, post } from "./api.js";
+import { get, getList, now, path, post } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { age, clock, kindName, moment, number, rankList } from "./format.js";
 import { everySecond, gathered, listen } from "./live.js";
-import { empty, guarded, keys, mayDo, SEVERITIES, severityPill, shell, statePill, toast, whenChanged } from "./shell.js";
+import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "./shell.js";
 
-const SHOWN = 200;
+const PAGE = 100;
 const UNHEARD_S = 30;
-const VIEWS = { open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
+const VIEWS = { unresolved: "Unresolved", open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
+const FILTERS = ["severity", "job", "kind"];
 
 const query = new URLSearchParams(location.search);
 const known = new Set();
 let first = true;
 let shown = [];
+let wanted = PAGE;
 
 const main = shell("Incidents");
 const views = h("div", { class: "views", role: "group", "aria-label": "State" });
 const severity = choice("severity", "Any severity", SEVERITIES);
 const job = choice("job", "Any job", []);
+const standing = h("p", { class: "standing", role: "status" });
 const list = h("div", { class: "card list" });
 main.append(
   h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), views, h("div", { class: "filters" }, severity, job)),
+  standing,
   list,
   h("p", { class: "keys hint" }, h("kbd", {}, "j"), h("kbd", {}, "k"), " move  ", h("kbd", {}, "Enter"), " open  ", h("kbd", {}, "a"), " acknowledge"),
 );
 keys(() => [...list.querySelectorAll("tr.link")], { a: acknowledge });
 
-const showViews = whenChanged((view) =>
+const showViews = whenChanged((view, counts) =>
   fill(
     views,
-    Object.entries(VIEWS).map(([name, label]) => h("button", { class: "view", "aria-pressed": name === view ? "true" : "false", onclick: () => set("state", name === "open" ? "" : name) }, label)),
+    Object.entries(VIEWS).map(([name, label]) => {
+      const many = counts && h("span", { class: "many" }, number(counts[name]));
+      return h("button", { class: "view", "aria-pressed": name === view ? "true" : "false", onclick: () => set("state", name === "unresolved" ? "" : name) }, label, many);
+    }),
   ),
 );
+const showStanding = whenChanged((totals) => fill(standing, standingOf(totals)));
 const offerJobs = whenChanged((names, chosen) => offer(job, "Any job", names, chosen));
 let drawn = null;
 
@@ -57,34 +65,44 @@ function set(name, value) {
   else query.delete(name);
   const search = query.toString();
   history.replaceState(null, "", search ? `?${search}` : location.pathname);
+  wanted = PAGE;
   load();
 }
 
 async function load() {
-  const view = query.get("state") ?? "open";
-  showViews(view);
+  const view = query.get("state") ?? "unresolved";
   await guarded(async () => {
-    const wanted = { state: view === "all" ? null : view, severity: query.get("severity"), job: query.get("job"), kind: query.get("kind"), limit: SHOWN };
-    const [incidents, jobs] = await Promise.all([get("incidents", wanted), get("jobs", { limit: 100 })]);
+    const asked = { state: view === "all" ? null : view, severity: query.get("severity"), job: query.get("job"), kind: query.get("kind"), order: "urgency" };
+    const [incidents, totals, jobs] = await Promise.all([getList("incidents", asked, wanted), get("incidents/totals", { job: query.get("job") }), get("jobs", { limit: 100 })]);
+    const counts = { open: sum(totals.open), acknowledged: sum(totals.acknowledged), resolved: sum(totals.resolved) };
+    counts.unresolved = counts.open + counts.acknowledged;
+    counts.all = counts.unresolved + counts.resolved;
+    showViews(view, counts);
+    showStanding(totals);
     offerJobs(jobs.items.map((one) => one.name), query.get("job"));
-    shown = incidents.items.sort(worstFirst);
+    shown = incidents.items;
     // Only what changed is drawn again: the pointer may be on a row.
-    const state = JSON.stringify(shown.length ? shown : [view, query.toString(), jobs.items]);
-    if (state !== drawn) shown.length ? fill(list, table(shown)) : quiet(view, jobs.items);
+    const state = JSON.stringify(shown.length ? [shown, incidents.total] : [view, query.toString(), counts, jobs.items]);
+    if (state !== drawn) shown.length ? fill(list, table(shown), rest(shown.length, incidents.total, showMore)) : quiet(view, counts, jobs.items);
     drawn = state;
     for (const incident of shown) known.add(incident.id);
     first = false;
   });
 }
 
-const STATE_ORDER = { open: 0, acknowledged: 1, resolved: 2 };
+function showMore() {
+  wanted += PAGE;
+  load();
+}
 
-function worstFirst(a, b) {
-  return (
-    STATE_ORDER[a.state] - STATE_ORDER[b.state] ||
-    (a.state === "resolved" ? 0 : SEVERITIES.indexOf(a.severity) - SEVERITIES.indexOf(b.severity)) ||
-    (a.state === "resolved" ? b.resolved_unix_ns - a.resolved_unix_ns : a.onset_unix_ns - b.onset_unix_ns)
-  );
+// What is not resolved, in a line; nothing where there is nothing.
+function standingOf(totals) {
+  const [open, acknowledged] = [sum(totals.open), sum(totals.acknowledged)];
+  if (open + acknowledged === 0) return [];
+  const worst = SEVERITIES.filter((one) => totals.open[one] + totals.acknowledged[one] > 0).map((one) => h("span", { class: `pill ${one}` }, icon(one), `${number(totals.open[one] + totals.acknowledged[one])} ${one}`));
+  const whose = open === 0 ? "all of them acknowledged" : acknowledged === 0 ? "none of them acknowledged" : `${number(acknowledged)} of them acknowledged`;
+  const cost = totals.impact_gpu_hours_per_hour;
+  return [h("span", {}, h("b", {}, `${number(open + acknowledged)} not resolved`), `, ${whose}`), worst, cost > 0 && h("span", {}, "costing ", h("b", {}, `${number(cost)} GPU-hours an hour`))];
 }
 
 function table(incidents) {
@@ -125,25 +143,49 @@ function row(incident) {
   );
 }
 
-function quiet(view, jobs) {
-  if (view !== "open" || ["severity", "job", "kind"].some((name) => query.get(name))) {
+function quiet(view, counts, jobs) {
+  if (!["unresolved", "open"].includes(view) || FILTERS.some((name) => query.get(name))) {
     empty(list, `No ${view === "all" ? "" : `${view} `}incident matches.`);
-    return;
+  } else if (counts.acknowledged > 0) {
+    empty(list, `Nothing is open that nobody has acknowledged. ${number(counts.acknowledged)} acknowledged ${counts.acknowledged === 1 ? "incident is" : "incidents are"} not resolved.`);
+  } else if (jobs.length === 0) {
+    fill(list, firstSteps());
+  } else {
+    fill(list, allQuiet(jobs));
   }
-  const running = jobs.filter((one) => one.state === "running" || one.state === "paused");
-  const newest = Math.max(0, ...jobs.map((one) => one.last_seen_unix_ns));
-  const heard = !running.length || now() / 1e3 - newest / 1e9 < UNHEARD_S;
-  fill(
-    list,
+}
+
+// No incident is open. Whether that is good depends on whether anything is heard of jobs.
+function allQuiet(jobs) {
+  const count = (...states) => jobs.filter((one) => states.includes(one.state)).length;
+  const [running, silent, still] = [count("running", "paused"), count("lost"), count("stalled")];
+  const newest = Math.max(...jobs.map((one) => one.last_seen_unix_ns));
+  const unheard = silent > 0 || (running > 0 && now() / 1e3 - newest / 1e9 > UNHEARD_S);
+  const calm = !unheard && still === 0;
+  const title = unheard ? "No incident is open, but not every job is heard" : still ? "No incident is open, but not every job moves" : running ? "All quiet" : "No job is running";
+  const others = [still && `${still} stalled`, silent && `${silent} not heard`].filter(Boolean);
+  return h(
+    "div",
+    { class: `quiet ${calm ? "" : "unheard"}` },
+    h("span", { class: "seal" }, icon(calm ? "good" : "warning")),
+    h("h2", {}, title),
+    h("p", { class: "muted" }, [`${running} of ${jobs.length} ${jobs.length === 1 ? "job" : "jobs"} running`, ...others].join(", "), ". Last telemetry ", h("b", { "data-since": newest }), " ago."),
+  );
+}
+
+function firstSteps() {
+  const step = (text, code) => h("li", {}, text, h("pre", {}, code));
+  return h(
+    "div",
+    { class: "quiet begin" },
+    h("h2", {}, "No job has reported yet"),
+    h("p", { class: "muted" }, "Quiet does not mean healthy until one does."),
     h(
-      "div",
-      { class: `quiet ${heard ? "" : "unheard"}` },
-      h("span", { class: "seal" }, icon(heard ? "good" : "warning")),
-      h("h2", {}, heard ? "All quiet" : "Quiet, but nothing is heard"),
-      jobs.length
-        ? h("p", { class: "muted" }, `${running.length} of ${jobs.length} ${jobs.length === 1 ? "job" : "jobs"} running. Last telemetry `, h("b", { "data-since": newest }), " ago.")
-        : h("p", { class: "muted" }, "No job has reported yet. Quiet does not mean healthy until one does."),
-      jobs.length === 0 && h("p", { class: "hint" }, "Put ", h("code", {}, "watch = rankwatch.start(job=…)"), " into a training script, or run ", h("code", {}, "rankwatch demo"), "."),
+      "ol",
+      {},
+      step("Put this into the training script:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
+      step("On this machine that is all. On others, say where to report, with a token from `rankwatch token ingest`:", `export RANKWATCH_URL=${location.origin}\nexport RANKWATCH_TOKEN=…`),
+      step("No job at hand? Play one:", "rankwatch demo"),
     ),
   );
 }

@@ -17,6 +17,7 @@ const MAP_HEIGHT_PX = 190;
 const MAP_COLUMNS = 300;
 const RANGES = [500, 2000, 10_000];
 const VALUES_SHOWN = 2_000_000; // ranks × steps that a view shows step by step at first
+const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before
 const IDLE_SHARE = 4; // drawing may take a fifth of the time
 
 const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
@@ -68,13 +69,13 @@ async function load() {
       get("incidents", { job: name, limit: 50 }),
       get(path("jobs", name, "attempts"), { limit: 50 }),
       get(path("jobs", name, "checkpoints"), { limit: 50 }),
-      get("commands", { job: name, limit: LISTED }),
+      get("commands", { job: name, limit: LISTED + 1 }),
       mayDo("command"),
     ]);
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
     showHead(job.state, job.can, job.orders, command);
     showStrip();
-    showLists(incidents, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
+    showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
     showAges();
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
@@ -82,7 +83,7 @@ async function load() {
 }
 
 const showHead = whenChanged((state, can, orders, command) => {
-  const fits = { pause: state !== "paused", resume: state === "paused" };
+  const fits = { pause: state === "running", resume: state === "paused" };
   const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (can.includes(action) || action === "resume"));
   fill(
     head,
@@ -104,18 +105,21 @@ function button(action) {
 }
 
 function showStrip() {
-  const open = incidents.filter((one) => one.state !== "resolved");
-  const worst = ["critical", "warning", "info"].find((severity) => open.some((one) => one.severity === severity));
   const saved = checkpoints.find((one) => one.id === job.checkpoints.rollback_to);
   fill(
     strip,
-    tile("Step", stepNumber(job.step), `attempt ${job.attempt}`),
-    tile("Step time", duration(job.step_time_s), job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
-    tile("Loss", number(job.loss, 4), "mean over ranks"),
+    tile("Step", stepNumber(job.step), job.last_progress_unix_ns === null ? `attempt ${job.attempt}` : h("span", { "data-progress": job.last_progress_unix_ns, title: `attempt ${job.attempt}` })),
+    tile("Step time", rate(duration(job.step_time_s)), STANDING.includes(job.state) ? `before it was ${job.state}` : job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
+    tile("Loss", rate(number(job.loss, 4)), "mean over ranks"),
     tile("Ranks reporting", [number(job.ranks_reporting), h("small", {}, ` of ${number(job.world_size)}`)], h("span", { "data-seen": job.last_seen_unix_ns })),
     tile("Last good checkpoint", saved ? `step ${number(saved.step)}` : "none yet", saved ? h("span", { "data-saved": saved.saved_unix_ns, "data-tier": saved.tier }) : `${checkpoints.length} in the ledger`),
-    tile("Open incidents", open.length ? h("a", { href: `/incidents?job=${encodeURIComponent(name)}` }, open.length) : "0", worst ? severityPill(worst) : "all quiet"),
+    tile("Incidents", job.incidents ? h("a", { href: `/incidents?job=${encodeURIComponent(name)}` }, number(job.incidents)) : "0", job.incidents ? severityPill(job.worst_severity) : "none is open"),
   );
+}
+
+// A figure of a job that does not move is one of before.
+function rate(text) {
+  return STANDING.includes(job.state) ? h("span", { class: "then" }, text) : text;
 }
 
 function showAges() {
@@ -125,6 +129,7 @@ function showAges() {
     place.textContent = `heard ${age(quietFor)} ago`;
     document.body.classList.toggle("stale", quietFor > STALE_S && job.state !== "ended");
   }
+  for (const place of strip.querySelectorAll("[data-progress]")) place.textContent = `last step ${age(ageOf(place.dataset.progress))} ago`;
   for (const place of strip.querySelectorAll("[data-saved]")) place.textContent = `${place.dataset.tier} · ${age(ageOf(place.dataset.saved))} ago`;
 }
 
@@ -187,15 +192,17 @@ function worstFirst({ steps, ranks, values, kinds }) {
   return ranks.map((_, row) => row).sort((a, b) => means[b] - means[a]);
 }
 
-const showLists = whenChanged((incidents, checkpoints, commands, attempts, saveEvery_s) => {
+const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands, attempts, saveEvery_s) => {
   const listed = (title, items, none, row, hint) => {
     const table = h("table", { class: "compact" }, h("tbody", {}, items.slice(0, LISTED).map(row)));
-    return card(title, items.length ? table : empty(h("div"), none), { hint });
+    const hints = [items.length > LISTED && `the newest ${LISTED}`, hint].filter(Boolean);
+    return card(title, items.length ? table : empty(h("div"), none), { hint: hints.length ? hints.map((one, n) => [n > 0 && " · ", one]) : null });
   };
   fill(
     lists,
     listed("Recent incidents", incidents, "None so far.", (one) =>
       h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, statePill(one.state))),
+      incidentsInAll > LISTED ? h("a", { href: `/incidents?state=all&job=${encodeURIComponent(name)}` }, `all ${number(incidentsInAll)}`) : null,
     ),
     listed("Checkpoints", checkpoints, "None saved yet.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),

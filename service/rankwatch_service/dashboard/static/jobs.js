@@ -1,12 +1,13 @@
 // All jobs: state, step, speed, loss, how many ranks report, what is open.
 
-import { get, now } from "./api.js";
+import { getList, now } from "./api.js";
 import { fill, h } from "./dom.js";
 import { age, duration, number, stepNumber } from "./format.js";
 import { everySecond, gathered, listen } from "./live.js";
-import { empty, guarded, keys, shell, statePill } from "./shell.js";
+import { empty, guarded, keys, rest, shell, statePill } from "./shell.js";
 
-const SHOWN = 200;
+const PAGE = 100;
+const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before
 const STALE_S = 15;
 const POLL_S = 3;
 
@@ -18,6 +19,7 @@ keys(() => [...list.querySelectorAll("tr.link")]);
 const refresh = gathered(load);
 listen((topic) => ["job", "incident", "reset"].includes(topic) && refresh());
 let seconds = 0;
+let wanted = PAGE;
 everySecond(() => {
   if (seconds++ % POLL_S === 0) load();
   showAges();
@@ -25,52 +27,52 @@ everySecond(() => {
 
 async function load() {
   await guarded(async () => {
-    const [jobs, incidents] = await Promise.all([get("jobs", { limit: SHOWN }), get("incidents", { state: "open", limit: 200 })]);
-    if (!jobs.items.length) {
+    const { items, total } = await getList("jobs", {}, wanted);
+    if (!items.length) {
       empty(list, "No job has reported yet.");
       return;
     }
-    const open = Map.groupBy ? Map.groupBy(incidents.items, (one) => one.job) : grouped(incidents.items);
-    const headings = ["Job", "State", "Step", "Step time", "Loss", "Ranks", "Open incidents", "Last telemetry"];
+    const headings = ["Job", "State", "Step", "Step time", "Loss", "Ranks", "Incidents", "Last step"];
     const head = h("tr", {}, headings.map((name, n) => h("th", { class: n >= 2 && n <= 5 ? "right" : "" }, name)));
-    fill(list, h("table", { class: "jobs" }, h("thead", {}, head), h("tbody", {}, jobs.items.map((job) => row(job, open.get(job.name) ?? [])))));
+    fill(list, h("table", { class: "jobs" }, h("thead", {}, head), h("tbody", {}, items.map(row))), rest(items.length, total, showMore));
     showAges();
   });
 }
 
-function grouped(incidents) {
-  const groups = new Map();
-  for (const one of incidents) groups.set(one.job, [...(groups.get(one.job) ?? []), one]);
-  return groups;
+function showMore() {
+  wanted += PAGE;
+  load();
 }
 
-function row(job, incidents) {
+function row(job) {
   const where = `/jobs/${encodeURIComponent(job.name)}`;
-  const worst = ["critical", "warning", "info"].find((severity) => incidents.some((one) => one.severity === severity));
+  const then = STANDING.includes(job.state) ? "then" : "";
   return h(
     "tr",
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
     h("td", { class: "c-name" }, h("a", { class: "title", href: where }, job.name), h("div", { class: "under break" }, `attempt ${job.attempt}`)),
     h("td", {}, statePill(job.state)),
     h("td", { class: "right", "data-label": "Step" }, stepNumber(job.step)),
-    h("td", { class: "right", "data-label": "Step time" }, duration(job.step_time_s)),
-    h("td", { class: "right", "data-label": "Loss" }, number(job.loss, 4)),
+    h("td", { class: `right ${then}`, title: then && `before it was ${job.state}`, "data-label": "Step time" }, duration(job.step_time_s)),
+    h("td", { class: `right ${then}`, "data-label": "Loss" }, number(job.loss, 4)),
     h("td", { class: "right nowrap", "data-label": "Ranks" }, `${number(job.ranks_reporting)} / ${number(job.world_size)}`),
     h(
       "td",
-      { "data-label": "Open incidents" },
-      incidents.length
-        ? h("a", { class: `pill ${worst}`, href: `/incidents?job=${encodeURIComponent(job.name)}` }, `${incidents.length} open`)
+      { "data-label": "Incidents" },
+      job.incidents
+        ? h("a", { class: `pill ${job.worst_severity}`, href: `/incidents?job=${encodeURIComponent(job.name)}` }, `${job.incidents} not resolved`)
         : h("span", { class: "faint" }, "none"),
     ),
-    h("td", { class: "nowrap", "data-label": "Last telemetry", "data-seen": job.last_seen_unix_ns, "data-state": job.state }),
+    h("td", { class: "nowrap", "data-label": "Last step" }, h("div", { "data-progress": job.last_progress_unix_ns }), h("div", { class: "under", "data-seen": job.last_seen_unix_ns, "data-state": job.state })),
   );
 }
 
 function showAges() {
-  for (const cell of list.querySelectorAll("[data-seen]")) {
-    const seconds = now() / 1e3 - Number(cell.dataset.seen) / 1e9;
-    cell.textContent = `${age(seconds)} ago`;
-    cell.closest("tr").classList.toggle("stale", seconds > STALE_S && cell.dataset.state !== "ended");
+  const ageOf = (unixNs) => now() / 1e3 - Number(unixNs) / 1e9;
+  for (const place of list.querySelectorAll("[data-seen]")) {
+    const seconds = ageOf(place.dataset.seen);
+    place.textContent = `heard ${age(seconds)} ago`;
+    place.closest("tr").classList.toggle("stale", seconds > STALE_S && place.dataset.state !== "ended");
   }
+  for (const place of list.querySelectorAll("[data-progress]")) place.textContent = `${age(ageOf(place.dataset.progress))} ago`;
 }

@@ -2,6 +2,7 @@
 
 import { get, remove } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { number } from "./format.js";
 import { gathered, listen } from "./live.js";
 import { toggleTheme } from "./theme.js";
 
@@ -48,13 +49,24 @@ export function shell(section) {
   return main;
 }
 
+// Open incidents; where there is none, those that somebody has acknowledged.
 async function countOpen(count) {
-  const { items } = await get("incidents", { state: "open", limit: 100 }).catch(() => ({ items: [] }));
-  count.hidden = items.length === 0;
-  count.textContent = items.length > 99 ? "99+" : items.length;
-  count.className = items.some((incident) => incident.severity === "critical") ? "count alarm" : "count";
+  const totals = await get("incidents/totals").catch(() => null);
+  if (totals === null) return;
+  const [open, acknowledged] = [sum(totals.open), sum(totals.acknowledged)];
+  count.hidden = open + acknowledged === 0;
+  count.textContent = few(open || acknowledged);
+  count.title = `${open} open, ${acknowledged} acknowledged`;
+  count.className = totals.open.critical ? "count alarm" : "count";
   const title = document.title.replace(/^\(\d+\+?\) /, "");
-  document.title = items.length ? `(${count.textContent}) ${title}` : title;
+  document.title = open ? `(${few(open)}) ${title}` : title;
+}
+
+const few = (count) => (count > 99 ? "99+" : count);
+
+// How many incidents of all severities together.
+export function sum(bySeverity) {
+  return SEVERITIES.reduce((count, severity) => count + bySeverity[severity], 0);
 }
 
 // Runs one refresh of the page; says what went wrong and stays usable, and takes it back when it works again.
@@ -130,6 +142,7 @@ const STATES = {
   acknowledged: "warning",
   resolved: "good",
   running: "good",
+  stalled: "critical",
   paused: "warning",
   lost: "critical",
   ended: "",
@@ -164,6 +177,12 @@ export function card(title, body, { tools = null, hint = null } = {}) {
 
 export function tile(label, value, detail) {
   return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "detail" }, detail ?? " "));
+}
+
+// Under a list that may go on: how many of it are shown, and a way to the others.
+export function rest(shown, total, more) {
+  if (shown >= total) return null;
+  return h("div", { class: "rest" }, h("span", {}, `${number(shown)} of ${number(total)} shown`), h("button", { onclick: more }, "Show more"));
 }
 
 // Wraps a drawing function so that it draws only when what it draws has changed: focus, selections and typed text of
