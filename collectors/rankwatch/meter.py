@@ -80,7 +80,7 @@ class Sink(Protocol):
         """Count values that could not be recorded, for instance reason `late_values`."""
 
     def declare(self, fields: Mapping[str, Any]) -> None:
-        """Add to the identity block: `parameters` (names), `replicated`, `device_uuid`."""
+        """Add to the identity block: `parameters` (names), `replicated`, `optimizers`, `watched`, `device_uuid`."""
 
 
 class Probe(Protocol):

@@ -37,7 +37,7 @@ class Header:
     """Field 22 of /proc/PID/stat when the rank started; 0 unknown. With the pid it names the process for good."""
     identity: Mapping[str, Any]
     """job, launch, rank, world_size, local_rank, host, device_uuid, dp, tp, pp, cp, ep, source, can, parameters,
-    replicated, stack_signal."""
+    replicated, optimizers, watched, stack_signal."""
     identity_number: int
     """Counts the writes of the identity."""
 

@@ -86,7 +86,7 @@ def start(
         unix_ns=time.time_ns(),
     )
     directory = os.path.dirname(recorder.path) if recorder.path is not None else None
-    watch = Watch(identity, recorder, directory=directory)
+    watch = Watch(identity, recorder, directory=directory, placed=bool(topology))
     if _is_relaunched(env) if relaunches is None else relaunches:
         watch.allow("relaunch")
     _take_stack_signal(watch, recorder, stack_signal)

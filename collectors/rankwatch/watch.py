@@ -39,6 +39,7 @@ class Watch:
         recorder: Recorder,
         *,
         directory: str | None = None,
+        placed: bool = False,
         now: Callable[[], int] = time.monotonic_ns,
         cpu: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -46,6 +47,8 @@ class Watch:
     ) -> None:
         self.identity = identity
         self._directory = directory
+        self._placed = placed
+        self._torch_parts: dict[str, Any] = {}
         self._recorder = recorder
         self._faults = Faults(recorder, now)
         self._meter = StepMeter(recorder, now=now, cpu=cpu)
@@ -62,19 +65,28 @@ class Watch:
     def torch(self, model: Any, optimizer: Any, **parts: Any) -> None:
         """Measure what torch can tell: gradient norms, non-finite gradients, fingerprints, waits, device values.
 
+        A further call adds to what is watched; what it says of `parts` then holds for all. Once the arguments are known
+        to be models and optimizers nothing raises. One line in the output of rank 0 says what is watched.
+
         Args:
-            model: the module that is trained, as the loop calls it (a DDP wrapper included).
-            optimizer: its optimizer.
+            model: the module that is trained, as the loop calls it (a DDP wrapper included), or a list or dict of them.
+            optimizer: its optimizer, or a list or dict of them, in whatever wrapper a framework has put around it.
             parts: see `rankwatch.torch_probe.TorchProbe`; each part can be left out.
 
         Raises:
+            TypeError: something that is no model, or no optimizer.
             ValueError: arguments that contradict each other.
         """
         from rankwatch.torch_probe import TorchProbe  # noqa: PLC0415 - torch only for those who ask for it
 
-        if self._loop.probe is not None:
-            self._loop.probe.close()
-        self._loop.probe = TorchProbe(self._meter, model, optimizer, **parts)
+        own = {name: parts.pop(name) for name in ("scaler", "replicated") if name in parts}
+        parts = self._torch_parts | parts
+        earlier = self._loop.probe
+        handed = earlier.handed if isinstance(earlier, TorchProbe) else ()
+        probe = TorchProbe(self._meter, model, optimizer, placed=self._placed, earlier=handed, **own, **parts)
+        if earlier is not None:
+            earlier.close()
+        self._loop.probe, self._torch_parts = probe, parts
 
     def state(self, *, data: Any = None, keep: int = 0, every: int = 100, **objects: Any) -> None:
         """Register what a rollback must restore.

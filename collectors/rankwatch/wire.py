@@ -73,6 +73,10 @@ class RankInfo(msgspec.Struct, frozen=True):
     """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
     can: tuple[str, ...] = ()
     """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher)."""
+    optimizers: int = 0
+    """Optimizers that the torch probe watches; 0 = without one."""
+    watched: str = ""
+    """What the torch probe watches of this job and what not, in one line; from one rank of the job."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):

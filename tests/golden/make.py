@@ -58,6 +58,7 @@ def messages() -> dict[str, wire.Batch | wire.View]:
         "header": batch(seq=3),
         "outside": batch(progress=(progress(1, 12, outside_s=3.5),)),
         "ranks": batch(ranks=(*ranks(2, chosen=[0]), info)),
+        "watched": batch(ranks=(wire.RankInfo(0, 1, optimizers=2, watched="watching Net and Critic"),)),
         "steps": batch(steps=wire.Table(4, narrow)),
         "values": batch(values=table([4], [1], loss=[2.5], grad_norm=[float("inf")])),
         "progress": batch(progress=(answered, progress(0, -1))),

@@ -106,6 +106,8 @@ class Draft:
             parameters=tuple(identity.get("parameters", ())),
             replicated=bool(identity.get("replicated", False)),
             can=tuple(identity.get("can", ())),
+            optimizers=int(identity.get("optimizers") or 0),
+            watched=str(identity.get("watched") or ""),
             **topology,
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))

@@ -43,7 +43,7 @@ class LocalGradients:
                 only works if they are still local by then.
             on_host: the gradients lie in host memory.
         """
-        self._at_once = at_once
+        self.at_once = at_once
         self._on_host = on_host
         self._waiting: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
@@ -55,7 +55,7 @@ class LocalGradients:
         if gradient.layout is not torch.strided:
             return  # a sparse gradient has no norm before it is coalesced, which would wait for the device
         self._waiting[index] = gradient
-        if self._at_once:
+        if self.at_once:
             self.flush()
 
     def flush(self) -> None:

@@ -34,8 +34,8 @@ class AutomaticPhases:
     def watch_model(self, model: torch.nn.Module) -> list[RemovableHandle]:
         """Mark forward by hooks on the model itself, and backward's begin by one on its output."""
         return [
-            model.register_forward_pre_hook(_Mark(self._forward_begins, self._failed)),
-            model.register_forward_hook(_Mark(self._forward_ends, self._failed), always_call=True),
+            model.register_forward_pre_hook(Mark(self._forward_begins, self._failed)),
+            model.register_forward_hook(Mark(self._forward_ends, self._failed), always_call=True),
         ]
 
     def enter(self, name: str) -> None:
@@ -79,13 +79,13 @@ class AutomaticPhases:
         self.leave("forward")
         tensor = next(_with_graph(output), None)
         if tensor is not None:
-            tensor.register_hook(_Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
+            tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, *_: Any) -> None:
         self.enter("backward")
 
 
-class _Mark:
+class Mark:
     """A hook that never raises, is not traced by a compiler, and stays behind when the model is copied or saved."""
 
     def __init__(self, mark: Callable[..., None], failed: Callable[[Exception], None]) -> None:
@@ -93,6 +93,7 @@ class _Mark:
         self._failed = failed
 
     def __call__(self, *args: Any) -> None:
+        """Mark."""
         if torch.compiler.is_compiling():
             return
         try:

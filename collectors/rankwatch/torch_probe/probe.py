@@ -8,36 +8,32 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Final, Literal, Protocol
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from rankwatch.meter import EXACT_METRICS, Sink
+from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler
 from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
-from rankwatch.torch_probe.measures import Measures, judge
-from rankwatch.torch_probe.phases import AutomaticPhases
+from rankwatch.torch_probe.phases import AutomaticPhases, Mark
+from rankwatch.torch_probe.share import SHARED, Share, together
+from rankwatch.torch_probe.start import Start
 from rankwatch.torch_probe.updates import Updates
-from rankwatch.torch_probe.watched_model import WatchedModel
+from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels, active_ddp, gradients
 
 FINGERPRINT_STEPS: Final = 10
 """Default distance of fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU; every 10th
 step that is 0.2 %, and a corrupted replica shows before many steps build on it."""
 
 _FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
+_OF: Final = "\0"
+"""Stands between a value's name and the number of the optimizer whose it is; in no name that a person gives."""
 _LOG: Final = logging.getLogger("rankwatch")
-
-
-class Scaler(Protocol):
-    """torch.amp.GradScaler, as far as it is read."""
-
-    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Multiply by the loss scale."""
-
-    def is_enabled(self) -> bool:
-        """Whether it scales at all."""
 
 
 class TorchProbe:
@@ -45,8 +41,9 @@ class TorchProbe:
 
     Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
     `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint`, `optimizer_skipped` (1 in steps
-    whose update was left out because gradients were not finite), `device.PHASE` (seconds of device time). A loss scale
-    is taken out of all norms, and what overflowed only because of it is a skip, not a non-finite gradient.
+    whose update was left out because gradients were not finite), `loss_scale`, `device.PHASE` (seconds of device time).
+    A loss scale is taken out of all norms, and what overflowed only because of it is a skip, not a non-finite gradient.
+    With several optimizers a norm is that over all their updates of the step.
 
     Compile a model before it is handed over: hooks are not traced.
     """
@@ -54,8 +51,8 @@ class TorchProbe:
     def __init__(
         self,
         sink: Sink,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: Any,
+        optimizer: Any,
         *,
         scaler: Scaler | None = None,
         grad_norm: bool = True,
@@ -65,17 +62,20 @@ class TorchProbe:
         replicated: bool | None = None,
         on_nonfinite: Literal["record", "skip"] = "record",
         device: Device | None = None,
+        placed: bool = True,
+        earlier: tuple[Handed, ...] = (),
     ) -> None:
-        """Place the hooks on `model` and `optimizer`.
+        """Place the hooks on models and optimizers. Once these are known to be such, nothing raises.
 
         Where parameters are sharded (DTensor, FSDP) their norm would take a collective, so both gradient parts are
         left out, and the fingerprint is that of the rank's own shards.
 
         Args:
             sink: where values go.
-            model: what is trained; plain or wrapped by DistributedDataParallel, which is made first.
-            optimizer: the one whose step changes the parameters.
-            scaler: the job's torch.amp.GradScaler, if it uses one.
+            model: what is trained: a module, or a list or dict of them; plain or wrapped by DistributedDataParallel
+                and torch.compile.
+            optimizer: the one whose step changes the parameters, or a list or dict of them.
+            scaler: the job's torch.amp.GradScaler; found by itself at the first update it makes.
             grad_norm: measure the total norm. A loop that clips has it already and saves the cost by logging what
                 `clip_grad_norm_` returned, a tensor, as `grad_norm`. Where another wrapper or the loop itself
                 reduces gradients it is taken before the optimizer's step.
@@ -88,34 +88,56 @@ class TorchProbe:
             on_nonfinite: "skip" leaves out the update of a step whose total norm is not finite. After the reduction
                 every rank sees the same norm, so all decide alike. On an accelerator this waits for the norm.
             device: the accelerator; found from the parameters if left out.
+            placed: the ranks' places in the job were told, so that it is known who is whose replica.
+            earlier: what else is watched.
 
         Raises:
+            TypeError: something that is no model, or no optimizer.
             ValueError: the arguments contradict each other.
         """
         _check(fingerprint_every, on_nonfinite, grad_norm)
+        newest = Handed.of(model, optimizer, scaler, replicated)
+        self.handed = (*(call.without(newest) for call in earlier), newest)
         self._sink = sink
-        self._model = watched = WatchedModel(model, replicated)
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._one = torch.ones((), dtype=torch.float64, device=watched.home)
+        self._told = False
         self._fingerprint_every = fingerprint_every
         self._skips = on_nonfinite == "skip"
-        self._norm_wanted = grad_norm and not watched.sharded
-        self._device = device or (CudaDevice() if watched.home.type == "cuda" else None)
+        self._logged: dict[str, Scalar] = {}
+        self._logged_norm: Scalar | None = None
+        self._norm_was_logged = False
+        self._model = models = WatchedModels(self.handed, placed=placed)
+        self._one = torch.ones((), dtype=torch.float64, device=models.home)
+        self._norm_wanted = grad_norm and not models.sharded
+        self._local_wanted = local_gradients and not models.sharded
+        self._device = device or (CudaDevice() if models.home.type == "cuda" else None)
         self._late = self._ring(self._device) if self._device is not None else None
-        self._local: LocalGradients | None = None
-        if local_gradients and not watched.sharded:
-            self._local = LocalGradients(at_once=watched.reduces_early, on_host=self._device is None)
         self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
         self._updates = Updates(sink)
-        self._now = Measures()
-        self._norm_is_logged = self._norm_was_logged = False
-        self._told = False
-        self._place_hooks(optimizer)
-        sink.declare({"parameters": watched.names, "replicated": watched.replicated})
+        self._shares, self._owner = self._shared_out()
+        self._start = Start(models, self._shares, grad_norm, local_gradients, fingerprint_every)
+        self._handles: list[RemovableHandle] = []
+        self._place_hooks()
+        self._declare()
         for name in _FIRST_METRICS:  # the first sixteen names travel within the step's own entry
             sink.metric(name, exact=name in EXACT_METRICS)
 
-    def _place_hooks(self, optimizer: torch.optim.Optimizer) -> None:
+    def _shared_out(self) -> tuple[list[Share], list[Share]]:
+        """Each optimizer with its parameters; and by index of a parameter, whose it is, the first one's if nobody's."""
+        given = [(optimizer, call.scaler) for call in self.handed for optimizer in call.optimizers]
+        owner: dict[int, int] = {}
+        for number, (optimizer, _) in enumerate(given):
+            owner |= {id(parameter): number for group in optimizer.param_groups for parameter in group["params"]}
+        numbers = [owner.get(id(parameter), 0) for parameter in self._model.parameters]
+        shares = []
+        for number, (optimizer, scaler) in enumerate(given):
+            own = [one for one, whose in zip(self._model.parameters, numbers, strict=True) if whose == number]
+            local = None
+            if self._local_wanted:
+                local = LocalGradients(at_once=self._model.reduces_early, on_host=self._device is None)
+            shares.append(Share(optimizer, own, scaler, local))
+        return shares, [shares[number] for number in numbers]
+
+    def _place_hooks(self) -> None:
         self._marks = BackwardMarks(
             self._model.parameters,
             gradient=self._on_gradient,
@@ -123,12 +145,29 @@ class TorchProbe:
             reduced=self._on_reduced,
             failed=self._failed,
         )
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_update),
-            optimizer.register_step_post_hook(self._after_update),
-        ]
-        if self._phases is not None:
-            self._handles += self._phases.watch_model(self._model.module)
+        for share in self._shares:
+            try:
+                self._handles += [
+                    share.optimizer.register_step_pre_hook(partial(self._before_update, share)),
+                    share.optimizer.register_step_post_hook(partial(self._after_update, share)),
+                ]
+            except Exception as error:  # noqa: BLE001 -- an optimizer whose author left out what torch's have
+                self._failed(error)
+        for model in self._model.each:
+            if model.ddp is None:
+                look = Mark(partial(self._look_around, model), self._failed)
+                self._handles.append(model.module.register_forward_pre_hook(look))
+            if self._phases is not None:
+                self._handles += self._phases.watch_model(model.module)
+
+    def _declare(self) -> None:
+        self._sink.declare(
+            {
+                "parameters": self._model.names,
+                "replicated": self._model.replicated,
+                "optimizers": len(self._shares),
+            }
+        )
 
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 
@@ -143,10 +182,12 @@ class TorchProbe:
         floats, ints = self._measured(step)
         if self._late is None:
             self._put({name: float(value) for name, value in floats.items()}, {n: int(v) for n, v in ints.items()})
-            return
-        self._late.collect()
-        spans = self._phases.take_spans() if self._phases is not None else ()
-        self._late.send(step, k, floats, ints, spans)
+        else:
+            self._late.collect()
+            spans = self._phases.take_spans() if self._phases is not None else ()
+            self._late.send(step, k, floats, ints, spans)
+        if not self._start.told:
+            self._start.tell(self._sink)
 
     def log(self, name: str, value: Any) -> None:
         """Record a tensor of one element under the user's name. On a device it is never waited for."""
@@ -154,12 +195,11 @@ class TorchProbe:
         on_host = value.device.type == "cpu"
         if name == "grad_norm":
             # Judged with the step's other values: a loss scaler's overflow shows in the loop's norm too.
-            self._now.norm, self._now.norm_scaled = float(value) if on_host else value, False
-            self._norm_is_logged = True
+            self._logged_norm = float(value) if on_host else value
         elif on_host:
             self._sink.put(self._sink.metric(name), float(value))
         else:
-            self._now.logged[name] = value
+            self._logged[name] = value
         if not on_host and self._late is None:
             self._late = self._ring(CudaDevice())
 
@@ -180,14 +220,23 @@ class TorchProbe:
 
     # ---- marks within the step ---------------------------------------------------------------------------------------
 
+    def _look_around(self, model: WatchedModel, *_: Any) -> None:
+        """A forward of a model that was handed over without the wrapper through which the loop calls it."""
+        ddp = active_ddp()
+        if ddp is not None and model.found_within(ddp):
+            for share in self._shares:
+                if share.local is not None:
+                    share.local.at_once = self._model.reduces_early
+            self._declare()
+
     def _on_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        if self._local is not None:
-            self._local.add(index, gradient)
+        self._owner[index].gradient(index, gradient)
 
     def _on_computed(self) -> None:
         self._updates.gradients_are_computed()
-        if self._local is not None:
-            self._local.flush()
+        for share in self._shares:
+            if share.local is not None:
+                share.local.flush()
         if self._phases is not None:
             self._phases.leave("backward")
         if self._model.reduces:
@@ -198,37 +247,46 @@ class TorchProbe:
     def _on_reduced(self) -> None:
         if self._phases is not None:
             self._phases.leave("collective")
-        if self._local is not None:
-            self._now.local = self._local.result()
-        if self._scaler is not None:
-            self._now.scale = self._scaler.scale(self._one)
-        if self._model.is_whole_after_backward and self._takes_norm():
-            local = self._now.local if self._model.ddp is None else None
-            self._now.norm = local.norm if local is not None else self._total_norm()
+        for share in self._shares:
+            if not share.touched:
+                continue
+            share.reduced(self._one)
+            if self._model.is_whole_after_backward and self._takes_norm():
+                local = None if self._model.reduced_by_ddp else share.now.local
+                share.now.norm = local.norm if local is not None else self._total_norm(share)
+            if share.in_closure:
+                self._gradients_are_final(share)
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_update(self, share: Share, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             self._updates.begins()
-            self._now.updated = True
-            # Fused optimizers are called for every step and leave out the update themselves, on the device.
-            self._now.overflowed = getattr(optimizer, "found_inf", None)
-            if self._phases is not None:
-                self._phases.enter("optimizer")
-            if not self._model.is_whole_after_backward and self._takes_norm():
-                self._now.norm = self._total_norm()
-                if getattr(optimizer, "grad_scale", None) is None:
-                    self._now.norm_scaled = False
-            norm = self._now.norm
-            if self._skips and norm is not None and not math.isfinite(norm):
-                optimizer.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
-                self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
+            share.begins(self._one)
+            # Lightning, LBFGS: the optimizer calls forward and backward by itself.
+            share.in_closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+            if not share.in_closure:
+                self._gradients_are_final(share)
         except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's step
             self._failed(error)
 
-    def _after_update(self, *_: Any) -> None:
+    def _gradients_are_final(self, share: Share) -> None:
+        """What lies in the gradients now is what the optimizer will take."""
+        if self._phases is not None:
+            self._phases.enter("optimizer")
+        now = share.now
+        if not self._model.is_whole_after_backward and self._takes_norm():
+            now.norm = self._total_norm(share)
+            if getattr(share.optimizer, "grad_scale", None) is None:
+                now.norm_scaled = False
+        norm = now.norm if self._logged_norm is None else self._logged_norm
+        if self._skips and norm is not None and not math.isfinite(norm):
+            share.optimizer.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
+            self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
+
+    def _after_update(self, share: Share, *_: Any) -> None:
         try:
             if self._phases is not None:
                 self._phases.leave("optimizer")
+            share.ends()
             self._updates.ends()
         except Exception as error:  # noqa: BLE001 -- the same
             self._failed(error)
@@ -236,16 +294,42 @@ class TorchProbe:
     # ---- what the marks found ----------------------------------------------------------------------------------------
 
     def _measured(self, step: int) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        floats, ints = self._now.values()
+        """Values and 64-bit integers by name; those of the second optimizer and further ones with its number."""
+        floats, ints = dict(self._logged), dict[str, Scalar]()
+        for number, share in enumerate(self._shares):
+            own_floats, own_ints = share.values()
+            if self._logged_norm is not None:
+                own_floats.pop("grad_norm", None)
+            if number:
+                own_floats = {f"{name}{_OF}{number}": value for name, value in own_floats.items()}
+                own_ints = {f"{name}{_OF}{number}": value for name, value in own_ints.items()}
+            floats |= own_floats
+            ints |= own_ints
+        if self._logged_norm is not None:
+            floats["grad_norm"] = self._logged_norm
         if self._fingerprint_every and step % self._fingerprint_every == 0:
             total = bit_sum(self._model.own_parts)
             if total is not None:
                 ints["fingerprint"] = total
         return floats, ints
 
+    def _judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
+        """Turn, in place, what was measured into what is recorded."""
+        if len(self._shares) == 1:
+            self._shares[0].judge(floats, ints)
+            return
+        judged = []
+        for number, share in enumerate(self._shares):
+            own = _own(floats, number), _own(ints, number)
+            share.judge(*own)
+            judged.append(own)
+        all_floats, all_ints = together(judged)
+        floats |= all_floats
+        ints |= all_ints
+
     def _put(self, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Put host values into the step that ends now."""
-        judge(floats, ints)
+        self._judge(floats, ints)
         for name, value in floats.items():
             self._sink.put(self._sink.metric(name), value)
         for name, number in ints.items():
@@ -253,18 +337,19 @@ class TorchProbe:
 
     def _arrived(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Record device values of a step that has ended."""
-        judge(floats, ints)
+        self._judge(floats, ints)
         self._sink.late(step, k, {self._sink.metric(name): value for name, value in floats.items()}, ints)
 
     def _clear(self) -> None:
         """Nothing is known of a step that begins."""
-        self._norm_was_logged, self._norm_is_logged = self._norm_is_logged, False
+        self._norm_was_logged = self._logged_norm is not None
+        self._logged_norm = None
+        self._logged.clear()
         self._marks.reset()
         if self._phases is not None:
             self._phases.reset()
-        if self._local is not None:
-            self._local.clear()
-        self._now = Measures()
+        for share in self._shares:
+            share.clear()
 
     def _failed(self, error: Exception) -> None:
         """Nothing of ours may end a user's forward, backward or step: count it, and tell the first time."""
@@ -280,8 +365,16 @@ class TorchProbe:
         """Whether to measure the total norm; where the loop logged its own in the last step, it will do so again."""
         return self._norm_wanted and (self._skips or not self._norm_was_logged)
 
-    def _total_norm(self) -> Scalar | None:
-        return total_norm(self._model.gradients, on_host=self._device is None)
+    def _total_norm(self, share: Share) -> Scalar | None:
+        return total_norm(gradients(share.parameters), on_host=self._device is None)
+
+
+def _own(values: dict[str, Any], number: int) -> dict[str, Any]:
+    """Take out of a step's values those that are of one optimizer."""
+    if number:
+        names = [name for name in values if name.endswith(f"{_OF}{number}")]
+        return {name.partition(_OF)[0]: values.pop(name) for name in names}
+    return {name: values.pop(name) for name in SHARED if name in values}
 
 
 def _check(fingerprint_every: int, on_nonfinite: str, grad_norm: bool) -> None:

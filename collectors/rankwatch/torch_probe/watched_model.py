@@ -1,50 +1,137 @@
-"""How the watched model is made: what wraps it, where its parameters live, who reduces its gradients and when."""
+"""How the watched models are made: what wraps them, where parameters live, who reduces their gradients and when."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rankwatch.torch_probe.arguments import Handed
+
 _CPU: Final = torch.device("cpu")
+_COMPILED: Final = "_orig_mod."
+"""What torch.compile puts before the names of what is within."""
 
 
 class WatchedModel:
-    """A module with its parameters, plain or wrapped by DistributedDataParallel."""
+    """A module with its parameters, in any nesting of torch.compile and DistributedDataParallel."""
 
-    def __init__(self, module: torch.nn.Module, replicated: bool | None) -> None:
+    def __init__(self, module: torch.nn.Module, replicated: bool | None = None, *, placed: bool = True) -> None:
         """Look at a module.
 
         Args:
             module: as the loop calls it.
             replicated: whether peers hold bit-equal parameters; None = those that DDP keeps equal do.
+            placed: the ranks' places in the job are known, so that peers are those that DDP keeps equal even where it
+                spans a part of the job only.
         """
         self.module = module
-        self.ddp = module if isinstance(module, DistributedDataParallel) else None
-        named = dict((self.ddp.module if self.ddp else module).named_parameters())
-        self.names = list(named)
-        self.parameters = list(named.values())
-        self.sharded = any(_is_sharded(parameter) for parameter in self.parameters)
-        self.replicated = self.ddp is not None and not self.sharded if replicated is None else replicated
-        self.home = next((tensor.device for tensor in self.parameters if tensor.device.type != "cpu"), _CPU)
-        self.is_whole_after_backward = self.ddp is not None or not _is_distributed()
-        """Gradients are the total ones when backward ends, before the loop clips them; else before the update."""
+        self.bare = _bare(module)
+        self.named = [(name.replace(_COMPILED, ""), parameter) for name, parameter in self.bare.named_parameters()]
+        self.sharded = any(_is_sharded(parameter) for _, parameter in self.named)
+        self.ddp: DistributedDataParallel | None = None
+        self._said = replicated
+        self._placed = placed
+        for part in module.modules():
+            if self.ddp is None and isinstance(part, DistributedDataParallel):
+                self.found_within(part)
+
+    def found_within(self, ddp: DistributedDataParallel) -> bool:
+        """Take note of a DDP wrapper that the model is called through, if it is one of all its parameters.
+
+        Returns:
+            Whether this is news.
+        """
+        if self.ddp is not None:
+            return False
+        reduced = {id(parameter) for parameter in ddp.parameters()}
+        if not all(id(parameter) in reduced for _, parameter in self.named):
+            return False
+        self.ddp = ddp
+        return True
 
     @property
-    def gradients(self) -> list[torch.Tensor]:
-        """The gradients that are there."""
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+    def replicated(self) -> bool:
+        """Whether ranks of a peer group hold bit-equal parameters."""
+        if self._said is not None:
+            return self._said
+        if self.ddp is None or self.sharded:
+            return False
+        return self._placed or self.ddp.process_group.size() == torch.distributed.get_world_size()
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return type(self.bare).__name__
+
+
+class WatchedModels:
+    """All models that are watched, as one list of parameters."""
+
+    def __init__(self, handed: Iterable[Handed], *, placed: bool) -> None:
+        """Look at the models; see `WatchedModel` for `placed`."""
+        self.each: list[WatchedModel] = []
+        given: list[str] = []
+        for call in handed:
+            for name, module in call.models:
+                self.each.append(WatchedModel(module, call.replicated, placed=placed))
+                given.append(name)
+        self.names: list[str] = []
+        self.parameters: list[torch.nn.Parameter] = []
+        known: set[int] = set()
+        for prefix, model in zip(self._prefixes(given), self.each, strict=True):
+            for name, parameter in model.named:
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    self.names.append(prefix + name)
+                    self.parameters.append(parameter)
+        self.sharded = any(model.sharded for model in self.each)
+        self.home = next((tensor.device for tensor in self.parameters if tensor.device.type != "cpu"), _CPU)
+
+    def _prefixes(self, given: list[str]) -> list[str]:
+        """What tells parameters of several models apart: the name given, else that of the class, numbered if twice."""
+        if len(self.each) == 1:
+            return [""]
+        wanted = [name or model.name for name, model in zip(given, self.each, strict=True)]
+        often = Counter(wanted)
+        seen: Counter[str] = Counter()
+        prefixes = []
+        for name in wanted:
+            prefixes.append(f"{name}{seen[name]}." if often[name] > 1 else f"{name}.")
+            seen[name] += 1
+        return prefixes
+
+    @property
+    def replicated(self) -> bool:
+        """Whether there are parameters that peers hold bit-equal."""
+        return any(model.replicated for model in self.each)
+
+    @property
+    def is_whole_after_backward(self) -> bool:
+        """Gradients are the total ones when backward ends, before the loop clips them; else before the update."""
+        return all(model.ddp is not None for model in self.each) or not is_distributed()
+
+    @property
+    def reduced_by_ddp(self) -> bool:
+        """Whether some gradients are no longer the rank's own when backward ends."""
+        return any(model.ddp is not None for model in self.each)
 
     @property
     def own_parts(self) -> list[torch.Tensor]:
-        """The parts of the parameters that this rank holds; to read a DTensor as a whole would be a collective."""
-        return [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in self.parameters]
+        """The parameters that peers hold bit-equal; else what this rank holds of all of them.
+
+        To read a DTensor as a whole would be a collective.
+        """
+        models = [model for model in self.each if model.replicated] or self.each
+        return [_own_part(parameter) for model in models for _, parameter in model.named]
 
     @property
     def reduces(self) -> bool:
         """Whether the backward under way ends with DDP's reduction; within `no_sync` it does not."""
-        return self.ddp is not None and self.ddp.require_backward_grad_sync
+        return any(model.ddp is not None and model.ddp.require_backward_grad_sync for model in self.each)
 
     @property
     def reduces_early(self) -> bool:
@@ -53,14 +140,43 @@ class WatchedModel:
         DDP reduces in place where gradients are views of its buckets, and with a static graph its first reduction
         begins early.
         """
-        return self.ddp is not None and (self.ddp.gradient_as_bucket_view or self.ddp.static_graph)
+        ddps = [model.ddp for model in self.each if model.ddp is not None]
+        return any(ddp.gradient_as_bucket_view or ddp.static_graph for ddp in ddps)
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients that are there."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def is_distributed() -> bool:
+    """Whether there are other ranks."""
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def active_ddp() -> DistributedDataParallel | None:
+    """The DDP wrapper in whose forward the caller is; frameworks wrap the model after they have handed it out."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def _bare(module: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, whose parameters have the names that its author gave them."""
+    seen: list[Any] = []
+    while module not in seen:
+        seen.append(module)
+        inner = getattr(module, "_orig_mod", None)  # torch.compile
+        if inner is None and isinstance(module, DistributedDataParallel):
+            inner = module.module
+        if isinstance(inner, torch.nn.Module):
+            module = inner
+    return module
+
+
+def _own_part(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
     """DTensor (FSDP2, tensor parallel) and FSDP1's flat parameters, told without importing them."""
     return hasattr(tensor, "to_local") or getattr(tensor, "_is_flat_param", False)
-
-
-def _is_distributed() -> bool:
-    dist = torch.distributed
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -74,12 +74,13 @@ class Portrait:
                     {
                         name: value
                         for name, value in msgspec.structs.asdict(info).items()
-                        if name not in ("world_size", "parameters", "replicated", "can")
+                        if name not in ("world_size", "parameters", "replicated", "can", "watched")
                     }
                     for info in roster.infos
                 ],
                 "can": sorted(roster.can),
                 "replicated": start.topology.replicated,
+                "watched": next((info.watched for info in roster.infos if info.watched), ""),
             },
         }
         if start.attempt != self.attempt:

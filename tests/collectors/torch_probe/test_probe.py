@@ -194,7 +194,7 @@ def test_logged_tensors_are_read_at_once_and_not_kept(sink, model, optimizer):
 def test_a_norm_that_the_loop_logs_is_not_measured_again_until_it_stops_logging(sink, model, optimizer, monkeypatch):
     probe = TorchProbe(sink, model, optimizer, local_gradients=False)
     measured = []
-    monkeypatch.setattr(probe, "_total_norm", lambda: measured.append(step) or 5.0)
+    monkeypatch.setattr(probe, "_total_norm", lambda share: measured.append(step) or 5.0)
     recorded = []
     for step in range(6):
         sink.values = {}
@@ -275,7 +275,7 @@ def test_a_hook_of_ours_that_fails_is_counted_and_training_goes_on(sink, model, 
         train(probe, model, optimizer, step)
     assert fingerprint(model.parameters()) != before
     assert sink.dropped["probe_errors"] >= 3
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if "hook" in record.message]) == 1
 
 
 def test_a_watched_model_can_be_copied_and_pickled_and_its_copies_are_not_watched(sink, model, optimizer):
@@ -322,4 +322,8 @@ def test_contradicting_arguments_are_a_clear_error(sink, model, optimizer, argum
 
 def test_parameter_names_are_those_of_the_unwrapped_model_in_its_order(sink, model, optimizer):
     TorchProbe(sink, model, optimizer)
-    assert sink.declared == {"parameters": ["0.weight", "0.bias", "2.weight", "2.bias"], "replicated": False}
+    assert sink.declared == {
+        "parameters": ["0.weight", "0.bias", "2.weight", "2.bias"],
+        "replicated": False,
+        "optimizers": 1,
+    }

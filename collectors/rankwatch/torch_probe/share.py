@@ -1,0 +1,175 @@
+"""One optimizer's share of a step: its gradients, what became of its update, and what is recorded of both.
+
+A loss scale is taken out of the norms. A loss scaler that overflows leaves the update out and lowers its scale: that
+is its daily work and no fault of the job, so such a step has no gradient values, only `optimizer_skipped`. It is one
+no more where the scale is spent, or where nobody knows of a scaler and updates are left out again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from rankwatch.torch_probe.arguments import Optimizer, Scaler
+from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar
+from rankwatch.torch_probe.scaler import calling_scaler
+
+SKIPS_MAX: Final = 20
+"""Updates left out in a row that a scaler which nobody has seen yet explains: halving 2^16 twenty times leaves less
+than 1, below which the gradients themselves overflow."""
+
+_NORMS: Final = ("grad_norm", "local_grad_norm")
+_EXCUSED: Final = "excused"
+"""Travels with a step's values: the update was left out by the loss scaler, and the scale may be the reason."""
+_UNSEEN: Final = "unseen"
+"""Travels with a step's values: no update has ever been made, so there may be a loss scaler that left this one out."""
+SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN)
+"""Names of what is measured for each optimizer."""
+
+
+@dataclass(slots=True)
+class Measures:
+    """What is known of the gradients since the last update. Tensors are 0-d, on whatever device they were computed."""
+
+    local: LocalResult | None = None
+    norm: Scalar | None = None
+    """Total gradient norm."""
+    norm_scaled: bool = True
+    """The norm was taken while the loss scale was in the gradients."""
+    scale: torch.Tensor | None = None
+    """Loss scale of the newest backward; None without a loss scaler."""
+    made: bool = False
+    """The optimizer was called."""
+    overflowed: torch.Tensor | None = None
+    """What the loss scaler told a fused optimizer, which leaves out its update by itself; not 0 = left out."""
+
+    def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Values and 64-bit integers by metric name."""
+        floats, ints = dict[str, Scalar](), dict[str, Scalar]()
+        if self.norm is not None:
+            floats["grad_norm"] = self._unscaled(self.norm) if self.norm_scaled else self.norm
+        if self.local is not None:
+            floats["local_grad_norm"] = self._unscaled(self.local.norm)
+            ints["nonfinite"] = self.local.nonfinite
+            ints["nonfinite_first"] = self.local.first
+        if self.scale is not None:
+            floats["loss_scale"] = self.scale
+            if not self.made or self.overflowed is not None:
+                # At a scale of 1 or less the true gradient overflows too, and that is a fault of the job.
+                excused = self.scale > 1
+                ints[_EXCUSED] = excused if self.overflowed is None else excused & self.overflowed.bool()
+        return floats, ints
+
+    def _unscaled(self, norm: Scalar) -> Scalar:
+        return norm if self.scale is None else norm / self.scale
+
+
+class Share:
+    """One optimizer with the parameters that are its own, from step to step."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        scaler: Scaler | None,
+        local: LocalGradients | None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self.local = local
+        self.touched = False
+        """The backward under way has reached a parameter."""
+        self.now = Measures()
+        self.in_closure = False
+        """The optimizer is computing its gradients by itself."""
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.ever_made = False
+        self.ever_touched = False
+        self._taken: Measures | None = None
+        self._skips = 0
+
+    def gradient(self, index: int, gradient: torch.Tensor) -> None:
+        """A parameter's gradient is complete on this rank."""
+        self.touched = self.ever_touched = True
+        if self.local is not None:
+            self.local.add(index, gradient)
+
+    def reduced(self, one: torch.Tensor) -> None:
+        """A backward that touched these parameters is through; `one` is a 1 where they live."""
+        self.touched = False
+        if self.local is not None:
+            self.now.local = self.local.result()
+        if self._scaler is not None:
+            self.now.scale = self._scaler.scale(one)
+
+    def begins(self, one: torch.Tensor) -> None:
+        """The optimizer is called, for instance by a loss scaler."""
+        self.ever_made = self.now.made = True
+        if self._scaler is None:
+            found = calling_scaler()
+            if found is not None:
+                self._scaler = found
+                self.now.scale = found.scale(one)
+        # Fused optimizers are called for every step and leave out the update themselves, on the device.
+        self.now.overflowed = getattr(self.optimizer, "found_inf", None)
+
+    def ends(self) -> None:
+        """The optimizer is through: what a later backward leaves in these gradients belongs to the next update."""
+        if self.now.local is not None or self.now.norm is not None:
+            self._taken = self.now
+        elif self._taken is None:
+            return
+        if self.local is not None:
+            self.local.clear()
+        self.now = Measures()
+
+    def clear(self) -> None:
+        """Nothing is known of a step that begins."""
+        if self.local is not None:
+            self.local.clear()
+        self.touched = self.in_closure = False
+        self.now, self._taken = Measures(), None
+
+    def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Values and 64-bit integers by metric name; `judge` them once they are numbers."""
+        floats, ints = (self._taken or self.now).values()
+        if self._scaler is None and not self.ever_made:
+            ints[_UNSEEN] = 1
+        return floats, ints
+
+    def judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
+        """Turn, in place, what was measured in a step into what is recorded. For each step, in their order."""
+        excused, unseen = ints.pop(_EXCUSED, 0), ints.pop(_UNSEEN, 0)
+        if ints.get("nonfinite") or not math.isfinite(floats.get("grad_norm", 0.0)):
+            self._skips += 1
+            if excused or (unseen and self._skips < SKIPS_MAX):
+                floats.pop("grad_norm", None)
+                floats.pop("local_grad_norm", None)
+                if "nonfinite" in ints:
+                    ints["nonfinite"] = 0
+                floats["optimizer_skipped"] = 1.0
+        elif "grad_norm" in floats or "nonfinite" in ints:
+            self._skips = 0
+        if not ints.get("nonfinite"):
+            ints.pop("nonfinite_first", None)
+
+
+def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple[dict[str, float], dict[str, int]]:
+    """What is recorded of a step with several optimizers: the norm over all, and the first parameter not finite."""
+    floats, ints = dict[str, float](), dict[str, int]()
+    for one_floats, one_ints in shares:
+        for name, value in one_floats.items():
+            known = floats.get(name)
+            floats[name] = value if known is None or name not in _NORMS else math.hypot(known, value)
+        if one_ints.get("nonfinite") and not ints.get("nonfinite"):
+            ints["nonfinite_first"] = one_ints["nonfinite_first"]
+        if "nonfinite" in one_ints:
+            ints["nonfinite"] = ints.get("nonfinite", 0) + one_ints["nonfinite"]
+    if "optimizer_skipped" in floats:  # without the one that was left out they are no norm of this step
+        for name in _NORMS:
+            floats.pop(name, None)
+    return floats, ints
