@@ -58,6 +58,8 @@ class BaselineConfig:
     offset_max: float = math.log(1.1)
     """How far silicon explains a standing offset from the peers: five sigmas of a spread of 2 %. What lies
     beyond stays visible as an excess: that is how a rank that is slow from its first step is seen."""
+    warm_reach: float = 0.3
+    """How far one of the first rows may move an offset: who is new may be slow in a single row by chance."""
 
 
 class PeerBaseline(Stateful):
@@ -69,6 +71,7 @@ class PeerBaseline(Stateful):
         "rows",
         "variance",
         "level",
+        "standing",
         "_pooled",
         "_pool_rows",
         "_bias",
@@ -97,6 +100,8 @@ class PeerBaseline(Stateful):
         self.variance: Floats = np.full(ranks, self._config.sigma_start**2)
         self.level: Floats = np.zeros(ranks)
         """The rank's own usual logarithm, not compared with anyone."""
+        self.standing: Floats = np.zeros(ranks)
+        """Where an offset that silicon does not explain was accepted, since the rank has never been seen elsewhere."""
         self._block_sum: Floats = np.zeros(ranks)
         self._block_row = 0
 
@@ -109,7 +114,9 @@ class PeerBaseline(Stateful):
         """
         known = came_from >= 0
         before = np.where(known, came_from, 0)
-        kept: Mapping[str, Floats] = {name: getattr(self, name) for name in ("offset", "rows", "variance", "level")}
+        kept: Mapping[str, Floats] = {
+            name: getattr(self, name) for name in ("offset", "rows", "variance", "level", "standing")
+        }
         self._resize(groups.size)
         for name, values in kept.items():
             if values.size:
@@ -147,9 +154,12 @@ class PeerBaseline(Stateful):
         """
         before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
         # An offset held at its bound is no estimate that could be off: it is where explaining by silicon ends.
-        pinned = bool(self.groups.proper[rank]) and abs(float(self.offset[rank])) >= self._bound
-        shares = (0.0 if pinned else 1.0 / before) + (1.0 / rows if rows else 0.0)
+        shares = (0.0 if self.pinned(rank) else 1.0 / before) + (1.0 / rows if rows else 0.0)
         return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+
+    def pinned(self, rank: int) -> bool:
+        """Whether the offset is held at the bound of what silicon explains: the rank lies beyond it."""
+        return bool(self.groups.proper[rank]) and abs(float(self.offset[rank] - self.standing[rank])) >= self._bound
 
     def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
         """Second stage after a CUSUM: is the shift large enough, and more than the baseline itself may be off?"""
@@ -167,6 +177,24 @@ class PeerBaseline(Stateful):
         self.offset[rank] += effect * rows / (rows + before)
         self.rows[rank] += rows
         self._bound_offsets()
+
+    def accept(self, rank: int, effect: float, rows: int) -> None:
+        """Make a shift beyond silicon part of the rank's place: it has been there from its first rows on."""
+        self.offset[rank] += effect
+        self.standing[rank] = self.offset[rank]
+        self.rows[rank] += rows
+
+    def forget(self, rank: int) -> None:
+        """What was known of the rank's place holds no longer: it begins anew."""
+        self.offset[rank] = self.standing[rank] = self.rows[rank] = 0.0
+        self.variance[rank] = self._pooled
+
+    def outliers(self, ratio_min: float) -> Ints:
+        """Ranks whose offset is beyond this ratio, and two sigmas beyond the farthest that silicon brings."""
+        among = max(int(np.count_nonzero(self.groups.proper)), 2)
+        limit = max(math.log(ratio_min), (2.0 + math.sqrt(2.0 * math.log(among))) * self._spread)
+        beyond = self.groups.proper & (self.offset > limit) & (self.standing == 0.0)
+        return np.flatnonzero(beyond).astype(np.int64)
 
     def learn(self, logs: Floats, residual: Floats, calm: Bools, scattered: Bools) -> None:
         """Learn one row; call after deciding.
@@ -190,7 +218,7 @@ class PeerBaseline(Stateful):
             warm = self.rows <= config.warm_rows
             settled = calm & ~warm
             # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
-            near = np.where(self.groups.proper, np.clip(residual, -0.3, 0.3), residual)
+            near = np.where(self.groups.proper, np.clip(residual, -config.warm_reach, config.warm_reach), residual)
             step = np.where(warm, near, clipped)
             # Who is new is taken to scatter as the others do.
             self.variance = np.where(warm, self._pooled, self.variance)
@@ -213,7 +241,8 @@ class PeerBaseline(Stateful):
         bound = self._bound
         if -bound <= self.offset.min(initial=0.0) and self.offset.max(initial=0.0) <= bound:
             return
-        np.copyto(self.offset, np.minimum(np.maximum(self.offset, -bound), bound), where=self.groups.proper)
+        bounded = np.minimum(np.maximum(self.offset, self.standing - bound), self.standing + bound)
+        np.copyto(self.offset, bounded, where=self.groups.proper)
 
     @property
     def _bound(self) -> float:

@@ -148,7 +148,7 @@ class LocalNormDetector(DispatchingDetector):
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._state: dict[str, list[float]] = {}

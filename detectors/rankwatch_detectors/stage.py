@@ -1,8 +1,8 @@
 """Finds a pipeline stage that is slow as a whole: no rank of it is at fault, and ranks are compared within stages.
 
 The median busy time of each stage is held against the other stages' by the same baseline and CUSUMs that serve ranks. A
-stage that has become slower is a slowdown; one that has been heavier from the beginning is told once, for information,
-since it costs every step and only another division of the layers helps.
+stage that has become slower is a slowdown; stages that have been heavier from the beginning, by however much, are one
+fact of the job, told once for information: it costs every step, and only another division of the layers helps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,9 +27,12 @@ from rankwatch_detectors.base import (
     Topology,
 )
 from rankwatch_detectors.baseline import BaselineConfig
-from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.median import median
 from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig, own_seconds
 
 
@@ -42,10 +45,10 @@ class StageConfig:
     witness: WitnessConfig = field(default_factory=lambda: WitnessConfig(ratios=(1.05, 1.10, 1.30), ratio_min=1.04))
     baseline: BaselineConfig = field(
         # Embeddings and heads make stages uneven by design: whatever stands is a stage's place.
-        default_factory=lambda: BaselineConfig(offset_max=math.log(4.0))
+        default_factory=lambda: BaselineConfig(offset_max=math.inf, warm_reach=math.inf)
     )
-    standing_ratio: float = 1.25
-    """A stage so much heavier than the others is worth knowing: a quarter of every other stage's time is waiting."""
+    standing_ratio: float = 1.1
+    """A stage so much heavier than the others is worth knowing: a tenth of every other stage's time is waiting."""
     standing_rows: int = 16
     skipped_rows: int = 2
     smooth_rows: int = 8
@@ -64,12 +67,14 @@ class StageDetector(DispatchingDetector):
         "_stage_of",
         "_rows",
         "_excess",
+        "standing",
+        "_heavier",
     )
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()
@@ -77,6 +82,10 @@ class StageDetector(DispatchingDetector):
         self._rows = 0
         self._excess: dict[str, list[float]] = {}
         """By open scope: what was told, the excess smoothed, calm rows."""
+        self.standing = Episodes(self.kind)
+        """What holds from the first steps of the launch, at most one: its stages are tested for changes like all."""
+        self._heavier: dict[str, list[float]] = {}
+        """By number of a stage in that fact: as above."""
 
     @property
     def _stages(self) -> int:
@@ -87,12 +96,16 @@ class StageDetector(DispatchingDetector):
         self._stage_of = start.topology.pp.copy()
         self._groups.regroup(self._stage_of)
         stages = self._stages
+        findings: list[Finding] = []
+        if new_launch or before != stages:
+            findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
+            self._heavier = {}
         if new_attempt or before != stages:
             known = before == stages and not new_launch
             came_from = np.arange(stages, dtype=np.int64) if known else np.full(stages, -1, dtype=np.int64)
             self._witness.begin(_of_stages(stages), came_from)
             self._rows, self._excess = 0, {}
-        return ()
+        return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         wanted = frame.family == "steps" and frame.kind is StepKind.TRAIN and self._stages >= GROUP_MIN
@@ -109,8 +122,7 @@ class StageDetector(DispatchingDetector):
         residual, crossings = self._witness.judge(by_stage, bare, step_s, self.now_s, frozen)
         findings = self._follow(residual, frame)
         for crossing in crossings:
-            evidence = {"rows": crossing.rows, "log_likelihood_ratio": crossing.evidence}
-            findings += self._open(crossing.rank, crossing.effect, crossing.onset_step, by_stage, frame, evidence)
+            findings += self._open(crossing, by_stage, frame)
             self._witness.bank.clear_rank(crossing.rank)
         self._witness.learn(self._changed())
         return [*findings, *self._standing(by_stage, frame)]
@@ -132,59 +144,99 @@ class StageDetector(DispatchingDetector):
         return [int(scope.removeprefix("stage:")) for scope in self._excess]
 
     def _follow(self, residual: Floats, frame: Frame) -> list[Finding]:
-        config = self._config
+        """Watch the open episodes, and whether what held from the first steps still does."""
         findings: list[Finding] = []
         for scope in list(self._excess):
-            stage, state = int(scope.removeprefix("stage:")), self._excess[scope]
-            state[1] += (float(residual[stage]) - state[1]) / config.smooth_rows
-            state[2] = state[2] + 1 if state[1] < config.clear_share * state[0] else 0
-            if state[2] >= config.clear_rows:
+            stage = int(scope.removeprefix("stage:"))
+            if self._has_passed(self._excess[scope], float(residual[stage])):
                 del self._excess[scope]
                 summary = f"Pipeline stage {stage} takes as long as before again in step {frame.step}."
                 findings += self.episodes.close(scope, frame.step, self.now_s, summary)
+        for number, state in list(self._heavier.items()):
+            # Its place is known: only a stage that falls behind it by most of what was told is lighter now.
+            if self._has_passed(state, state[0] + float(residual[int(number)])):
+                del self._heavier[number]
+                self._witness.baseline.forget(int(number))
+        if not self._heavier:
+            summary = f"No pipeline stage is heavier than the others any more in step {frame.step}."
+            findings += [
+                f for scope in self.standing for f in self.standing.close(scope, frame.step, self.now_s, summary)
+            ]
         return findings
+
+    def _has_passed(self, state: list[float], excess: float) -> bool:
+        """Take one row of a stage's excess: has it been small for long enough?"""
+        state[1] += (excess - state[1]) / self._config.smooth_rows
+        state[2] = state[2] + 1 if state[1] < self._config.clear_share * state[0] else 0
+        return state[2] >= self._config.clear_rows
 
     def _standing(self, by_stage: Floats, frame: Frame) -> list[Finding]:
         """Stages that have been heavier from the beginning, once there are rows enough to say so."""
-        if self._rows != self._config.skipped_rows + self._config.standing_rows:
+        config = self._config
+        if self._rows != config.skipped_rows + config.standing_rows or len(self.standing):
             return []
-        findings: list[Finding] = []
-        for stage in np.flatnonzero(self._witness.baseline.offset >= math.log(self._config.standing_ratio)).tolist():
-            effect = float(self._witness.baseline.offset[stage])
-            findings += self._open(stage, effect, None, by_stage, frame, {})
-        return findings
+        offset = self._witness.baseline.offset
+        heavy = [stage for stage in np.argsort(-offset).tolist() if offset[stage] >= math.log(config.standing_ratio)]
+        if not heavy:
+            return []
+        self._heavier = {str(stage): [float(offset[stage]), float(offset[stage]), 0.0] for stage in heavy}
+        ratios = {str(stage): math.exp(offset[stage]) for stage in heavy}
+        told = ", ".join(f"{ratios[str(stage)]:.2f} times as long (stage {stage})" for stage in heavy)
+        light = np.delete(by_stage, heavy)
+        return self.standing.open(
+            f"stage:{heavy[0]}" if len(heavy) == 1 else "job",
+            attempt=self.attempt,
+            severity=Severity.INFO,
+            onset_step=frame.step - config.standing_rows,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - config.standing_rows * self._witness.step_s,
+            detected_time_s=self.now_s,
+            score=float(offset[heavy[0]] / self._witness.sigma[heavy[0]]),
+            confidence=0.9,
+            summary=f"From the first step pipeline stages take longer than the others: {told}. It is how layers are "
+            "divided; no rank stands out.",
+            evidence={
+                "standing": True,
+                "ratio": math.exp(offset[heavy[0]]),
+                "ratios": ratios,
+                "stage_busy_s": float(by_stage[heavy[0]]),
+                "others_busy_s": _median(light),
+            },
+            cause="stage",
+        )
 
-    def _open(
-        self, stage: int, effect: float, onset: int | None, by_stage: Floats, frame: Frame, more: dict[str, Any]
-    ) -> list[Finding]:
+    def _open(self, crossing: Crossing, by_stage: Floats, frame: Frame) -> list[Finding]:
+        stage, ratio = crossing.rank, math.exp(crossing.effect)
         scope = f"stage:{stage}"
-        ratio = math.exp(effect)
-        others = np.delete(by_stage, stage)
-        usual = float(np.nanmedian(others)) if np.isfinite(others).any() else math.nan
-        since = "from the first step" if onset is None else f"since step {onset}"
-        told = "its usual share of" if onset is not None else "as long as"
-        fields: dict[str, Any] = {
-            "severity": Severity.INFO if onset is None else Severity.WARNING,
-            "onset_step": frame.step - self._config.standing_rows if onset is None else onset,
-            "detected_step": frame.step,
-            "detected_time_s": self.now_s,
-            "summary": f"Pipeline stage {stage} takes {ratio:.2f} times {told} the other stages {since}; none of its "
-            f"{int((self._stage_of == stage).sum())} ranks stands out.",
-            "evidence": {"ratio": ratio, "stage_busy_s": float(by_stage[stage]), "others_busy_s": usual, **more},
-        }
-        if onset is not None:
-            self._excess[scope] = [effect, effect, 0.0]
-        if scope in self.episodes:
-            return self.episodes.update(scope, **fields)
-        return self.episodes.open(
+        findings = self.episodes.open(
             scope,
             attempt=self.attempt,
-            onset_time_s=self.now_s - int(more.get("rows", self._config.standing_rows)) * self._witness.step_s,
-            score=effect / float(self._witness.sigma[stage]),
+            severity=Severity.WARNING,
+            onset_step=crossing.onset_step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - crossing.rows * self._witness.step_s,
+            detected_time_s=self.now_s,
+            score=crossing.effect / float(self._witness.sigma[stage]),
             confidence=0.9,
+            summary=f"Pipeline stage {stage} takes {ratio:.2f} times its usual share of the other stages since step "
+            f"{crossing.onset_step}; none of its {int((self._stage_of == stage).sum())} ranks stands out.",
+            evidence={
+                "ratio": ratio,
+                "stage_busy_s": float(by_stage[stage]),
+                "others_busy_s": _median(np.delete(by_stage, stage)),
+                "rows": crossing.rows,
+                "log_likelihood_ratio": crossing.evidence,
+            },
             cause="stage",
-            **fields,
         )
+        if findings:
+            self._excess[scope] = [crossing.effect, crossing.effect, 0.0]
+        return findings
+
+
+def _median(values: Floats) -> float:
+    measured = values[np.isfinite(values)]
+    return median(measured) if measured.size else math.nan
 
 
 def _of_stages(stages: int) -> Topology:

@@ -4,6 +4,9 @@ In synchronous training all ranks wait for the slowest, so the time of a whole s
 time: as wall time including waiting for data, and as CPU time of the training thread. On hosts where ranks share
 cores only CPU time tells slow work from being descheduled; then wall time decides alone only when it is a third
 higher for a minute, and the cause is the host. Each witness has its own baseline and its own bank of CUSUMs.
+
+A rank that has been slow from its first rows is told too, and that is its place from then on: what comes later is
+judged against it, and told apart.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Kind, Severity, StepKind, Topology
 from rankwatch_detectors.baseline import BaselineConfig
-from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 
 RATIO_PHASES_SHOWN = 4
+RANKS_TOLD_MAX = 64
+"""Ranks named in one fact; of a whole rack more would be a number, not a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,15 @@ class StragglerConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     skipped_rows: int = 2
     """First rows of an attempt: compilation, caches and connections, not work."""
+    standing_rows: int = 16
+    """A rank that has had fewer usual rows than these was never seen otherwise: it is slow from the first step ..."""
+    standing_onset_rows: int = 64
+    """... and so is one beyond what silicon explains that noise hid until then."""
+    fact_rows: int = 48
+    """Rows after which lesser standing differences are told, known to a third of a percent: before a relaunch counts as
+    having mended what it was ended with."""
+    fact_ratio: float = 1.05
+    """The least standing difference that is worth a word."""
     smooth_rows: int = 8
     """The excess of an open episode is smoothed over so many rows."""
     clear_share: float = 0.35
@@ -77,12 +92,14 @@ class StragglerDetector(DispatchingDetector):
         "_accelerated",
         "_rows",
         "_excess",
+        "standing",
+        "_stood",
     )
 
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 3
+        self.version = 4
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3
@@ -94,12 +111,22 @@ class StragglerDetector(DispatchingDetector):
         self._accelerated = False
         self._rows = 0
         self._excess: dict[str, dict[str, Any]] = {}
+        self.standing = Episodes(self.kind)
+        """What holds from the first steps of the launch: the baseline knows of it, so ranks stay under test."""
+        self._stood: dict[str, dict[str, Any]] = {}
 
-    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         topology = start.topology
         units = _numbered(topology.unit)
+        findings: list[Finding] = []
+        if new_launch or units != self._units:
+            findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
         if new_attempt or units != self._units:
             index = {unit: rank for rank, unit in enumerate(self._units)}
+            if findings:
+                # Who was slow from the first step on has no other past: whether it still is, this launch shows.
+                index = {unit: rank for unit, rank in index.items() if f"rank:{rank}" not in self._stood}
+                self._stood = {}
             came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
             for witness in (self._wall, self._cpu, self._host):
                 witness.begin(topology, came_from)
@@ -109,7 +136,7 @@ class StragglerDetector(DispatchingDetector):
         self._units = units
         self._names = [_place(topology, rank) for rank in range(topology.world_size)]
         self._accelerated = any(topology.device_uuid)
-        return ()
+        return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family != "steps" or frame.kind is not StepKind.TRAIN or "busy_s" not in frame.values:
@@ -122,12 +149,12 @@ class StragglerDetector(DispatchingDetector):
             return ()
         step_s = typical(frame, "step_time_s")
         if cpu is None:
-            return self._judge(self._wall, wall, frame, step_s)
+            return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(wall, frame)]
         return [*self._judge(self._cpu, cpu, frame, step_s), *self._judge(self._host, wall, frame, step_s)]
 
     def _judge(self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None) -> list[Finding]:
         residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named())
-        findings = self._follow(witness, residual, frame)
+        findings = [*self._follow(witness, residual, frame), *self._follow_standing(witness, residual, frame)]
         for crossing in crossings:
             findings.extend(self._open(witness, crossing, seconds, frame))
             for other in (self._wall, self._cpu, self._host):
@@ -164,6 +191,65 @@ class StragglerDetector(DispatchingDetector):
                 findings.extend(self._retell(scope, rank, state, frame))
         return findings
 
+    def _follow_standing(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
+        """Watch ranks that were slow from the first step: one that is so no longer has no place yet."""
+        config = self._config
+        findings: list[Finding] = []
+        for scope, state in list(self._stood.items()):
+            rank = int(scope.removeprefix("rank:"))
+            if state["witness"] != self._name(witness) or not witness.judged[rank]:
+                continue
+            state["excess"] += (state["told"] + float(residual[rank]) - state["excess"]) / config.smooth_rows
+            state["calm"] = state["calm"] + 1 if state["excess"] < config.clear_share * state["told"] else 0
+            if state["calm"] >= config.clear_rows:
+                since = frame.step - config.clear_rows
+                summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
+                findings.extend(self.standing.close(scope, frame.step, self.now_s, summary))
+                del self._stood[scope]
+                for each in (self._wall, self._cpu, self._host):
+                    each.baseline.forget(rank)
+        return findings
+
+    def _lesser(self, seconds: Floats, frame: Frame) -> list[Finding]:
+        """Tell once which ranks are slower than their peers from the first step by what silicon may explain."""
+        config = self._config
+        if self._rows != config.skipped_rows + config.fact_rows:
+            return []
+        offset = self._wall.baseline.offset
+        ranks = [
+            rank
+            for rank in self._wall.baseline.outliers(config.fact_ratio).tolist()
+            if f"rank:{rank}" not in self.episodes and f"rank:{rank}" not in self.standing
+        ]
+        ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
+        if not ranks:
+            return []
+        ratios = {str(rank): math.exp(offset[rank]) for rank in ranks}
+        shown = ", ".join(f"{self._names[rank]} {math.exp(offset[rank]):.2f}" for rank in ranks[:RATIO_PHASES_SHOWN])
+        more = f" and {len(ranks) - RATIO_PHASES_SHOWN} more" if len(ranks) > RATIO_PHASES_SHOWN else ""
+        slowest = ranks[0]
+        return self.standing.open(
+            f"rank:{slowest}" if len(ranks) == 1 else "job",
+            attempt=self.attempt,
+            severity=Severity.INFO,
+            ranks=tuple(ranks),
+            onset_step=frame.step - config.fact_rows,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - config.fact_rows * self._wall.step_s,
+            detected_time_s=self.now_s,
+            score=float(offset[slowest] / self._wall.sigma[slowest]),
+            confidence=0.9,
+            summary=f"Slower than their peers from the first step, so many times: {shown}{more}.",
+            evidence={
+                "standing": True,
+                "ratio": math.exp(offset[slowest]),
+                "ratios": ratios,
+                "busy_s": float(seconds[slowest]),
+                "witness": self._name(self._wall),
+            },
+            cause="worker",
+        )
+
     def _retell(self, scope: str, rank: int, state: dict[str, Any], frame: Frame) -> list[Finding]:
         state.update(told=state["excess"], changed=0)
         ratio = math.exp(state["excess"] + state["standing"])
@@ -174,50 +260,37 @@ class StragglerDetector(DispatchingDetector):
         )
 
     def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
-        rank = crossing.rank
+        rank, baseline = crossing.rank, witness.baseline
+        scope, where = f"rank:{rank}", self._names[rank]
+        first = self._from_the_first_step(witness, crossing)
         # What the baseline has taken for silicon counts too when the rank is held against its peers.
-        standing = float(witness.baseline.offset[rank]) if witness.baseline.groups.proper[rank] else 0.0
+        standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
         ratio = math.exp(crossing.effect + standing)
-        peers = witness.peers_of(rank)
-        busy = float(seconds[rank])
-        peers_busy = float(np.median(seconds[peers]))
-        phases = _phase_excess(frame, rank, peers)
-        cause = _cause(phases, host=witness is self._host)
-        evidence = {
-            "ratio": ratio,
-            "rate": 1 / ratio,
-            "witness": self._name(witness),
-            "busy_s": busy,
-            "peers_busy_s": peers_busy,
-            "cost_gpu_hours_per_hour": self._cost(busy, ratio, typical(frame, "step_time_s")),
-            "peers_compared": len(peers),
-            "rows": crossing.rows,
-            "sigma": float(witness.sigma[rank]),
-            "log_likelihood_ratio": crossing.evidence,
-            "phase_excess_s": phases,
-        }
-        where = self._names[rank]
-        summary = (
-            f"{where} takes {ratio:.2f} times as long as its peers since step {crossing.onset_step} "
-            f"(runs at {1 / ratio:.2f} of their speed); cause class {cause}."
-        )
-        findings = self.episodes.open(
-            f"rank:{rank}",
+        if first:
+            baseline.accept(rank, crossing.effect, crossing.rows)
+            if scope in self.standing:
+                return []
+        evidence, cause = self._evidence(witness, crossing, ratio, seconds, frame)
+        rows = self._rows - 1 if first else crossing.rows
+        since = "from the first step" if first else f"since step {crossing.onset_step}"
+        findings = (self.standing if first else self.episodes).open(
+            scope,
             attempt=self.attempt,
             severity=Severity.WARNING,
             ranks=(rank,),
-            onset_step=crossing.onset_step,
+            onset_step=frame.step - rows if first else crossing.onset_step,
             detected_step=frame.step,
-            onset_time_s=self.now_s - crossing.rows * witness.step_s,
+            onset_time_s=self.now_s - rows * witness.step_s,
             detected_time_s=self.now_s,
             score=crossing.effect / float(witness.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=1.0 - math.exp(-crossing.evidence / 4),
-            summary=summary,
-            evidence=evidence,
+            summary=f"{where} takes {ratio:.2f} times as long as its peers {since} "
+            f"(runs at {1 / ratio:.2f} of their speed); cause class {cause}.",
+            evidence=evidence | ({"standing": True} if first else {}),
             cause=cause,
         )
         if findings:
-            self._excess[f"rank:{rank}"] = {
+            (self._stood if first else self._excess)[scope] = {
                 "witness": self._name(witness),
                 "told": crossing.effect,
                 "excess": crossing.effect,
@@ -226,6 +299,37 @@ class StragglerDetector(DispatchingDetector):
                 "calm": 0,
             }
         return findings
+
+    def _evidence(
+        self, witness: Witness, crossing: Crossing, ratio: float, seconds: Floats, frame: Frame
+    ) -> tuple[dict[str, Any], str]:
+        """What speaks against a rank, and the cause class that its phases show."""
+        rank = crossing.rank
+        peers = witness.peers_of(rank)
+        busy = float(seconds[rank])
+        phases = _phase_excess(frame, rank, peers)
+        evidence = {
+            "ratio": ratio,
+            "rate": 1 / ratio,
+            "witness": self._name(witness),
+            "busy_s": busy,
+            "peers_busy_s": float(np.median(seconds[peers])),
+            "cost_gpu_hours_per_hour": self._cost(busy, ratio, typical(frame, "step_time_s")),
+            "peers_compared": len(peers),
+            "rows": crossing.rows,
+            "sigma": float(witness.sigma[rank]),
+            "log_likelihood_ratio": crossing.evidence,
+            "phase_excess_s": phases,
+        }
+        return evidence, _cause(phases, host=witness is self._host)
+
+    def _from_the_first_step(self, witness: Witness, crossing: Crossing) -> bool:
+        """Whether the rank was never seen at another speed."""
+        config, baseline = self._config, witness.baseline
+        if baseline.rows[crossing.rank] <= config.standing_rows:
+            return True
+        onset_row = self._rows - crossing.rows
+        return onset_row <= config.standing_onset_rows and baseline.pinned(crossing.rank)
 
     def _cost(self, busy_s: float, ratio: float, step_s: float | None) -> float:
         """GPU-hours lost per hour: every rank waits for the part of the step that the slow one adds."""

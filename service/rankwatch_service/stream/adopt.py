@@ -49,6 +49,7 @@ def _incident(row: Mapping[Any, Any]) -> Incident:
         summary=row["summary"],
         severity=Severity(row["severity"]),
         confidence=row["confidence"],
+        standing=row["evidence"].get("standing") is True,
         # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
         ended_with_attempt=False,
     )

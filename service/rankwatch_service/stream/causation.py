@@ -27,6 +27,7 @@ def may_bring(cause: Part, effect: Part, roster: Roster) -> bool:
     """Whether `cause` may have brought `effect`."""
     return (
         effect.kind in BRINGS[cause.kind]
+        and _stand_alike(cause, effect)
         and _within_attempts(cause, effect)
         and _within_reach(cause, effect, roster)
         and _had_begun(cause, effect)
@@ -57,6 +58,11 @@ def hosts_of(part: Part, roster: Roster) -> list[str]:
     if part.scope.startswith("host:"):
         return [part.scope.removeprefix("host:")]
     return roster.hosts_of(part.ranks)
+
+
+def _stand_alike(cause: Part, effect: Part) -> bool:
+    """What holds from the first steps brings nothing that begins later; ranks of one host may be slow together."""
+    return cause.standing is effect.standing and (not cause.standing or (_has_place(cause) and _has_place(effect)))
 
 
 def _within_attempts(cause: Part, effect: Part) -> bool:

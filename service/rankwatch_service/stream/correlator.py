@@ -172,13 +172,18 @@ class Correlator:
     # ---- findings --------------------------------------------------------------------------------------------------
 
     def _find(self, finding: Finding) -> tuple[Incident, Part] | None:
-        """The open part that this finding speaks of."""
+        """The open part that this finding speaks of: a change of what stands is told apart from it."""
+        standing = finding.evidence.get("standing") is True
+        found = None
         for incident in self.open:
             for part in incident.parts:
                 same = (part.kind, part.scope) == (finding.kind, finding.scope) and part.is_open
                 if same and (part.attempt == finding.attempt or part.kind in LASTING):
-                    return incident, part
-        return None
+                    if part.standing is standing:
+                        return incident, part
+                    # A detector that began anew knows no other past: what had a beginning has not lost it.
+                    found = found or ((incident, part) if standing else None)
+        return found
 
     def _open(self, finding: Finding, roster: Roster) -> list[Told]:
         part = part_of(finding, self._episode(finding))

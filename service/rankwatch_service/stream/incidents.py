@@ -50,6 +50,8 @@ class Part:
     detected_time_s: float = math.inf
     adds_s: float | None = None
     """Seconds that it adds to each step, where it says so."""
+    standing: bool = False
+    """It is the job's own way, known to the baseline: nothing that comes later is its doing, or it theirs."""
     is_open: bool = True
     ended_with_attempt: bool = False
     """Its attempt is over: it counts as closed once a later one has shown that it does not come again."""
@@ -224,6 +226,7 @@ def part_of(finding: Finding, episode: int) -> Part:
         detected_step=finding.detected_step,
         detected_time_s=finding.detected_time_s,
         adds_s=adds_s(finding),
+        standing=finding.evidence.get("standing") is True,
     )
 
 

@@ -273,3 +273,44 @@ def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
         told = judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
         assert told == [("evidence" if second else "opened", "straggler")]
     assert correlator.open[0].scope == "host:node-1"
+
+
+STANDS = {"evidence": {"standing": True}, "onset_step": 0, "onset_time_s": 900.0, "detected_time_s": 918.0}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        finding(Kind.SLOWDOWN),
+        finding(Kind.SLOWDOWN, scope="stage:3"),
+        finding(Kind.STRAGGLER, scope="rank:5"),
+        finding(Kind.STRAGGLER, scope="rank:6"),
+        finding(Kind.HANG, scope="rank:5"),
+    ],
+    ids=lambda one: f"{one.kind} {one.scope}",
+)
+def test_what_stands_from_the_first_steps_takes_up_nothing_that_begins_later(correlator, later):
+    stage = finding(Kind.SLOWDOWN, scope="stage:3", severity=Severity.INFO, **STANDS)
+    assert judge(correlator, stage) == [("opened", "slowdown")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS)) == [("opened", "straggler")]
+    assert judge(correlator, later) == [("opened", str(later.kind))]
+    assert [len(incident.parts) for incident in correlator.open] == [1, 1, 1]
+
+
+def test_ranks_of_one_host_that_were_slow_from_the_start_are_one_incident(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS))
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:6", **STANDS))
+    assert [incident.ranks for incident in correlator.open] == [(5, 6)]
+
+
+def test_a_change_of_what_stands_ends_by_itself(correlator):
+    judge(correlator, finding(Kind.SLOWDOWN, scope="stage:3", severity=Severity.INFO, **STANDS))
+    judge(correlator, finding(Kind.SLOWDOWN, scope="stage:3"))
+    assert judge(correlator, finding(Kind.SLOWDOWN, Change.CLOSE, "stage:3")) == [("resolved", "slowdown")]
+    assert [incident.first.standing for incident in correlator.open] == [True]
+
+
+def test_a_detector_that_begins_anew_does_not_make_a_lasting_trouble_a_standing_one(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5"))
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS))
+    assert [(incident.first.standing, incident.first.onset_step) for incident in correlator.open] == [(False, 100)]
