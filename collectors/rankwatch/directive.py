@@ -39,7 +39,10 @@ class Rollback(NamedTuple):
 
 
 class Actions(Protocol):
-    """What an order can make a job do. Both are called while every rank of the attempt is held."""
+    """What an order can make a job do. `checkpoint` and `rollback` are called while every rank is held."""
+
+    def proven(self, checkpoint: str) -> None:
+        """This capture proved good and is to be kept; "": none is known to be good."""
 
     def refusal(self, directive: Directive) -> str:
         """Why the job cannot do this, "" if it can. Asked before it holds."""
@@ -127,15 +130,17 @@ class Follower:
             return None
         self.seen, payload = found
         try:
-            return layout.decode_directive(payload)
+            directive = layout.decode_directive(payload)
         except (ValueError, TypeError):
             self._recorder.drop("directives")
             return None
+        self._actions.proven(directive.proven)
+        return directive
 
     def _consider(self, directive: Directive, step: int) -> None:
         """Take in a directive while the rank is not held."""
         order = directive.order
-        if order in self._over or directive.attempt != f"{self._launch}.{self.k}":
+        if not order or order in self._over or directive.attempt != f"{self._launch}.{self.k}":
             return
         if directive.phase == "hold":
             if step > directive.step:

@@ -103,6 +103,7 @@ class Directive(NamedTuple):
     """What an order asks of the rank now, as the agent writes it into the directive cell."""
 
     order: str
+    """"" where no order ever came, and only `proven` is told."""
     attempt: str
     phase: str
     """hold, do, go, release; closed clears the cell."""
@@ -115,6 +116,8 @@ class Directive(NamedTuple):
     location: str = ""
     checkpoint_step: int = -1
     k: int = 0
+    proven: str = ""
+    """Whatever the order: the newest capture in this rank's memory that proved good. It is kept."""
 
 
 class Answer(NamedTuple):

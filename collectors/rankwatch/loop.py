@@ -187,10 +187,17 @@ class Loop:
             tier: memory, local or remote.
             fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
         """
-        checkpoint = f"{tier}:{self._launch}.{self._meter.k}:{step}"
+        checkpoint = self._id(tier, step)
         noted = {"checkpoint": checkpoint, "tier": tier, "location": location, "shards": 0, **fields}
         self._recorder.note("checkpoint_saved", noted, step, self._meter.k, self._now())
         return checkpoint
+
+    def _id(self, tier: str, step: int) -> str:
+        return f"{tier}:{self._launch}.{self._meter.k}:{step}"
+
+    def _gone(self, checkpoint: str, reason: str) -> None:
+        fields = {"checkpoint": checkpoint, "reason": reason}
+        self._recorder.note("checkpoint_gone", fields, self._meter.step, self._meter.k, self._now())
 
     def loaded(self, checkpoint: Checkpoint, seconds: float) -> None:
         """Tell that a checkpoint was loaded."""
@@ -198,15 +205,20 @@ class Loop:
         self._recorder.note("checkpoint_loaded", fields, checkpoint.step, self._meter.k, self._now())
 
     def _keep(self, step: int) -> None:
-        if self.state is None or step == self._restored_at:
-            return  # that very state is in memory already: it was just restored from there
+        if self.state is None or step == self._restored_at or self._id("memory", step) in self.memory:
+            return  # that very state is in memory already: it was just restored from there, or an order asked for it
         begun_ns = self._now()
-        self.memory.make_room()
+        for checkpoint in self.memory.make_room():
+            self._gone(checkpoint, "newer captures took its place")
         capture = self.state.capture(step)
         seconds = (self._now() - begun_ns) * 1e-9
         self.memory.add(self.saved(step, "", "memory", {"seconds": seconds, "bytes": capture.size_bytes}), capture)
 
     # ---- what orders ask (rankwatch.directive.Actions) ---------------------------------------------------------------
+
+    def proven(self, checkpoint: str) -> None:
+        """See `Actions.proven`."""
+        self.memory.proven = checkpoint
 
     def refusal(self, directive: Directive) -> str:
         """See `Actions.refusal`."""
@@ -214,6 +226,7 @@ class Loop:
             return f"this job cannot {directive.action}: it can {', '.join(self._can)}"
         if directive.action == "rollback" and directive.checkpoint not in self.memory:
             if directive.checkpoint.startswith("memory:"):
+                self._gone(directive.checkpoint, "it was asked for and is not in memory")
                 return f"{directive.checkpoint} is not in memory any more"
             if self.restore is None:
                 return f"{directive.checkpoint} is on disk, and the job has no on_rollback"

@@ -322,9 +322,15 @@ class DirectiveSlot:
         directive = layout.decode_directive(found[1]) if found is not None else None
         return directive if directive is not None and directive.phase != "closed" else None
 
-    def clear(self, order: str, attempt: str) -> None:
-        """Say that the order is closed: nothing is asked any more."""
-        self.write(Directive(order, attempt, "closed"))
+    def clear(self, order: str, attempt: str, proven: str = "") -> None:
+        """Say that the order is closed: nothing is asked any more but to keep the capture `proven`."""
+        self.write(Directive(order, attempt, "closed", proven=proven))
+
+    @property
+    def proven(self) -> str:
+        """The capture that the rank was last told to keep, by this agent or the one before it; "" if none."""
+        found = self.cell.read()
+        return layout.decode_directive(found[1]).proven if found is not None else ""
 
 
 def _checked_header(path: str, view: memoryview) -> tuple[int, int, int, int, int]:

@@ -118,7 +118,12 @@ class TrainingState:
 
 
 class MemoryTier:
-    """The last few captures of this rank, by checkpoint id. They survive a rollback, not the process."""
+    """The last few captures of this rank, by checkpoint id. They survive a rollback, not the process.
+
+    From two places on, one is reserved for the newest capture that proved good: captures go on after a fault, and must
+    not push out the state from before it. Until the service has said which one that is, the oldest stays: whatever is
+    known later, it is the likeliest to lie before the fault.
+    """
 
     def __init__(self, keep: int, every: int) -> None:
         """Set up.
@@ -135,6 +140,8 @@ class MemoryTier:
         if every < 1:
             raise ValueError(f"every must be at least 1 step, not {every}")
         self.every = every if keep else 0
+        self.proven = ""
+        """Id of the capture that the reserved place is for; "" and one that is not kept: the oldest."""
         self._keep = keep
         self._captures: dict[str, Capture] = {}
 
@@ -149,10 +156,25 @@ class MemoryTier:
         """Ids of the captures that are there, oldest first."""
         return list(self._captures)
 
-    def make_room(self) -> None:
-        """Drop the oldest capture if the next one would be too many: before it is made, so that memory is bounded."""
+    @property
+    def reserved(self) -> str:
+        """Id of the capture that others do not push out; "" where there is no place for one."""
+        if self._keep < 2 or not self._captures:
+            return ""
+        return self.proven if self.proven in self._captures else next(iter(self._captures))
+
+    def make_room(self) -> list[str]:
+        """Drop captures until there is a place for one more: before it is made, so that memory is bounded.
+
+        Returns:
+            The ids of those that are gone: the oldest that are not reserved.
+        """
+        gone = []
         while len(self._captures) >= self._keep:
-            del self._captures[next(iter(self._captures))]
+            reserved = self.reserved
+            gone.append(next(checkpoint for checkpoint in self._captures if checkpoint != reserved))
+            del self._captures[gone[-1]]
+        return gone
 
     def add(self, checkpoint: str, capture: Capture) -> None:
         """Keep a capture."""

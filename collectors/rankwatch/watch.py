@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from rankwatch import layout
+from rankwatch.console import say
 from rankwatch.directive import STOP, end_process
 from rankwatch.faults import Faults
 from rankwatch.identity import Identity
@@ -94,8 +95,10 @@ class Watch:
         Args:
             data: a callable that builds an iterator of batches at a position (batches already drawn); read them from
                 `batches`. Or an iterable with `state_dict` and `load_state_dict`.
-            keep: captures kept in host memory, each a whole copy of the registered state; 0 = none.
-            every: steps between two captures. The oldest kept one must be older than a fault takes to be found.
+            keep: captures kept in host memory, each a whole copy of the registered state; 0 = none. From 2 on, one of
+                the places is reserved for the newest capture that proved good.
+            every: steps between two captures. A capture is proven by 20 clean steps after it and some 2 s: take more
+                than that, or it has been replaced before anybody knows that it is good.
             objects: model, optimizer, scheduler, scaler, ...: anything with `state_dict` and `load_state_dict`.
 
         Raises:
@@ -103,6 +106,8 @@ class Watch:
         """
         loop = self._loop
         loop.memory = MemoryTier(keep, every)
+        if keep == 1 and self.identity.rank == 0:
+            say(f"keep=1: every {every} steps the only capture is replaced, after a fault too; keep=2 reserves a place")
         loop.state = TrainingState(objects, data)
         if keep:
             loop.allow("rollback", "checkpoint")

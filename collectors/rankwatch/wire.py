@@ -148,6 +148,7 @@ EVENT_KINDS: Final = (
     "exception",  # type, message
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds
+    "checkpoint_gone",  # checkpoint, reason: a rank does not have it in memory any more
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",
     "agent_stop",
@@ -228,6 +229,8 @@ class Orders(msgspec.Struct, frozen=True):
     orders: tuple[OrderView, ...] = ()
     resume: ResumeAdvice | None = None
     stacks: tuple[StackRequest, ...] = ()
+    proven: str = ""
+    """Id of the newest good checkpoint in the ranks' memory: they keep it, whatever captures come after it."""
 
 
 class View(msgspec.Struct, frozen=True):

@@ -183,16 +183,67 @@ def a_capture(step: int) -> Capture:
     return Capture(step, {}, {}, None, None)
 
 
-def test_the_memory_tier_keeps_the_last_captures_and_makes_room_first():
-    memory = MemoryTier(2, 10)
-    for step in (0, 10, 20):
-        memory.make_room()
-        assert len(memory.kept) < 2
+def captured(memory: MemoryTier, *steps: int) -> list[str]:
+    """Add captures as the loop does; returns what had to go for them."""
+    gone = []
+    for step in steps:
+        gone += memory.make_room()
         memory.add(f"memory:l.0:{step}", a_capture(step))
-    assert memory.kept == ["memory:l.0:10", "memory:l.0:20"]
-    assert memory["memory:l.0:10"].step == 10
+    return gone
+
+
+def steps_kept(memory: MemoryTier) -> list[int]:
+    return [memory[checkpoint].step for checkpoint in memory.kept]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("proven", ["", "memory:l.0:20", "memory:gone.0:20"])
+def test_there_are_never_more_captures_than_asked_for_and_room_is_made_first(keep, proven):
+    memory = MemoryTier(keep, 10)
+    memory.proven = proven
+    for step in range(0, 400, 10):
+        memory.make_room()
+        assert len(memory.kept) < keep
+        memory.add(f"memory:l.0:{step}", a_capture(step))
+    assert len(memory.kept) == keep
+
+
+def test_until_one_is_proven_the_oldest_capture_stays_and_the_others_follow_the_newest():
+    memory = MemoryTier(3, 10)
+    assert captured(memory, 0, 10, 20, 30, 40) == ["memory:l.0:10", "memory:l.0:20"]
+    assert steps_kept(memory) == [0, 30, 40]
+
+
+def test_the_newest_proven_capture_stays_whatever_comes_after_it_and_the_one_before_it_may_go():
+    memory = MemoryTier(4, 100)
+    captured(memory, 0, 100, 200, 300)
+    memory.proven = "memory:l.0:300"
+    captured(memory, *range(400, 1_700, 100))
+    assert steps_kept(memory) == [300, 1_400, 1_500, 1_600]
+    memory.proven = "memory:l.0:1500"
+    captured(memory, 1_700, 1_800, 1_900)
+    assert steps_kept(memory) == [1_500, 1_700, 1_800, 1_900]
+
+
+def test_word_of_a_capture_that_is_not_kept_leaves_the_place_to_the_oldest():
+    memory = MemoryTier(2, 10)
+    memory.proven = "memory:earlier.0:990"
+    captured(memory, 0, 10, 20)
+    assert steps_kept(memory) == [0, 20]
+
+
+def test_with_one_place_the_last_capture_is_kept():
+    memory = MemoryTier(1, 10)
+    memory.proven = "memory:l.0:0"
+    assert captured(memory, 0, 10) == ["memory:l.0:0"]
+    assert steps_kept(memory) == [10]
+
+
+def test_a_rollback_forgets_the_captures_that_it_undoes():
+    memory = MemoryTier(4, 10)
+    captured(memory, 0, 10, 20)
     memory.drop_after(10)
-    assert memory.kept == ["memory:l.0:10"]
+    assert steps_kept(memory) == [0, 10]
 
 
 @pytest.mark.parametrize(("keep", "every"), [(-1, 1), (17, 1), (1, 0)])

@@ -273,10 +273,10 @@ def test_nothing_that_goes_wrong_inside_reaches_the_loop(rank, monkeypatch):
 
 
 def train(rank: Rank, max_steps: int) -> tuple[list[int], Model]:
-    """Train a model by steps(); captures every 2 steps, two of them kept."""
+    """Train a model by steps(); captures every 2 steps, three of them kept."""
     random.seed(1)
     model = Model()
-    rank.watch.state(model=model, data=lambda position: iter(range(position, 1_000)), keep=2, every=2)
+    rank.watch.state(model=model, data=lambda position: iter(range(position, 1_000)), keep=3, every=2)
     done = []
     for step in rank.watch.steps(max_steps):
         model.train(float(next(rank.watch.batches)))
@@ -289,7 +289,41 @@ def test_captures_are_registered_as_checkpoints_in_memory(rank):
     notes = rank.notes("checkpoint_saved")
     assert [note["checkpoint"] for note in notes] == ["memory:l.0:0", "memory:l.0:2", "memory:l.0:4"]
     assert all(note["tier"] == "memory" for note in notes)
-    assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:4"]
+    assert rank.watch._loop.memory.kept == ["memory:l.0:0", "memory:l.0:2", "memory:l.0:4"]
+    assert rank.notes("checkpoint_gone") == []
+
+
+def test_the_capture_that_the_slot_names_is_kept_and_every_other_that_goes_is_told(rank):
+    rank._put(Directive("", "l.0", "closed", proven="memory:l.0:2"))
+    train(rank, 14)
+    assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:10", "memory:l.0:12"]
+    gone = [note["checkpoint"] for note in rank.notes("checkpoint_gone")]
+    assert gone == ["memory:l.0:0", "memory:l.0:4", "memory:l.0:6", "memory:l.0:8"]
+    assert rank.answer.order == ""  # nothing was asked, so nothing is answered
+
+
+def test_an_order_in_the_slot_names_it_too(rank):
+    fields = {"action": "stop", "step": 11, "proven": "memory:l.0:2"}
+    rank._put(Directive("o", "l.0", "hold", **fields))
+    rank.write_after(1, Directive("o", "l.0", "do", **fields))
+    assert train(rank, 20)[0][-1] == 10
+    assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:8", "memory:l.0:10"]
+
+
+def test_a_capture_that_was_asked_for_and_is_not_there_is_told_as_gone(rank):
+    fields = {"action": "rollback", "step": 5, "checkpoint": "memory:l.0:3", "checkpoint_step": 3, "k": 1}
+    rank._put(Directive("o", "l.0", "hold", **fields))
+    train(rank, 6)
+    assert (rank.answer.answer, rank.answer.detail) == ("failed", "memory:l.0:3 is not in memory any more")
+    assert [note["checkpoint"] for note in rank.notes("checkpoint_gone")] == ["memory:l.0:3"]
+
+
+def test_one_place_for_captures_is_said_at_the_start_in_the_training_output(tmp_path, capsys):
+    first = Rank(tmp_path, number=0)
+    first.watch.state(model=Model(), keep=2)
+    assert capsys.readouterr().err == ""
+    first.watch.state(model=Model(), keep=1, every=50)
+    assert "keep=1: every 50 steps the only capture is replaced" in capsys.readouterr().err
 
 
 def test_a_rollback_to_memory_goes_on_exactly_as_if_nothing_had_happened(rank, tmp_path):
@@ -305,7 +339,7 @@ def test_a_rollback_to_memory_goes_on_exactly_as_if_nothing_had_happened(rank, t
     assert rank.answer.fingerprint == 4711
     assert probe.calls.count(("restored",)) == 1
     assert "memory:l.0:6" not in rank.watch._loop.memory.kept  # undone, and of another attempt
-    assert rank.watch._loop.memory.kept == ["memory:l.1:8", "memory:l.1:10"]
+    assert rank.watch._loop.memory.kept == ["memory:l.0:0", "memory:l.1:8", "memory:l.1:10"]
 
 
 def test_a_checkpoint_order_without_a_hook_makes_a_capture(rank):

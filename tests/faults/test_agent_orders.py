@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rankwatch import layout, wire
+from rankwatch.reader import RingReader
 from tests.support.agent_process import AgentProcess
 from tests.support.agent_service import AgentService, until
 from tests.support.recording_rank import RecordingRank
@@ -213,3 +214,34 @@ def test_orders_reach_ranks_by_views_alone_when_no_stream_can_be_held(tmp_path: 
             rank.do("follow_orders", STEPS)
             service.order(order(service, "o1", "pause", margin=200))
             until(all_answered(service, "o1", "held", 1))
+
+
+def test_the_last_good_capture_outlives_every_later_one_and_training_goes_back_to_it(tmp_path: Path) -> None:
+    good = "memory:l.0:20"
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("keep", 4, 10)
+        rank.do("steps", 25)
+        service.order(proven=good)
+        (ring,) = tmp_path.glob("*.ring")
+        reader = RingReader(str(ring))
+        slot = reader.directives
+        until(lambda: slot.proven == good)
+        # Captures of spoilt weights go on, many more than there are places.
+        rank.do("steps", 400)
+        until(lambda: ("l.0", 424, 0) in service.rows())
+        told = [event.fields["checkpoint"] for event in service.events("checkpoint_saved")]
+        assert len(told) == 43
+        gone = [event.fields["checkpoint"] for event in service.events("checkpoint_gone")]
+        assert set(told) - set(gone) == {good, "memory:l.0:400", "memory:l.0:410", "memory:l.0:420"}
+
+        hold = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 430, 60.0, good, checkpoint_step=20, k=1)
+        service.order(hold, proven=good)
+        until(lambda: slot.read() is not None)
+        rank.say("steps", STEPS, 0.005)
+        for name, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
+            service.order(phase(hold, name), proven=good)
+            until(all_answered(service, "o1", answer, 1))
+        service.order(phase(hold, "closed"), proven=good)
+        until(lambda: ("l.1", 25, 0) in service.rows())
+        assert ("l.1", 19, 0) not in service.rows()
+        reader.close()

@@ -34,14 +34,14 @@ def everything_in(recorder: Recorder) -> list[Entry]:
 class Rank:
     """One rank under a fake clock, with the agent's hand on its directive cell."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, number: int = 3) -> None:
         self.clock = FakeClock()
         self.recorder = a_recorder(directory, self.clock.now_ns)
         self.ended: list[int] = []
         self.sleeps = 0
         self.plan: dict[int, Directive] = {}
         self.watch = Watch(
-            Identity("gpt", "l", 3, 4),
+            Identity("gpt", "l", number, 4),
             self.recorder,
             directory=str(directory),
             now=self.clock.unix_ns,

@@ -1,5 +1,6 @@
 """A real process with a real recorder that does what its test says, line by line, and answers each line with "ok"."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -124,6 +125,10 @@ class _Rank:
         print("ok", flush=True)
         for _ in self.watch.steps(int(steps)):
             time.sleep(0.01)
+
+    def do_keep(self, keep: str, every: str) -> None:
+        """Keep captures in memory from now on, of a job without weights."""
+        self.watch.state(data=itertools.count, keep=int(keep), every=int(every))
 
     def do_close(self) -> None:
         self.watch.close()

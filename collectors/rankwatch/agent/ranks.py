@@ -63,6 +63,8 @@ class LocalRank:
     """What stands in its directive slot."""
     renewal: int = 0
     """Renewal of the order that was written there."""
+    proven: str = ""
+    """The capture that it was told to keep, also there."""
 
     @property
     def rank(self) -> int:
@@ -187,7 +189,10 @@ class LocalRanks:
             reader.close()
             self._not_ours.add(name)
             return None
-        return LocalRank(path, reader, header, _hold(header), settled, settled, directive=reader.directives.read())
+        slot = reader.directives
+        return LocalRank(
+            path, reader, header, _hold(header), settled, settled, directive=slot.read(), proven=slot.proven
+        )
 
 
 def jobs_in(directory: Path, known: set[str]) -> dict[str, str]:

@@ -70,6 +70,7 @@ class Relay:
             self._newest.popitem(last=False)
         told = (self._newest.get(view.order) for view in orders.orders)
         self._open = tuple(view for view in told if view is not None and view.phase != "closed")
+        self._tell_proven(orders.proven)
 
     def attempt_of(self, rank: LocalRank, k: int, answered: str) -> str:
         """The attempt under which this rank is shown to the service in views.
@@ -108,7 +109,7 @@ class Relay:
                 _kill(rank, view)
             elif view.phase == "closed":
                 if rank.directive is not None and rank.directive.order == view.order:
-                    rank.reader.directives.clear(view.order, view.attempt)
+                    rank.reader.directives.clear(view.order, view.attempt, rank.proven)
                     rank.directive, rank.renewal = None, 0
             elif view.phase in _IN_SLOT:
                 _write(rank, view)
@@ -117,6 +118,15 @@ class Relay:
         if rank.directive is not None and rank.directive.order == view.order:
             return True  # it has begun this order; a rollback has moved it to the next attempt
         return rank.attempt(rank.reader.progress().k) == view.attempt
+
+    def _tell_proven(self, checkpoint: str) -> None:
+        """Say which capture is to be kept, to ranks whose slot holds no order: one that does is told afterwards."""
+        for rank in self._ranks:
+            # TIER:LAUNCH.k:STEP; what other processes of the job had in memory is not this rank's.
+            mine = checkpoint if checkpoint.startswith(f"memory:{rank.launch}.") else ""
+            if rank.gone_since_s is None and rank.directive is None and rank.proven != mine:
+                rank.reader.directives.clear("", rank.attempt(rank.reader.progress().k), mine)
+                rank.proven = mine
 
     def _write_resume(self, advice: wire.ResumeAdvice) -> None:
         text = json.dumps(
@@ -147,6 +157,7 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
         location=view.location,
         checkpoint_step=view.checkpoint_step,
         k=view.k,
+        proven=rank.proven,
     )
     if rank.directive == directive and rank.renewal == view.renewal:
         return

@@ -1,4 +1,4 @@
-"""What agents of a job must hear now: its open orders, wanted stacks, and the advice for a relaunch."""
+"""What agents of a job must hear now: its open orders, wanted stacks, what to keep and what to relaunch from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
 from rankwatch_service.control import commands
 from rankwatch_service.control.driver import current_orders
-from rankwatch_service.control.ledger import SURVIVES_PROCESSES, newest_good
+from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Tier, newest_good
 from rankwatch_service.control.training import checkpoints
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command
@@ -48,7 +48,9 @@ class OrderBoard:
 
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     """All open orders of a job, oldest first, and those that were closed a moment ago."""
-    advice = newest_good(checkpoints(connection, job), SURVIVES_PROCESSES)
+    entries = checkpoints(connection, job)
+    advice = newest_good(entries, SURVIVES_PROCESSES)
+    proven = newest_good(entries, (Tier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
             Command.job == job,
@@ -61,4 +63,5 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
         orders=tuple(order.wire() for order in current_orders(connection, job, now_unix_ns - CLOSED_NS)),
         resume=ResumeAdvice(job, advice.id, advice.location, advice.step) if advice else ResumeAdvice(job),
         stacks=tuple(StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ()))) for row in stacks),
+        proven=proven.id if proven else "",
     )

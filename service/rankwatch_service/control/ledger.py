@@ -17,7 +17,7 @@ PROOF_STEPS: Final = 20
 """Clean steps that make a checkpoint good: two fingerprints at the default of one every 10 steps."""
 
 ENTRIES_MAX: Final = 512
-"""Entries kept for each job. A save every minute fills them in 8 hours; the oldest leave first."""
+"""Entries kept for each job. A save every minute fills them in 8 hours; what is gone leaves first, then the oldest."""
 
 
 class Verdict(StrEnum):
@@ -121,7 +121,9 @@ class Ledger:
         if entry.verdict is Verdict.INCOMPLETE and len(shards) >= expected:
             entry = replace(entry, verdict=Verdict.UNPROVEN)
         while len(self._entries) >= ENTRIES_MAX and entry.id not in self._entries:
-            del self._entries[next(iter(self._entries))]
+            # Saves go on after a fault: what is gone leaves first, not the last good one from before it.
+            gone = (each.id for each in self._entries.values() if each.verdict is Verdict.GONE)
+            del self._entries[next(gone, next(iter(self._entries)))]
         return self._put([entry])
 
     def began(self, attempt: str, first_step: int) -> list[Entry]:
@@ -174,9 +176,19 @@ class Ledger:
         )
 
     def lost(self, checkpoint_id: str, reason: str) -> list[Entry]:
-        """A checkpoint cannot be read any more."""
+        """A rank has no part of this checkpoint any more: so the whole of it is gone. Repeats change nothing."""
         entry = self._entries.get(checkpoint_id)
-        return self._put([replace(entry, verdict=Verdict.GONE, reason=reason)] if entry else [])
+        if entry is None or entry.verdict is Verdict.GONE:
+            return []
+        return self._put([replace(entry, verdict=Verdict.GONE, reason=reason)])
+
+    def process_ended(self, launch: str, rank: int) -> list[Entry]:
+        """A process of a launch is gone, and with it its part of what lay in that launch's memory."""
+        return self._put(
+            replace(entry, verdict=Verdict.GONE, reason=f"the process of rank {rank} ended")
+            for entry in self._entries.values()
+            if entry.tier is Tier.MEMORY and entry.launch == launch and entry.verdict is not Verdict.GONE
+        )
 
     def newest_good(self, tiers: Sequence[Tier] = SPEED, before_step: int | None = None) -> Entry | None:
         """Where to go back to: see `newest_good`."""

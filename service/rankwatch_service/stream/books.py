@@ -87,6 +87,18 @@ class Books:
                 self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
         return changed
 
+    def gone(self, occurrence: Occurrence) -> list[Entry]:
+        """A rank has lost a capture, or its process has ended and all it had in memory with it."""
+        if occurrence.kind == "process_exit":
+            launch = occurrence.attempt.rpartition(".")[0]
+            return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
+        told = occurrence.fields.get("checkpoint"), occurrence.fields.get("reason", "")
+        if not all(isinstance(text, str) for text in told):
+            self.counts["checkpoint_gone"] += 1
+            return []
+        checkpoint, reason = map(str, told)
+        return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
+
     def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[Entry]:
         """All ranks have finished a step: what that proves, and at an attempt's first step, what it ends."""
         changed = []

@@ -161,6 +161,8 @@ class JobStream:
         if occurrence.kind == "checkpoint_saved":
             changed = self.books.saved(occurrence, self._assembler.roster.world_size)
             self._store(changed, now_s, effects)
+        elif occurrence.kind in ("checkpoint_gone", "process_exit"):
+            self._store(self.books.gone(occurrence), now_s, effects)
         elif occurrence.kind == "checkpoint_loaded":
             self.books.note("checkpoint loaded", occurrence.step, now_s)
         elif occurrence.kind == "stack_dump":

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 from sqlalchemy import func, select, update
 
+from rankwatch_service.api.board import orders_of
 from rankwatch_service.control.audit import verify
 from rankwatch_service.control.records import OrderPhase, decode_control
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Command, Feed
+from rankwatch_service.store.models import Checkpoint, Command, Feed
 from tests.support.driven_world import CrashError, DrivenWorld
 from tests.support.training_world import S
 
@@ -174,3 +175,17 @@ def test_the_feed_tells_each_change_of_a_command(tmp_path):
     assert states == ["requested", "sent", "accepted", "applied"]
     assert msgspec.json.encode([row.data for row in rows])
     check(world)
+
+
+def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(tmp_path):
+    world = DrivenWorld(1, "pause", tmp_path)
+
+    def proven() -> str:
+        with read(world.engine) as connection:
+            return orders_of(connection, "j", world.now_ns).proven
+
+    assert proven() == "memory:l.0:0"
+    with write(world.engine) as connection:
+        connection.execute(update(Checkpoint).values(verdict="gone"))
+    assert proven() == ""
+    world.engine.dispose()

@@ -157,3 +157,34 @@ def test_saving_is_advised_more_often_the_more_fails_and_the_less_it_costs():
     usual = save_interval_s(30.0, 2, 86_400.0)
     assert save_interval_s(30.0, 8, 86_400.0) == usual / 2
     assert save_interval_s(120.0, 2, 86_400.0) == usual * 2
+
+
+def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
+    ledger = Ledger()
+    name = saved(ledger, 10, tier=Tier.MEMORY)
+    ledger.progressed("l.0", 0, 100)
+    [entry] = ledger.lost(name, "rank 1: newer captures took its place")
+    assert (entry.verdict, entry.reason) == (Verdict.GONE, "rank 1: newer captures took its place")
+    assert ledger.lost(name, "rank 0: the same") == []
+    assert ledger.lost("memory:l.0:999", "never saved") == []
+    assert ledger.newest_good() is None
+
+
+def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_else():
+    ledger = Ledger()
+    kept = saved(ledger, 5, attempt="k.0", tier=Tier.MEMORY), saved(ledger, 7)
+    lost = saved(ledger, 10, tier=Tier.MEMORY), saved(ledger, 20, attempt="l.1", tier=Tier.MEMORY)
+    assert {entry.id for entry in ledger.process_ended("l", rank=1)} == set(lost)
+    assert ledger.process_ended("l", rank=0) == []
+    assert {name for name, verdict in verdicts(ledger).items() if verdict is not Verdict.GONE} == set(kept)
+
+
+def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_ledger():
+    ledger = Ledger()
+    good = saved(ledger, 0, tier=Tier.MEMORY)
+    ledger.progressed("l.0", 0, 100)
+    for step in range(100, 100 * ENTRIES_MAX * 2, 100):
+        name = saved(ledger, step, tier=Tier.MEMORY)
+        ledger.lost(name, "newer captures took its place")
+    assert len(ledger.entries) <= ENTRIES_MAX
+    assert ledger.newest_good().id == good

@@ -397,3 +397,34 @@ def test_a_silent_job_is_lost_then_rests_and_wakes_up():
     assert not world.job.resting
     world.train(1, 2, 3, attempt="m.0")
     assert world.told() == ["opened", "resolved"]
+
+
+def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before_it_is_the_target():
+    world = World()
+    world.save(0)
+    world.save(20)
+    world.train(*range(60))
+    assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "good"}
+    fields = {"checkpoint": "memory:l.0:20", "reason": "newer captures took its place"}
+    world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
+    assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "gone"}
+    assert world.job.books.ledger.newest_good().id == "memory:l.0:0"
+
+
+@pytest.mark.parametrize("fields", [{}, {"checkpoint": 7}, {"checkpoint": "memory:l.0:0", "reason": []}])
+def test_a_loss_that_makes_no_sense_is_counted(fields):
+    world = World()
+    world.save(0)
+    world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
+    assert world.verdicts()["memory:l.0:0"] != "gone"
+    assert world.job.books.counts["checkpoint_gone"] == 1
+
+
+def test_when_a_process_has_ended_what_was_in_memory_is_gone_before_anything_starts_again():
+    world = World()
+    world.save(0)
+    world.save(1, tier="local")
+    world.train(*range(40))
+    exited = {"code": 1, "signal": None, "how": "pidfd", "left": False, "exit_order": 0}
+    world.send(events=(wire.Event("process_exit", 1, 3, 40, exited),))
+    assert world.verdicts() == {"memory:l.0:0": "gone", "local:l.0:1": "good"}
