@@ -174,6 +174,8 @@ class Occurrence:
     rank: int | None
     step: int | None
     fields: Mapping[str, Any]
+    unix_ns: int = 0
+    """When it happened, by the clock of its host, for comparing events of one host; 0 = not told."""
 
 
 Observation = AttemptStart | Frame | Occurrence | Tick

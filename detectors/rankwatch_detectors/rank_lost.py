@@ -1,14 +1,15 @@
-"""Tells that a process is gone which had not left its loop, and which one went first.
+"""Tells that a process ended which had not left its training loop, which one went first, and that a job was ended.
 
-The ranks that end within half a minute after the first are consequences: a lost peer breaks their collectives, and
-launchers end the rest. Processes that end because an order told them to are expected. A process whose exit nobody
-could read is told all the same, a little later, from its progress block.
+The first mover decides (`teardown`). Was it asked to end (SIGINT, SIGTERM, KeyboardInterrupt), and do all ranks end
+within the launcher's grace, then however they end is one piece of information: the job was ended on request. Otherwise
+the first mover is lost, and the ranks that end soon after it are consequences: a lost peer breaks their collectives,
+and launchers end the rest. Processes that end because an order told them to are expected. An exit that nobody could
+read is told all the same, a little later, from the progress block.
 """
 
 from __future__ import annotations
 
 import math
-import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,45 +19,79 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import EPISODES_MAX
-
-# What the ranks left behind say, with gloo, NCCL, sockets and the process group's store.
-CONNECTION_ERRORS = (
-    "connection closed", "connection reset", "connection refused", "broken pipe", "disterror", "distnetworkerror",
-    "distbackenderror", "nccl", "gloo", "timed out", "timeout", "socket", "remote process", "peer", "store",
-)  # fmt: skip
+from rankwatch_detectors.teardown import (
+    End,
+    Teardown,
+    end_of,
+    evidence_of,
+    is_broken_connection,
+    is_request,
+    told,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RankLostConfig:
     """Settings of the rank_lost detector. An exit is exact evidence, so there is nothing to calibrate."""
 
-    consequence_s: float = 30.0
-    """Ranks that end so soon after the first are its consequences."""
+    grace_s: float = 30.0
+    """How long a launcher waits between SIGTERM and SIGKILL, where the job does not say: torchrun and Slurm both do."""
+    after_grace_s: float = 15.0
+    """SIGKILL takes its time on large processes, and the news of it too. Ranks that end within both times after the
+    first one belong to it."""
     exit_unread_s: float = 3.0
-    """How long to wait for an exit's code before telling it without."""
+    """How long to wait for an exit's code before telling it without; and, where all that is heard is that connections
+    broke, for the end that broke them."""
+    goes_on_s: float = 5.0
+    """A rank that has ended with code 0 is missed when others are still at work, steps further, so long after it."""
+    silent_s: float = 10.0
+    """A rank that was not heard of for so long when the grace is over has ended with its host's agent."""
 
 
 class RankLostDetector(DispatchingDetector):
     """One episode for each first mover, scope "rank:N". Memory: one entry for each rank that ended."""
 
     kind: Kind = Kind.RANK_LOST
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_gone", "_expected", "_first", "_unread")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_gone",
+        "_left",
+        "_expected",
+        "_quiet",
+        "_unread",
+        "_ends",
+        "_scope",
+        "_began_s",
+        "_said",
+    )
 
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 1
+        self.version = 2
         self._config = config
+        self._ends = Teardown()
         self._forget()
 
     def _forget(self) -> None:
         self._gone: Bools = np.zeros(self.world_size, dtype=np.bool_)
-        """Ranks whose end has been dealt with."""
+        """Ranks whose process is gone, as far as was told."""
+        self._left: Bools = np.zeros(self.world_size, dtype=np.bool_)
+        """Ranks that have left their loop in good order."""
         self._expected = False
-        """An order ends the processes."""
-        self._first: dict[str, Any] = {}
-        """The newest first mover: its scope, when it ended, how plainly it ended by itself."""
+        """An order ends the processes, or they have all ended on request."""
+        self._quiet: dict[str, End] = {}
+        """The first ranks that ended with code 0: missed if others go on."""
         self._unread: dict[str, float] = {}
+        self._begin_teardown()
+
+    def _begin_teardown(self) -> None:
+        self._ends = Teardown()
+        self._scope = ""
+        """Of the episode that tells of these ends; "" while none does."""
+        self._began_s = self.now_s
+        self._said: list[Any] = []
+        """What was told of them last: first mover, severity, how many others."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -70,110 +105,184 @@ class RankLostDetector(DispatchingDetector):
         if occurrence.kind == "order" and (fields.get("phase") == "kill" or fields.get("action") == "stop"):
             self._expected = True
         rank = occurrence.rank
-        if rank is None or not 0 <= rank < self._gone.size or self._gone[rank]:
+        if rank is None or not 0 <= rank < self._gone.size:
             return ()
         if occurrence.kind == "rank_left":
+            self._left[rank] = True
+        if occurrence.kind == "exception" and not (self._gone[rank] or fields.get("left")):
+            return self._ended(rank, end_of(occurrence, self.now_s))
+        if occurrence.kind == "process_exit" and not self._gone[rank]:
             self._gone[rank] = True
-        if occurrence.kind == "process_exit":
-            return self._ended(rank, occurrence)
+            # A loop that was broken off says that it was left, until a status other than 0 says why.
+            self._left[rank] &= fields.get("left") is not False or fields.get("code") == 0
+            return self._ended(rank, end_of(occurrence, self.now_s))
         return ()
 
-    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        if presence is None or "exited" not in presence.state:
-            return ()
-        findings: list[Finding] = []
-        for rank in np.flatnonzero(which(presence.state, "exited") & presence.heard & ~self._gone).tolist():
-            since = self._unread.setdefault(str(rank), self.now_s)
-            if self.now_s - since >= self._config.exit_unread_s:
-                unknown = {"code": None, "signal": None, "how": "unknown", "error": ""}
-                step = int(presence.step[rank])
-                occurrence = Occurrence("process_exit", self.attempt, "", self.now_s, rank, step, unknown)
-                findings.extend(self._ended(rank, occurrence))
-        return findings
-
-    def _ended(self, rank: int, occurrence: Occurrence) -> list[Finding]:
-        self._gone[rank] = True
+    def _ended(self, rank: int, end: End) -> list[Finding]:
         self._unread.pop(str(rank), None)
         if self._expected:
             return []
-        exit_ = _exit(occurrence)
-        if self._first and self.now_s - self._first["time_s"] <= self._config.consequence_s:
-            return self._follow(rank, exit_, occurrence)
-        scope = f"rank:{rank}"
-        self._first = {"scope": scope, "time_s": self.now_s, "plain": _plainness(exit_), "count": 0}
-        clean = exit_["code"] == 0
+        noted = self._ends.has_noted(rank)
+        if not noted and (self._left[rank] or (end["code"] == 0 and not is_request(end))):
+            if len(self._quiet) < EPISODES_MAX:
+                self._quiet[str(rank)] = end
+            return self._tell()
+        if not noted and self._ends.first and self.now_s - self._began_s > self._window_s():
+            self._begin_teardown()
+        if not self._ends.first:
+            self._began_s = self.now_s
+            self._miss([quiet for quiet in self._quiet.values() if self._is_missed(quiet, end["step"])])
+        self._ends.hear(end)
+        return self._tell()
+
+    def _miss(self, quiet: list[End]) -> None:
+        for end in quiet:
+            del self._quiet[str(end["rank"])]
+            self._ends.hear(end)
+
+    def _is_missed(self, quiet: End, step: int | None) -> bool:
+        """Whether a rank that ended with code 0 went before its time, as others are in this step."""
+        if not self._left[quiet["rank"]]:
+            return True
+        return quiet["step"] is not None and step is not None and step > quiet["step"]
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        if presence is None:
+            return ()
+        if self._quiet and not self._ends.first:
+            self._miss(self._passed_by(presence))
+        findings = self._read_unread(presence) if "exited" in presence.state else []
+        if not self._ends.first or self._expected:
+            return findings
+        if self._requested and self.now_s - self._began_s > self._window_s():
+            absent = ~presence.heard | (self.now_s - presence.heard_s > self._config.silent_s)
+            return [*findings, *self._tell(over=True, absent=absent)]
+        return [*findings, *self._tell(quietly=True)]
+
+    def _passed_by(self, presence: Presence) -> list[End]:
+        """Ranks that ended with code 0 while others have gone on for a while."""
+        running = presence.heard & which(presence.state, "running") & ~self._gone
+        running &= self.now_s - presence.heard_s <= self._config.goes_on_s
+        if not running.any():
+            return []
+        furthest = int(presence.step[running].max())
+        due_s = self.now_s - self._config.goes_on_s
+        return [end for end in self._quiet.values() if end["heard_s"] <= due_s and self._is_missed(end, furthest)]
+
+    def _read_unread(self, presence: Presence) -> list[Finding]:
+        findings: list[Finding] = []
+        for rank in np.flatnonzero(which(presence.state, "exited") & presence.heard & ~self._gone).tolist():
+            since = self._unread.setdefault(str(rank), self.now_s)
+            if self.now_s - since >= self._config.exit_unread_s and not self._ends.has_noted(rank):
+                self._gone[rank] = True
+                unknown = Occurrence("process_exit", self.attempt, "", self.now_s, rank, int(presence.step[rank]), {})
+                findings.extend(self._ended(rank, end_of(unknown, self.now_s)))
+        return findings
+
+    # ---- what is told ------------------------------------------------------------------------------------------------
+
+    @property
+    def _requested(self) -> bool:
+        """Whether what was told last is that the job ends on request."""
+        return bool(self._said) and self._said[1] == Severity.INFO
+
+    def _window_s(self) -> float:
+        told_s = self._ends.first.get("grace_s")
+        known = isinstance(told_s, int | float) and 0 <= told_s < math.inf
+        grace_s: float = told_s if known else self._config.grace_s
+        return grace_s + self._config.after_grace_s
+
+    def _tell(self, *, quietly: bool = False, over: bool = False, absent: Bools | None = None) -> list[Finding]:
+        """Open, update or close the episode of these ends.
+
+        Args:
+            quietly: nothing ended just now; what has only grown is told too.
+            over: the time within which all must have ended on request is over.
+            absent: ranks that are not heard of any more.
+        """
+        first = self._ends.first
+        if not first:
+            return []
+        gone = self._gone | self._left
+        if over and absent is not None:
+            gone |= absent
+        all_gone = bool(gone.all())
+        if not self._scope and self.now_s < self._due_s(first) and not all_gone:
+            return []
+        severity = self._severity(all_gone=all_gone, over=over)
+        saying = [first["rank"], severity.value, self._ends.count]
+        news = not self._said or saying[:2] != self._said[:2] or self._ends.count in (1, self.world_size - 1)
+        findings = []
+        if (news or quietly) and saying != self._said:
+            findings = self._say(first, severity, missing=int((~gone).sum()))
+        if severity is Severity.INFO and all_gone:
+            self._expected = True
+            findings += self._close_on_request(first)
+        return findings
+
+    def _due_s(self, first: End) -> float:
+        """When to tell: at once, where the exit itself tells what it was."""
+        if first["exited"] and not is_broken_connection(first):
+            return float(first["heard_s"])
+        return float(first["heard_s"]) + self._config.exit_unread_s
+
+    def _severity(self, *, all_gone: bool, over: bool) -> Severity:
+        first = self._ends.first
+        if is_request(first):
+            given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
+            return Severity.INFO if all_gone or not (over or given_up) else Severity.CRITICAL
+        harmless = first["code"] == 0 and all(end["code"] == 0 for end in self._ends.also)
+        return Severity.WARNING if harmless else Severity.CRITICAL
+
+    def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:
+        self._said = [first["rank"], severity.value, self._ends.count]
+        told_now: dict[str, Any] = {
+            "severity": severity,
+            "ranks": (first["rank"],),
+            "onset_step": first["step"],
+            "detected_time_s": self.now_s,
+            # Nobody should act on what may turn out to be somebody's wish.
+            "confidence": 0.5 if severity is Severity.INFO else 1.0,
+            "summary": self._sentence(first, severity, missing),
+            "evidence": {
+                **evidence_of(first),
+                "requested": is_request(first),
+                "also_ended": [evidence_of(end) for end in self._ends.also],
+                "also_ended_count": self._ends.count,
+            },
+        }
+        if self._scope in self.episodes:
+            return self.episodes.update(self._scope, **told_now)
+        self._scope = f"rank:{first['rank']}"
+        if self._scope in self.episodes:
+            return []
         return self.episodes.open(
-            scope,
+            self._scope,
             attempt=self.attempt,
-            severity=Severity.WARNING if clean else Severity.CRITICAL,
-            ranks=(rank,),
-            onset_step=occurrence.step,
-            detected_step=occurrence.step,
-            onset_time_s=occurrence.time_s,
-            detected_time_s=self.now_s,
+            detected_step=first["step"],
+            onset_time_s=first["time_s"],
             score=math.inf,
-            confidence=1.0,
-            summary=_sentence(exit_, clean=clean),
-            evidence={**exit_, "also_ended": [], "also_ended_count": 0},
+            **told_now,
         )
 
-    def _follow(self, rank: int, exit_: dict[str, Any], occurrence: Occurrence) -> list[Finding]:
-        """A later end: a consequence, unless it is the plainer cause and only came in later."""
-        scope = self._first["scope"]
-        if scope not in self.episodes:
+    def _sentence(self, first: End, severity: Severity, missing: int) -> str:
+        where = f"Rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
+        if severity is Severity.INFO:
+            return f"The job is being ended on request: {where} {told(first)}."
+        if is_request(first):
+            return (
+                f"{where} {told(first)}, and {missing} of {self.world_size} ranks did not end within "
+                f"{self._window_s():g} s."
+            )
+        if first["code"] == 0:
+            return f"{where} ended with exit code 0 at step {first['step']}, before the others were done."
+        return f"{where} {told(first)}."
+
+    def _close_on_request(self, first: End) -> list[Finding]:
+        if self._scope not in self.episodes:
             return []
-        told = self.episodes.told(scope)["evidence"]
-        self._first["count"] += 1
-        first = {name: told[name] for name in exit_}
-        changes: dict[str, Any] = {}
-        if _plainness(exit_) > self._first["plain"]:
-            self._first["plain"] = _plainness(exit_)
-            changes = {"ranks": (rank,), "summary": _sentence(exit_, clean=False), "onset_step": occurrence.step}
-            first, exit_ = exit_, first
-        also = [*told["also_ended"], exit_][:EPISODES_MAX]
-        evidence = {**first, "also_ended": also, "also_ended_count": self._first["count"]}
-        if not changes and self._first["count"] not in (1, self.world_size - 1):
-            # The list grows quietly; it is told with its first entry, when all ranks are gone, and when it matters.
-            self.episodes.note(scope, evidence)
-            return []
-        return self.episodes.update(scope, detected_time_s=self.now_s, evidence=evidence, **changes)
-
-
-def _exit(occurrence: Occurrence) -> dict[str, Any]:
-    fields = occurrence.fields
-    return {
-        "rank": occurrence.rank,
-        "host": occurrence.host,
-        "code": fields.get("code"),
-        "signal": fields.get("signal"),
-        "how": str(fields.get("how", "unknown")),
-        "error": str(fields.get("error") or "")[:500],
-    }
-
-
-def _plainness(exit_: dict[str, Any]) -> int:
-    """How plainly a process ended by itself and not because of others: a crash most, a broken connection least."""
-    if exit_["signal"] is not None:
-        return 1 if exit_["signal"] == signals.SIGTERM else 3
-    error = exit_["error"].lower()
-    if any(words in error for words in CONNECTION_ERRORS):
-        return 0
-    return 2 if error else 1
-
-
-def _sentence(exit_: dict[str, Any], *, clean: bool) -> str:
-    where = f"Rank {exit_['rank']}" + (f" on {exit_['host']}" if exit_["host"] else "")
-    if clean:
-        return f"{where} ended with exit code 0 without leaving its training loop."
-    if exit_["signal"] is not None:
-        return f"{where} was ended by {_signal_name(exit_['signal'])}."
-    reason = f": {exit_['error'].splitlines()[0]}" if exit_["error"] else ""
-    code = "an exit code nobody could read" if exit_["code"] is None else f"exit code {exit_['code']}"
-    return f"{where} ended with {code}{reason}."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        lasted_s = self.now_s - self._began_s
+        where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
+        number = f"all {self.world_size} ranks" if self.world_size > 1 else "its only rank"
+        summary = f"Ended on request: {where} {told(first)} first, {number} within {lasted_s:.0f} s."
+        return self.episodes.close(self._scope, first["step"], self.now_s, summary, {"ended_on_request": True})

@@ -1,7 +1,7 @@
 """Tells that a job is started again and again without getting any further.
 
 Progress is a step beyond the furthest ever reached, or a checkpoint saved beyond the newest one. Launches that end
-because the ranks left their loops, or were told to stop, are intended and do not count.
+because the ranks left their loops, were told to stop, or were first of all asked to end, are intended and do not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,14 @@ class RestartLoopDetector(DispatchingDetector):
         "_idle",
         "_progressed",
         "_intended",
+        "_ended",
         "_started_s",
     )
 
     def __init__(self, config: RestartLoopConfig) -> None:
         super().__init__()
         self.name = "restart_loop"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._furthest = -1
         self._saved = -1
@@ -47,18 +49,20 @@ class RestartLoopDetector(DispatchingDetector):
         """Launches in a row that ended without progress and without intention."""
         self._progressed = False
         self._intended = False
+        self._ended = False
+        """A rank of this launch has ended."""
         self._started_s: list[float] = []
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         # Only progress ends this kind's episode; a further attempt is its very substance.
-        new_launch = start.launch != self.attempt.rpartition(".")[0]
+        new_launch = start.launch != self._launch
         first = not self.attempt
         self.attempt = start.attempt
         self.world_size = start.topology.world_size
         if not new_launch:
             return []
         self._idle = 0 if first or self._progressed or self._intended else self._idle + 1
-        self._progressed = self._intended = False
+        self._progressed = self._intended = self._ended = False
         self._started_s = [*self._started_s, start.time_s][-self._config.launches - 1 :]
         if self._idle < self._config.launches or "job" in self.episodes:
             return []
@@ -85,10 +89,17 @@ class RestartLoopDetector(DispatchingDetector):
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind == "rank_left" or occurrence.fields.get("action") == "stop":
             self._intended = True
+        if occurrence.kind in ENDS and not self._ended and occurrence.attempt.rpartition(".")[0] == self._launch:
+            self._ended = True
+            self._intended |= is_request(end_of(occurrence, self.now_s))
         if occurrence.kind == "checkpoint_saved" and occurrence.step is not None and occurrence.step > self._saved:
             self._saved = occurrence.step
             return self._progress(occurrence.step)
         return ()
+
+    @property
+    def _launch(self) -> str:
+        return self.attempt.rpartition(".")[0]
 
     def _progress(self, step: int) -> list[Finding]:
         self._progressed = True

@@ -36,7 +36,7 @@ REASONS_MAX: Final = 64
 STEP_TIME_WEIGHT: Final = 0.1
 """Of the newest step in the running mean of step times: about ten steps decide."""
 
-_DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited"}
+_DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited", "exception": "exited"}
 
 
 class Assembler:
@@ -223,7 +223,7 @@ class Assembler:
                     self._depart(block.rank, block.state)
         for event in batch.events:
             if event.kind in _DEPARTURES and event.rank is not None:
-                self._depart(event.rank, _DEPARTURES[event.kind])
+                self._depart(event.rank, _DEPARTURES[event.kind], broken_off=event.fields.get("left") is False)
             elif event.kind == "records_lost":
                 self._lost(event)
         yield from self._close(now_s)
@@ -236,9 +236,9 @@ class Assembler:
         if isinstance(reason, str) and isinstance(count, int) and count > 0 and known:
             self.counts[name] += count
 
-    def _depart(self, rank: int, state: str) -> None:
+    def _depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
         assert self.board is not None
-        self.board.depart(rank, state)
+        self.board.depart(rank, state, broken_off=broken_off)
         for window in self._windows.values():
             window.depart(rank)
 
@@ -319,4 +319,6 @@ class Assembler:
 
 
 def _occurrence(batch: wire.Batch, event: wire.Event, now_s: float) -> Occurrence:
-    return Occurrence(event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields)
+    return Occurrence(
+        event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields, event.time_unix_ns
+    )

@@ -143,11 +143,11 @@ class Correlator:
                 told.append(Told(incident, Moment.RESOLVED, text))
         return told
 
-    def finish(self, step: int, now_s: float) -> list[Told]:
+    def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Told]:
         """The job came to its end: nothing can go on."""
         for incident in self.open:
             end_for_good(incident)
-        return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, "the job ended")]
+        return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
 
     def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Told]:
         """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
@@ -156,6 +156,8 @@ class Correlator:
             known = self._find(finding)
             if finding.change is Change.CLOSE:
                 told += [] if known is None else self._close(*known, finding)
+                if finding.evidence.get("ended_on_request"):
+                    told += self.finish(finding.detected_step, finding.detected_time_s, finding.summary)
             elif known is not None:
                 told += self._update(*known, finding, roster)
             elif (before := come_back(finding, self._incidents.values())) is not None:

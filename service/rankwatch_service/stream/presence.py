@@ -52,9 +52,17 @@ class Board:
             if states[rank] != block.state:
                 self._set_state(rank, block.state)
 
-    def depart(self, rank: int, state: str) -> None:
-        """An event told that this rank has left or exited, before its progress block did."""
+    def depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
+        """An event told that this rank has left or exited, before its progress block did.
+
+        Args:
+            rank: which.
+            state: left or exited.
+            broken_off: that its loop is over was no good order, though its progress block may have said so.
+        """
         if rank < self.world_size:
+            if broken_off:
+                self._texts["state"][rank] = state
             self._set_state(rank, state)
 
     def _set_state(self, rank: int, state: str) -> None:

@@ -225,3 +225,13 @@ def test_repeated_and_slightly_reordered_messages_give_the_same_frames():
         return sorted((o for o in seen if o[0] == "frame"), key=repr)
 
     assert frames(play(Assembler(), shaken)) == frames(play(Assembler(), messages))
+
+
+def test_an_exception_that_ends_a_rank_counts_as_its_exit_though_it_seemed_to_have_left_its_loop():
+    assembler = running(2)
+    take(assembler, batch(1, progress=(progress(0, 5, state="left"), progress(1, 5, state="left"))), 0.0)
+    broken = wire.Event("exception", 1, 0, 5, {"type": "ValueError", "message": "x", "left": False})
+    take(assembler, batch(2, events=(broken, wire.Event("process_exit", 2, 1, 5, {"code": 3, "left": False}))), 0.0)
+    assert assembler.board.presence().state == ("exited", "exited")
+    assert assembler.ended
+    assert not assembler.finished

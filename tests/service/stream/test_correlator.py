@@ -314,3 +314,15 @@ def test_a_detector_that_begins_anew_does_not_make_a_lasting_trouble_a_standing_
     judge(correlator, finding(Kind.STRAGGLER, scope="rank:5"))
     judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS))
     assert [(incident.first.standing, incident.first.onset_step) for incident in correlator.open] == [(False, 100)]
+
+
+def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5"), finding(Kind.LOSS_SPIKE))
+    asked = {"severity": Severity.INFO, "onset_time_s": 1_100.0, "detected_time_s": 1_100.0, "onset_step": 200}
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:2", **asked))
+    told = correlator.judge(
+        [finding(Kind.RANK_LOST, Change.CLOSE, "rank:2", evidence={"ended_on_request": True}, **asked)], ROSTER
+    )
+    assert {str(one.what) for one in told} == {"resolved"}
+    assert {one.text for one in told} == {"rank_lost of rank:2"}
+    assert correlator.open == []

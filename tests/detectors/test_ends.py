@@ -1,0 +1,298 @@
+"""How a job's processes end: the first mover decides whether somebody asked for it, and nobody leaves unseen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
+from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
+from tests.support.presences import Clockwork, topology
+
+SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15
+BROKEN = "RuntimeError: [gloo] Connection closed by peer"
+INTERRUPTED = "KeyboardInterrupt: "
+
+
+class Ends(Clockwork):
+    """A job whose ranks end as they are told, each with its time on the clock of its host."""
+
+    def __init__(self, ranks: int = 4, hosts: int = 1) -> None:
+        self.hosts = hosts
+        super().__init__(RankLostDetector(RankLostConfig()), ranks)
+        if hosts > 1:
+            self.attempt = "wide.0"
+            self.detector.observe(AttemptStart(self.attempt, topology(ranks, hosts=hosts), self.now_s))
+        self.train(5)
+
+    def event(self, kind: str, rank: int, at_s: float | None, **fields: Any) -> list[Finding]:
+        host = f"host-{rank * self.hosts // self.ranks}"
+        unix_ns = int((1_000 + (self.now_s if at_s is None else at_s)) * 1e9)
+        self.state[rank] = "left" if kind == "rank_left" else "exited"
+        step = self.step[rank]
+        return list(
+            self.detector.observe(Occurrence(kind, self.attempt, host, self.now_s, rank, step, fields, unix_ns))
+        )
+
+    def exit(self, rank: int, at_s: float | None = None, **fields: Any) -> list[Finding]:
+        return self.event("process_exit", rank, at_s, **{"code": None, "signal": None, "error": "", **fields})
+
+    def raises(self, rank: int, error: str, at_s: float | None = None, **fields: Any) -> list[Finding]:
+        kind, _, message = error.partition(": ")
+        return self.event("exception", rank, at_s, type=kind, message=message, **fields)
+
+    def leave(self, rank: int) -> list[Finding]:
+        return self.event("rank_left", rank, None, reason="end")
+
+
+def outcome(findings: list[Finding]) -> list[tuple[Change, Severity, tuple[int, ...]]]:
+    """What people see of it: everything but evidence that grows."""
+    seen: list[tuple[Change, Severity, tuple[int, ...]]] = []
+    for finding in findings:
+        line = (finding.change, finding.severity, finding.ranks)
+        if not seen or finding.change is not Change.UPDATE or line[1:] != seen[-1][1:]:
+            seen.append(line)
+    return seen
+
+
+def on_request(findings: list[Finding]) -> bool:
+    """Whether one piece of information is all that came of it."""
+    closed = [finding for finding in findings if finding.change is Change.CLOSE]
+    return (
+        {finding.severity for finding in findings} == {Severity.INFO}
+        and len({finding.scope for finding in findings}) == 1
+        and [finding.evidence.get("ended_on_request") for finding in closed] == [True]
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"signal": SIGINT},
+        {"signal": SIGTERM},
+        {"signal": SIGINT, "error": INTERRUPTED},
+        {"code": 1, "error": INTERRUPTED},
+        {"code": 130},
+        {"code": 143, "error": "SystemExit: 143"},
+    ],
+)
+def test_a_job_whose_first_rank_was_asked_to_end_has_ended_on_request_however_the_others_end(first) -> None:
+    job = Ends()
+    findings = job.exit(1, **first)
+    job.tick()
+    findings += job.exit(0, code=1, error=BROKEN)
+    job.tick()
+    findings += job.exit(2, signal=SIGABRT)
+    findings += job.stand(29)
+    findings += job.exit(3, signal=SIGKILL)
+    assert on_request(findings), outcome(findings)
+    assert findings[-1].summary.startswith("Ended on request: rank 1 on host-0 was ")
+    assert [end["rank"] for end in findings[-1].evidence["also_ended"]] == [0, 2, 3]
+    assert job.stand(100) == []
+
+
+def test_the_only_rank_of_a_job_that_is_interrupted_is_one_piece_of_information() -> None:
+    job = Ends(ranks=1)
+    assert outcome(job.exit(0, signal=SIGINT, error=INTERRUPTED)) == [
+        (Change.OPEN, Severity.INFO, (0,)),
+        (Change.CLOSE, Severity.INFO, (0,)),
+    ]
+
+
+def test_an_interrupted_rank_whose_peer_is_gone_before_it_was_the_first_all_the_same() -> None:
+    job = Ends(ranks=2)
+    findings = job.raises(0, INTERRUPTED)
+    job.tick()
+    findings += job.exit(1, code=1, error=BROKEN)
+    job.tick()
+    findings += job.exit(0, signal=SIGINT, error=INTERRUPTED)
+    assert on_request(findings), outcome(findings)
+    assert findings[-1].ranks == (0,)
+
+
+def test_an_interruption_that_is_heard_after_what_it_brought_is_the_first_mover_without_a_false_word() -> None:
+    job = Ends(hosts=2)
+    findings = job.exit(3, 5.4, code=1, error=BROKEN)
+    job.tick()
+    findings += job.exit(0, 5.1, signal=SIGINT, error=INTERRUPTED)
+    findings += job.exit(1, 5.5, signal=SIGTERM) + job.exit(2, 5.5, signal=SIGTERM)
+    assert on_request(findings), outcome(findings)
+
+
+@pytest.mark.parametrize(
+    "crash", [{"code": 1, "error": "ValueError: broken batch"}, {"signal": SIGKILL}, {"code": 3}, {"signal": SIGABRT}]
+)
+@pytest.mark.parametrize("heard_last", [False, True])
+def test_a_launchers_sigterm_after_a_crash_is_its_consequence(crash, heard_last) -> None:
+    job = Ends()
+    findings: list[Finding] = []
+    if not heard_last:
+        findings += job.exit(2, 5.0, **crash)
+    for rank in (0, 1, 3):
+        findings += job.exit(rank, 5.2, signal=SIGTERM)
+    if heard_last:
+        findings += job.exit(2, 5.0, **crash)
+    findings += job.stand(60)
+    assert (findings[-1].severity, findings[-1].ranks) == (Severity.CRITICAL, (2,))
+    assert {finding.change for finding in findings} == {Change.OPEN, Change.UPDATE}
+
+
+def test_a_job_that_others_end_because_a_host_died_was_not_ended_on_request() -> None:
+    job = Ends(hosts=2)
+    job.silent = {2, 3}
+    findings = job.raises(0, BROKEN, 6.0) + job.raises(1, BROKEN, 6.01)
+    findings += job.exit(0, 6.2, signal=SIGTERM) + job.exit(1, 6.2, signal=SIGTERM)
+    findings += job.stand(60)
+    assert outcome(findings) == [(Change.OPEN, Severity.CRITICAL, (0,))]
+
+
+def test_a_rank_that_was_asked_to_end_alone_is_lost_once_the_grace_is_over() -> None:
+    job = Ends()
+    findings = job.exit(1, signal=SIGTERM)
+    findings += job.stand(44)
+    assert outcome(findings) == [(Change.OPEN, Severity.INFO, (1,))]
+    assert findings[0].confidence < 0.9, "a policy would act on it"
+    findings += job.stand(3)
+    assert outcome(findings)[1:] == [(Change.UPDATE, Severity.CRITICAL, (1,))]
+    assert "3 of 4 ranks did not end within 45 s" in findings[-1].summary
+    for rank in (0, 2, 3):
+        findings += job.exit(rank, signal=SIGKILL)
+    assert (findings[-1].change, findings[-1].severity) == (Change.UPDATE, Severity.CRITICAL)
+
+
+def test_the_grace_that_the_job_tells_counts() -> None:
+    job = Ends()
+    findings = job.exit(1, signal=SIGTERM, grace_s=2.0)
+    assert outcome(findings + job.stand(16)) == [(Change.OPEN, Severity.INFO, (1,))]
+    assert outcome(job.stand(3)) == [(Change.UPDATE, Severity.CRITICAL, (1,))]
+
+
+def test_ranks_whose_host_fell_silent_meanwhile_have_ended_with_it() -> None:
+    job = Ends(hosts=2)
+    findings = job.exit(0, signal=SIGTERM) + job.exit(1, signal=SIGTERM)
+    job.silent = {2, 3}
+    findings += job.stand(60)
+    assert on_request(findings), outcome(findings)
+
+
+def test_a_restart_ends_the_wait_for_the_others() -> None:
+    job = Ends()
+    findings = job.exit(1, signal=SIGTERM)
+    assert outcome(findings + job.begin("next.0") + job.stand(60)) == [
+        (Change.OPEN, Severity.INFO, (1,)),
+        (Change.CLOSE, Severity.INFO, (1,)),
+    ]
+
+
+def test_an_exception_whose_process_does_not_end_is_told_with_its_place() -> None:
+    job = Ends()
+    findings = job.raises(2, "ValueError: broken batch", where="train.py:40 in <module>")
+    assert findings == []
+    (finding,) = job.stand(5)
+    assert (finding.severity, finding.ranks) == (Severity.CRITICAL, (2,))
+    assert finding.summary == "Rank 2 on host-0 ends at train.py:40 in <module>: ValueError: broken batch."
+    assert finding.evidence["where"] == "train.py:40 in <module>"
+
+
+def test_an_exit_is_told_with_the_code_the_exception_and_its_place() -> None:
+    job = Ends()
+    findings = job.raises(2, "ValueError: broken batch", where="train.py:40 in <module>")
+    (finding,) = findings + job.exit(2, code=1, error="ValueError: broken batch")
+    assert (
+        finding.summary
+        == "Rank 2 on host-0 ended with exit code 1 at train.py:40 in <module>: ValueError: broken batch."
+    )
+
+
+def test_an_exit_status_after_a_loop_that_was_broken_off_is_a_lost_rank() -> None:
+    job = Ends()
+    job.event("rank_left", 1, None, reason="break")
+    (finding,) = job.exit(1, code=3, error="SystemExit: 3", where="train.py:21 in <module>", left=False)
+    assert (finding.severity, finding.ranks) == (Severity.CRITICAL, (1,))
+    assert finding.evidence["code"] == 3
+
+
+def test_an_exception_after_the_loop_had_ended_is_the_jobs_own_affair() -> None:
+    job = Ends(ranks=1)
+    job.leave(0)
+    findings = job.raises(0, "OSError: disk full", left=True) + job.exit(
+        0, code=1, error="OSError: disk full", left=True
+    )
+    assert findings + job.stand(60) == []
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_rank_that_ends_with_code_0_while_others_go_on_is_missed(leaves) -> None:
+    job = Ends()
+    if leaves:
+        job.leave(1)
+    findings = job.exit(1, code=0, left=leaves)
+    for _ in range(8):
+        job.step = [step + (rank != 1) for rank, step in enumerate(job.step)]
+        findings += job.tick()
+    assert outcome(findings) == [(Change.OPEN, Severity.WARNING, (1,))]
+    assert "ended with exit code 0 at step 49, before the others were done" in findings[0].summary
+
+
+def test_what_such_a_rank_brings_makes_it_critical() -> None:
+    job = Ends()
+    job.leave(1)
+    findings = job.exit(1, code=0, left=True)
+    job.step = [step + (rank != 1) for rank, step in enumerate(job.step)]
+    for rank in (0, 2, 3):
+        findings += job.exit(rank, code=1, error=BROKEN)
+    assert outcome(findings)[-1] == (Change.OPEN, Severity.CRITICAL, (1,))
+
+
+def test_ranks_that_finish_at_the_same_step_one_after_the_other_are_no_news() -> None:
+    job = Ends()
+    findings: list[Finding] = []
+    for rank in range(4):
+        findings += job.leave(rank) + job.exit(rank, code=0, left=True) + job.stand(20)
+    assert findings == []
+
+
+def test_answers_are_the_same_after_a_snapshot_at_any_event() -> None:
+    def play(restoring: bool) -> list[Finding]:
+        job = Ends(hosts=2)
+        findings: list[Finding] = []
+
+        def take(found: list[Finding]) -> None:
+            findings.extend(found)
+            if restoring:
+                state = json.loads(json.dumps(job.detector.snapshot(), default=lambda array: array.tolist()))
+                job.detector = RankLostDetector(RankLostConfig())
+                job.detector.observe(AttemptStart(job.attempt, topology(4, hosts=2), 0.0))
+                for name in ("_gone", "_left"):
+                    state[name] = getattr(job.detector, name) | state[name]
+                job.detector.restore(state)
+
+        take(job.raises(0, INTERRUPTED))
+        take(job.exit(1, code=1, error=BROKEN))
+        take(job.stand(4))
+        take(job.exit(0, signal=SIGINT, error=INTERRUPTED))
+        take(job.exit(2, code=0))
+        take(job.stand(10))
+        take(job.exit(3, signal=SIGKILL))
+        return findings
+
+    assert play(restoring=True) == play(restoring=False)
+
+
+def test_launches_that_were_asked_to_end_are_no_loop() -> None:
+    detector = RestartLoopDetector(RestartLoopConfig(launches=3))
+    for launch in range(6):
+        attempt = f"launch-{launch}.0"
+        assert detector.observe(AttemptStart(attempt, topology(2), float(launch))) == []
+        for rank, signal in ((0, SIGTERM), (1, SIGKILL)):
+            fields = {"code": None, "signal": signal, "error": ""}
+            detector.observe(Occurrence("process_exit", attempt, "host-0", float(launch), rank, 5, fields))
+
+
+def test_nobody_waits_for_ranks_that_left_in_good_order() -> None:
+    job = Ends(ranks=2)
+    job.leave(0)
+    assert on_request(job.exit(1, signal=SIGTERM))
