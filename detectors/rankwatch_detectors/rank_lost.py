@@ -91,7 +91,7 @@ class RankLostDetector(DispatchingDetector):
         """Of the episode that tells of these ends; "" while none does."""
         self._began_s = self.now_s
         self._said: list[Any] = []
-        """What was told of them last: first mover, severity, how many others."""
+        """What was told of them last: first mover, severity, how many others; empty before."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -188,9 +188,9 @@ class RankLostDetector(DispatchingDetector):
 
     def _window_s(self) -> float:
         told_s = self._ends.first.get("grace_s")
-        known = isinstance(told_s, int | float) and 0 <= told_s < math.inf
-        grace_s: float = told_s if known else self._config.grace_s
-        return grace_s + self._config.after_grace_s
+        if isinstance(told_s, int | float) and 0 <= told_s < math.inf:
+            return told_s + self._config.after_grace_s
+        return self._config.grace_s + self._config.after_grace_s
 
     def _tell(self, *, quietly: bool = False, over: bool = False, absent: Bools | None = None) -> list[Finding]:
         """Open, update or close the episode of these ends.
@@ -210,14 +210,18 @@ class RankLostDetector(DispatchingDetector):
         if not self._scope and self.now_s < self._due_s(first) and not all_gone:
             return []
         severity = self._severity(all_gone=all_gone, over=over)
+        on_request = severity is Severity.INFO and all_gone
         saying = [first["rank"], severity.value, self._ends.count]
-        news = not self._said or saying[:2] != self._said[:2] or self._ends.count in (1, self.world_size - 1)
+        # The list of others grows quietly, but for its first entry and its last one.
+        news = saying[:2] != self._said[:2] or self._ends.count in (1, self.world_size - 1)
         findings = []
-        if (news or quietly) and saying != self._said:
+        if on_request or ((news or quietly) and saying != self._said):
+            self._said = saying
             findings = self._say(first, severity, missing=int((~gone).sum()))
-        if severity is Severity.INFO and all_gone:
+        if on_request and self._scope in self.episodes:
             self._expected = True
-            findings += self._close_on_request(first)
+            summary = self.episodes.told(self._scope)["summary"]
+            findings += self.episodes.close(self._scope, first["step"], self.now_s, summary, {"ended_on_request": True})
         return findings
 
     def _due_s(self, first: End) -> float:
@@ -230,12 +234,11 @@ class RankLostDetector(DispatchingDetector):
         first = self._ends.first
         if is_request(first):
             given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
-            return Severity.INFO if all_gone or not (over or given_up) else Severity.CRITICAL
+            return Severity.INFO if not given_up and (all_gone or not over) else Severity.CRITICAL
         harmless = first["code"] == 0 and all(end["code"] == 0 for end in self._ends.also)
         return Severity.WARNING if harmless else Severity.CRITICAL
 
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:
-        self._said = [first["rank"], severity.value, self._ends.count]
         told_now: dict[str, Any] = {
             "severity": severity,
             "ranks": (first["rank"],),
@@ -266,23 +269,19 @@ class RankLostDetector(DispatchingDetector):
         )
 
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
-        where = f"Rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
-        if severity is Severity.INFO:
+        where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
+        capital = f"R{where[1:]}"
+        if severity is Severity.INFO and missing:
             return f"The job is being ended on request: {where} {told(first)}."
+        if severity is Severity.INFO:
+            lasted_s = self.now_s - self._began_s
+            all_ranks = f"; all {self.world_size} ranks ended within {lasted_s:.0f} s" if self.world_size > 1 else ""
+            return f"Ended on request: {where} {told(first)}{all_ranks}."
         if is_request(first):
+            window_s = self._window_s()
             return (
-                f"{where} {told(first)}, and {missing} of {self.world_size} ranks did not end within "
-                f"{self._window_s():g} s."
+                f"{capital} {told(first)}, and {missing} of {self.world_size} ranks did not end within {window_s:g} s."
             )
         if first["code"] == 0:
-            return f"{where} ended with exit code 0 at step {first['step']}, before the others were done."
-        return f"{where} {told(first)}."
-
-    def _close_on_request(self, first: End) -> list[Finding]:
-        if self._scope not in self.episodes:
-            return []
-        lasted_s = self.now_s - self._began_s
-        where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
-        number = f"all {self.world_size} ranks" if self.world_size > 1 else "its only rank"
-        summary = f"Ended on request: {where} {told(first)} first, {number} within {lasted_s:.0f} s."
-        return self.episodes.close(self._scope, first["step"], self.now_s, summary, {"ended_on_request": True})
+            return f"{capital} ended with exit code 0 at step {first['step']}, before the others were done."
+        return f"{capital} {told(first)}."
