@@ -1,8 +1,9 @@
-"""Tells that a host is silent although its ranks have not ended, or that many of its messages were lost.
+"""Tells that hosts are silent although their ranks have not ended, or that many of their messages were lost.
 
 Silence is not health. Progress blocks come once a second whatever training does, paused jobs included, so a host of
 which none came for some seconds is unknown from then on. That its collector is silent does not mean that its ranks are
-gone: those are `rank_lost`.
+gone: those are `rank_lost`. What many hosts have in common within seconds, a sender, a switch or a job that was killed,
+has one reason: it is one episode that grows. It ends when all of them are heard again, and by nothing else.
 """
 
 from __future__ import annotations
@@ -30,10 +31,18 @@ class TelemetryLostConfig:
     gap_window_s: float = 60.0
     tick_gap_s: float = 5.0
     """Ticks come every second. After a longer pause the stream was away, and nobody could be heard."""
+    together_s: float = 15.0
+    """Hosts that follow so soon after the one before have the same reason: the times at which they were last heard
+    differ by what senders buffer, by ticks and by retries, which are seconds."""
+    listed_max: int = 64
+    """Hosts that are listed in the evidence; the others are a number."""
 
 
 class TelemetryLostDetector(DispatchingDetector):
-    """Episodes by host, scope "host:NAME"; "job" when all hosts of several are silent. Memory: by host."""
+    """Episodes by group of hosts, scope "host:NAME" of its first one; "job" where all of several are silent at once.
+
+    Memory: by host.
+    """
 
     kind: Kind = Kind.TELEMETRY_LOST
     STATE: ClassVar[tuple[str, ...]] = (
@@ -43,18 +52,21 @@ class TelemetryLostDetector(DispatchingDetector):
         "_listening_s",
         "_gaps",
         "_tick_s",
+        "_groups",
     )
 
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
         self._listening_s = 0.0
         self._tick_s: float | None = None
         self._gaps: dict[str, list[list[float]]] = {}
+        self._groups: dict[str, dict[str, Any]] = {}
+        """Of each open episode: its reason, its hosts in the order in which they came, and when the newest one did."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         hosts = start.topology.host
@@ -62,8 +74,10 @@ class TelemetryLostDetector(DispatchingDetector):
         number = {host: index for index, host in enumerate(self._hosts)}
         self._host_of = np.asarray([number[host] for host in hosts], dtype=np.int64)
         if new_attempt:
-            self._gaps = {}
+            self._gaps, self._groups = {}, {}
             self._listening_s = self.now_s
+        for group in self._groups.values():
+            group["hosts"] = [host for host in group["hosts"] if host in number]
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -80,21 +94,24 @@ class TelemetryLostDetector(DispatchingDetector):
         self._tick_s = self.now_s
         if presence is None or not self._hosts:
             return ()
-        silence = self._silence(presence)
-        silent = [host for host, seconds in silence.items() if seconds > self._config.silent_s]
-        if not (silent or self._gaps or len(self.episodes)):
+        unheard = self._unheard(presence)
+        if not (self._gaps or self._groups or any(s > self._config.silent_s for s in unheard.values())):
             return ()
-        reasons = {host: self._reason(host, silence.get(host)) for host in self._hosts}
-        if len(self._hosts) > 1 and len(silent) == len(self._hosts):
-            return self._all_silent(silence)
-        findings = self._close_recovered(presence, reasons, silence)
-        for host, reason in reasons.items():
-            scope = f"host:{host}"
-            if reason is not None and scope not in self.episodes and "job" not in self.episodes:
-                findings.extend(self._open(scope, host, reason, presence))
+        findings = self._close_recovered(presence, unheard)
+        told = {host for group in self._groups.values() for host in group["hosts"]}
+        # That the stream was away makes nobody silent; and nobody heard.
+        listening_s = self.now_s - self._listening_s
+        for reason in ("silent", "gaps"):
+            hosts = [
+                host
+                for host in self._hosts
+                if host not in told and self._reason(host, min(unheard.get(host, 0.0), listening_s)) == reason
+            ]
+            if hosts:
+                findings.extend(self._tell(reason, hosts, unheard, presence))
         return findings
 
-    def _silence(self, presence: Presence) -> dict[str, float]:
+    def _unheard(self, presence: Presence) -> dict[str, float]:
         """Seconds since each host was heard; hosts never heard, or with nothing left to report, are left out."""
         gone = which(presence.state, "left") | which(presence.state, "exited")
         pending = presence.heard & ~gone
@@ -102,44 +119,32 @@ class TelemetryLostDetector(DispatchingDetector):
         np.maximum.at(newest, self._host_of[presence.heard], presence.heard_s[presence.heard])
         judged = np.zeros(len(self._hosts), dtype=np.bool_)
         judged[self._host_of[pending]] = True
-        return {
-            self._hosts[index]: self.now_s - max(float(newest[index]), self._listening_s)
-            for index in np.flatnonzero(judged)
-        }
+        return {self._hosts[index]: self.now_s - float(newest[index]) for index in np.flatnonzero(judged)}
 
-    def _reason(self, host: str, silent_s: float | None) -> dict[str, Any] | None:
-        if silent_s is not None and silent_s > self._config.silent_s:
-            return {"reason": "silent", "silent_s": silent_s}
+    def _reason(self, host: str, silent_s: float) -> str:
+        """Why nothing certain is known of a host, or nothing."""
+        if silent_s > self._config.silent_s:
+            return "silent"
+        return "gaps" if self._missing(host) >= self._config.gaps_min else ""
+
+    def _missing(self, host: str) -> int:
         since = self.now_s - self._config.gap_window_s
-        missing = sum(count for time_s, count in self._gaps.get(host, []) if time_s > since)
-        return {"reason": "gaps", "messages_missing": int(missing)} if missing >= self._config.gaps_min else None
+        return int(sum(count for time_s, count in self._gaps.get(host, []) if time_s > since))
 
-    def _all_silent(self, silence: dict[str, float]) -> list[Finding]:
-        if "job" in self.episodes:
-            return []
-        shortest = min(silence.values())
-        reason = {"reason": "silent", "silent_s": shortest, "hosts": len(silence)}
-        findings = []
-        for scope in self.episodes:
-            summary = "All hosts of the job are silent now; told as one."
-            findings.extend(self.episodes.close(scope, None, self.now_s, summary))
-        return [*findings, *self._told("job", f"None of the job's {len(silence)} hosts", reason, None)]
-
-    def _open(self, scope: str, host: str, reason: dict[str, Any], presence: Presence) -> list[Finding]:
-        on_host = self._host_of == self._hosts.index(host)
-        evidence = {**reason, "host": host, "ranks_on_host": int(on_host.sum())}
-        heard = presence.heard & on_host
-        step = int(presence.step[heard].max()) if heard.any() else None
-        return self._told(scope, f"Host {host}" if host else "The host", evidence, step)
-
-    def _told(self, scope: str, who: str, reason: dict[str, Any], step: int | None) -> list[Finding]:
-        silent_s = float(reason.get("silent_s", 0.0))
-        if reason["reason"] == "silent":
-            verb = "has been heard" if scope == "job" else "has not been heard"
-            summary = f"{who} {verb} for {silent_s:.0f} s; the state of its ranks is unknown."
-        else:
-            summary = f"{who} lost {reason['messages_missing']} messages within {self._config.gap_window_s:.0f} s."
-        return self.episodes.open(
+    def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
+        """Hosts of which nothing is known any more: more of an episode that has just begun, or a new one."""
+        for scope, group in self._groups.items():
+            if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
+                group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
+                what = self._described(reason, group["hosts"], unheard)
+                return self.episodes.update(scope, detected_time_s=self.now_s, **what)
+        everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
+        scope = "job" if everyone else f"host:{hosts[0]}"
+        heard = presence.heard & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
+        step = int(presence.step[heard].max()) if heard.any() and not everyone else None
+        silent_s = min(max(unheard[host] for host in hosts), self.now_s - self._listening_s)
+        silent_s = silent_s if reason == "silent" else 0.0
+        findings = self.episodes.open(
             scope,
             attempt=self.attempt,
             severity=Severity.WARNING,
@@ -149,22 +154,45 @@ class TelemetryLostDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=silent_s / self._config.silent_s * 6.0 if silent_s else 6.0,
             confidence=1.0,
-            summary=summary,
-            evidence=reason,
-            cause="network" if reason["reason"] == "gaps" else "",
+            cause="network" if reason == "gaps" else "",
+            **self._described(reason, hosts, unheard),
         )
+        if findings:
+            self._groups[scope] = {"reason": reason, "hosts": hosts, "joined_s": self.now_s}
+        return findings
 
-    def _close_recovered(
-        self, presence: Presence, reasons: dict[str, dict[str, Any] | None], silence: dict[str, float]
-    ) -> list[Finding]:
+    def _described(self, reason: str, members: list[str], unheard: dict[str, float]) -> dict[str, Any]:
+        """Summary and evidence of an episode as it is now."""
+        config = self._config
+        hosts = [host for host in members if self._reason(host, unheard.get(host, 0.0)) == reason]
+        evidence: dict[str, Any] = {"reason": reason, "hosts": hosts[: config.listed_max], "hosts_hit": len(hosts)}
+        evidence |= {"hosts_of_the_job": len(self._hosts)}
+        evidence["ranks_on_hosts"] = int(np.isin(self._host_of, [self._hosts.index(host) for host in hosts]).sum())
+        who, has = f"Host {hosts[0]}" if hosts[0] else "The host", "has"
+        if len(hosts) > 1:
+            who, has = f"{len(hosts)} of the job's {len(self._hosts)} hosts", "have"
+        if reason == "gaps":
+            evidence["messages_missing"] = sum(self._missing(host) for host in hosts)
+            summary = f"{who} lost {evidence['messages_missing']} messages within {config.gap_window_s:.0f} s."
+        else:
+            evidence["silent_s"] = silent_s = min(unheard[host] for host in hosts)
+            heard = f"{who} {has} not been heard"
+            if len(hosts) == len(self._hosts) > 1:
+                heard = f"None of the job's {len(hosts)} hosts has been heard"
+            summary = (
+                f"{heard} for {silent_s:.0f} s; the state of {'its' if has == 'has' else 'their'} ranks is unknown."
+            )
+        return {"summary": summary, "evidence": evidence}
+
+    def _close_recovered(self, presence: Presence, unheard: dict[str, float]) -> list[Finding]:
         findings: list[Finding] = []
         step = int(presence.step[presence.heard].max()) if presence.heard.any() else None
-        for scope in self.episodes:
-            host = scope.removeprefix("host:")
+        for scope, group in list(self._groups.items()):
+            if any(self._reason(host, unheard.get(host, 0.0)) for host in group["hosts"]):
+                continue
             # Ranks that turned out to have ended leave nothing to hear.
-            if scope == "job":
-                findings.extend(self.episodes.close(scope, step, self.now_s, "Telemetry is back."))
-            elif reasons.get(host) is None:
-                why = "Telemetry is back." if host in silence else "Its ranks have ended; nothing is left to hear."
-                findings.extend(self.episodes.close(scope, step, self.now_s, why))
+            back = any(host in unheard for host in group["hosts"])
+            why = "Telemetry is back." if back else "Its ranks have ended; nothing is left to hear."
+            findings.extend(self.episodes.close(scope, step, self.now_s, why))
+            del self._groups[scope]
         return findings

@@ -188,3 +188,72 @@ def test_a_new_attempt_ends_what_was_said_about_the_old_one() -> None:
     job.silent = {0, 1, 2, 3}
     job.stand(20)
     assert [f.change for f in job.begin("next.0")] == [Change.CLOSE]
+
+
+def test_hosts_that_fall_silent_within_seconds_are_one_episode_that_grows() -> None:
+    job = watched_job(hosts=4)
+    findings = []
+    for rank in range(3):
+        job.silent.add(rank)
+        findings += job.stand(3)
+    findings += job.stand(12)
+    assert [(f.change, f.scope) for f in findings] == [
+        (Change.OPEN, "host:host-0"),
+        (Change.UPDATE, "host:host-0"),
+        (Change.UPDATE, "host:host-0"),
+    ]
+    assert findings[-1].evidence["hosts"] == ["host-0", "host-1", "host-2"]
+    assert findings[-1].summary.startswith("3 of the job's 4 hosts have not been heard for")
+    job.silent = {2}
+    assert job.stand(3) == []
+    job.silent = set()
+    assert [f.change for f in job.tick()] == [Change.CLOSE]
+
+
+def test_a_host_that_falls_silent_much_later_is_an_episode_of_its_own() -> None:
+    job = watched_job(hosts=4)
+    job.silent = {0}
+    findings = job.stand(60)
+    job.silent = {0, 1}
+    findings += job.stand(20)
+    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "host:host-0"), (Change.OPEN, "host:host-1")]
+
+
+def test_a_host_that_comes_and_goes_while_others_stay_silent_is_not_told_again() -> None:
+    job = watched_job(hosts=4)
+    job.silent = {0, 1}
+    assert len(job.stand(40)) == 1
+    job.silent = {1}
+    assert job.stand(5) == []
+    job.silent = {0, 1}
+    assert job.stand(40) == []
+
+
+def test_hosts_that_come_back_one_after_the_other_leave_the_episode_open_until_the_last_one() -> None:
+    job = watched_job(hosts=4)
+    job.silent = {0, 1, 2, 3}
+    assert [f.scope for f in job.stand(20)] == ["job"]
+    for rank in (0, 1, 2):
+        job.silent.discard(rank)
+        assert job.stand(2) == []
+    job.silent.clear()
+    assert [f.change for f in job.tick()] == [Change.CLOSE]
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_that_the_stream_was_away_ends_no_silence(hosts: int) -> None:
+    job = watched_job(hosts=hosts)
+    job.silent = {0, 1, 2, 3}
+    assert [f.change for f in job.stand(20)] == [Change.OPEN]
+    job.now_s += 300.0
+    assert job.stand(30) == []
+
+
+def test_hosts_that_lose_messages_together_are_one_episode() -> None:
+    job = watched_job(hosts=4)
+    findings: list[Finding] = []
+    for host in ("host-0", "host-2"):
+        lost = Occurrence("gap", "wide.0", host, job.now_s, None, None, {"missing": 40, "boot": "b"})
+        findings += [*job.detector.observe(lost), *job.tick()]
+    assert [(f.change, f.evidence["messages_missing"]) for f in findings] == [(Change.OPEN, 40), (Change.UPDATE, 80)]
+    assert "2 of the job's 4 hosts lost 80 messages" in findings[-1].summary

@@ -39,7 +39,7 @@ class Service:
 
     def send(self, job="gpt", **fields) -> None:
         seq = self.seq[job] = self.seq.get(job, -1) + 1
-        body = wire.encode(batch(seq, job=job, **({"ranks": ranks(2)} if seq == 0 else {}), **fields))
+        body = wire.encode(batch(seq, job=job, **(({"ranks": ranks(2)} if seq == 0 else {}) | fields)))
         self.log.append([Entry(job, body)])
 
     def tell(self, key, record) -> None:

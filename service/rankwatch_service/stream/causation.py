@@ -55,6 +55,8 @@ def came_first(cause: Part, effect: Part) -> bool:
 
 def hosts_of(part: Part, roster: Roster) -> list[str]:
     """Where a trouble is; empty where it names nobody."""
+    if part.hosts:
+        return list(part.hosts)
     if part.scope.startswith("host:"):
         return [part.scope.removeprefix("host:")]
     return roster.hosts_of(part.ranks)
@@ -83,7 +85,7 @@ def _within_reach(cause: Part, effect: Part, roster: Roster) -> bool:
 
 
 def _has_place(part: Part) -> bool:
-    return bool(part.ranks) or part.scope.startswith("host:")
+    return bool(part.ranks or part.hosts) or part.scope.startswith("host:")
 
 
 def _had_begun(cause: Part, effect: Part) -> bool:

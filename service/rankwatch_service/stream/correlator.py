@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
@@ -36,10 +36,12 @@ from rankwatch_service.stream.incidents import (
     Incident,
     Moment,
     Part,
+    Told,
     adds_s,
     incident_id,
     incident_restored,
     incident_state,
+    named_hosts,
     number,
     part_of,
 )
@@ -56,17 +58,6 @@ EPISODES_MAX: Final = 4_096
 
 SETTLE_S: Final = 30.0
 """What widens so soon after it was told is the same news: nobody has got further than opening the page."""
-
-
-@dataclass(slots=True)
-class Told:
-    """Something about an incident that is worth a transition."""
-
-    incident: Incident
-    what: Moment
-    text: str
-    actor: str = "stream"
-    fields: dict[str, Any] = field(default_factory=dict)
 
 
 class Correlator:
@@ -295,14 +286,14 @@ class Correlator:
         part.ended_with_attempt = False
         incident.updated_time_s = finding.detected_time_s
         wider = not set(finding.ranks) <= set(part.ranks)
-        part.ranks = tuple(finding.ranks)
+        part.ranks, part.hosts = tuple(finding.ranks), tuple(dict.fromkeys((*part.hosts, *named_hosts(finding))))
         incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
         if part is incident.first:
             incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
             incident.evidence |= finding.evidence
             if wider:
-                incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
+                incident.ranks = tuple(dict.fromkeys((*incident.ranks, *part.ranks)))
             locate(incident, roster)
         told = self._told(incident, before, finding.summary, part, finding)
         if wider and part is incident.first:

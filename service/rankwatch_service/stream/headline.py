@@ -34,8 +34,8 @@ class Headline:
 
 def locate(incident: Incident, roster: Roster) -> None:
     """Fill in where it is; when most ranks of a host are hit, the host is the subject, unless the job has only one."""
-    incident.scope = incident.first.scope
-    incident.hosts = roster.hosts_of(incident.ranks)
+    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else "job"
+    incident.hosts = roster.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = roster.devices_of(incident.ranks)
     if incident.scope.startswith("host:") and not incident.hosts:
         incident.hosts = [incident.scope.removeprefix("host:")]

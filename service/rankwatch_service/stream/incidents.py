@@ -60,6 +60,8 @@ class Part:
     ended_step: int | None = None
     flaps: int = 0
     """How often it has come back."""
+    hosts: tuple[str, ...] = ()
+    """Where hosts are meant and not their ranks: which ones, up to as many as the evidence lists."""
 
     def told(self) -> dict[str, Any]:
         """As an entry of `consequences`."""
@@ -175,6 +177,17 @@ class Incident:
         }
 
 
+@dataclass(slots=True)
+class Told:
+    """Something about an incident that is worth a transition."""
+
+    incident: Incident
+    what: Moment
+    text: str
+    actor: str = "stream"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One change of one incident, with the incident's row as it is after it."""
@@ -227,7 +240,14 @@ def part_of(finding: Finding, episode: int) -> Part:
         detected_time_s=finding.detected_time_s,
         adds_s=adds_s(finding),
         standing=finding.evidence.get("standing") is True,
+        hosts=named_hosts(finding),
     )
+
+
+def named_hosts(finding: Finding) -> tuple[str, ...]:
+    """The hosts that a finding is about, where it lists them."""
+    hosts = finding.evidence.get("hosts")
+    return tuple(hosts) if isinstance(hosts, list) else ()
 
 
 def adds_s(finding: Finding) -> float | None:
@@ -277,4 +297,5 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
 
 def _part_restored(saved: Mapping[str, Any]) -> Part:
     severity = Severity(saved.get("severity", Severity.WARNING))
-    return Part(**{**saved, "kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity})
+    plain_types = {"kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity}
+    return Part(**{**saved, **plain_types, "hosts": tuple(saved.get("hosts", ()))})

@@ -16,11 +16,11 @@ from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.stream.assembler import Assembler
 from rankwatch_service.stream.books import Books
 from rankwatch_service.stream.causes import ON_RECORD
-from rankwatch_service.stream.correlator import Correlator, Told
+from rankwatch_service.stream.correlator import Correlator
 from rankwatch_service.stream.decode import Bundle, Checked
 from rankwatch_service.stream.desk import Desk
 from rankwatch_service.stream.effects import Effects
-from rankwatch_service.stream.incidents import Incident, Moment, Transition, derived, unix_ns
+from rankwatch_service.stream.incidents import Incident, Moment, Told, Transition, derived, unix_ns
 from rankwatch_service.stream.judge import Judge, MakeDetectors
 from rankwatch_service.stream.portrait import Portrait
 from rankwatch_service.stream.response import Responder, Situation

@@ -7,7 +7,8 @@ from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
 from rankwatch_service.stream.bank import Bank, Failure
-from rankwatch_service.stream.correlator import Correlator, Told
+from rankwatch_service.stream.correlator import Correlator
+from rankwatch_service.stream.incidents import Told
 from rankwatch_service.stream.roster import Roster
 
 MakeDetectors = Callable[[], Sequence[Detector]]

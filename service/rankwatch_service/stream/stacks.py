@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_service.control.commands import STACKS
-from rankwatch_service.stream.correlator import Told
-from rankwatch_service.stream.incidents import Incident, Moment
+from rankwatch_service.stream.incidents import Incident, Moment, Told
 from rankwatch_service.stream.response import command_id
 
 STACK_CHARS_MAX: Final = 16_384

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.stream.correlator import SETTLE_S, Correlator, Told
+from rankwatch_service.stream.correlator import SETTLE_S, Correlator
 from rankwatch_service.stream.endings import QUIET_S
-from rankwatch_service.stream.incidents import GRAVITY, Incident, Moment
+from rankwatch_service.stream.incidents import GRAVITY, Incident, Moment, Told
 from tests.support.findings import finding, roster
 
 ROSTER = roster(16, 4)
