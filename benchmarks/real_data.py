@@ -26,7 +26,8 @@ from real_series import ANSWERS, Event, Series, curve, listen
 from real_servers import faults, metric, steps_beside_power
 
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
-from rankwatch_detectors.hang import HangConfig, HangDetector
+from rankwatch_detectors.hang import HangDetector
+from rankwatch_detectors.patience import HangConfig
 
 FAR = 10**6
 """Collectives entered by a rank that lags in no group; dumps tell only differences."""

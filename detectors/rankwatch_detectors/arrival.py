@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from rankwatch_detectors.dispatch import which
 # A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
+# Stopped by a signal, held by a debugger, dead and not reaped. Not D: whoever saves to a slow disk is in it.
+STOPPED_STATES = ("T", "t", "Z")
 # Who is this many blocks later than the newest one has missed two.
 SILENT_BLOCKS = 2.5
 
@@ -64,7 +67,7 @@ def _witnesses(
     silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
-        (running & which(presence.os_state, "T"), "stopped by a signal", 1.0),
+        (running & is_any(presence.os_state, STOPPED_STATES), "stopped by a signal", 1.0),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
@@ -73,6 +76,15 @@ def _witnesses(
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]
+
+
+def is_any(texts: tuple[str, ...], wanted: Sequence[str]) -> Bools:
+    """Where a text of each rank is one of the wanted ones."""
+    found = np.zeros(len(texts), dtype=np.bool_)
+    for text in wanted:
+        if text in texts:
+            found |= which(texts, text)
+    return found
 
 
 def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Detector, Kind
 from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
-from rankwatch_detectors.hang import HangConfig, HangDetector
+from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.level import LevelConfig
 from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
+from rankwatch_detectors.patience import HangConfig
 from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector

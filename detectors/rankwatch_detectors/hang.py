@@ -1,21 +1,22 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. The deadline is learned from the job: three usual steps, at least five seconds
-and at most eight where its slowest steps need no more. Phases that are long by nature (first step, compile, eval,
-checkpoint_save) have their own, learned from how long they lasted before. Ranks that are held by an order, and hosts
-that are silent, are no evidence of anything.
+It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`patience`); a standstill
+is told soon, and somebody must act only when it is beyond what happens to jobs that are well. Outside of a step, where
+loops evaluate and save, there is more patience. Phases that are long by nature (first step, compile, eval,
+checkpoint_save) have deadlines of their own, learned from how long they lasted before. Ranks that are held by an order,
+and hosts that are silent, are no evidence of anything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.arrival import Missing, who_is_missing
+from rankwatch_detectors.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
 from rankwatch_detectors.base import (
     UNREPORTED,
     AttemptStart,
@@ -28,61 +29,23 @@ from rankwatch_detectors.base import (
     Severity,
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.patience import HangConfig, Limits, Patience
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
 RUNNING = "running"
+GRAVITY = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
-class HangConfig:
-    """Settings of the hang detector; seconds unless said otherwise."""
+class Standstill:
+    """A job that has stood still for longer than it may."""
 
-    steps: float = 3.0
-    """A standstill of so many usual steps is a hang ..."""
-    floor_s: float = 5.0
-    """... but not one shorter than this ..."""
-    prompt_s: float = 8.0
-    """... and one of so long is, unless the job's slowest steps say otherwise: every second costs all GPUs."""
-    slow_steps_factor: float = 2.0
-    """Twice what one step in a hundred exceeds is never too short ..."""
-    cold_steps: int = 50
-    """... but for the first steps after a restart, in which caches fill and kernels are tuned ..."""
-    cold_factor: float = 4.0
-    """... and which take up to three times as long: four usual steps are not too short for them."""
-    block_s: float = 1.0
-    """Progress blocks and ticks come so often."""
-    reporting_s: float = 1.5
-    """Half of both is what finding takes on average, this at most nearly always. It is taken off the deadline so that
-    the whole keeps the promise."""
-    log_lines: float = 8.0
-    """Where only a log's lines tell of finished steps, evaluations, saves and waits for data look like any pause: they
-    take a few lines every day. Eight are more than that, and not less than `prompt_s`."""
-    heard_within_s: float = 5.0
-    """Older progress blocks say nothing about now."""
-    window: int = 256
-    """Progress readings that are remembered for the usual step."""
-    readings_min: int = 4
-    """Readings before the usual step counts as known."""
-    unknown_s: float = 60.0
-    """Deadline while the usual step is unknown ..."""
-    unknown_max_s: float = 240.0
-    """... but where the first ones take longer: then it is twice the longest of them, and this at most."""
-    first_step_s: float = 1800.0
-    """Start, compilation, first collectives of large jobs take a quarter of an hour and more; after one attempt its
-    own time decides."""
-    rollback_s: float = 120.0
-    """A rollback inside the processes loads a checkpoint before its first step."""
-    long_phases: tuple[tuple[str, float], ...] = (
-        ("compile", 1800.0),
-        ("eval", 1800.0),
-        ("checkpoint_save", 900.0),
-        ("checkpoint_load", 900.0),
-    )
-    """Phases that are long by nature, with their deadlines until one has been seen."""
-    long_factor: float = 3.0
-    long_floor_s: float = 60.0
-    """A phase seen before has so many times its longest duration, and at least this."""
+    stuck: Bools
+    age_s: float
+    limits: Limits
+    paused: bool
+    """Who is behind is outside of its step."""
 
 
 class HangDetector(DispatchingDetector):
@@ -91,8 +54,7 @@ class HangDetector(DispatchingDetector):
     kind: Kind = Kind.HANG
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
-        "_readings",
-        "_longest",
+        "_patience",
         "_newest",
         "_newest_s",
         "_attempt_s",
@@ -101,16 +63,17 @@ class HangDetector(DispatchingDetector):
         "_orders",
         "_cpu",
         "_phase_was",
+        "_paused_s",
+        "_apart",
+        "_stopped",
     )
 
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 3
+        self.version = 4
         self._config = config
-        self._readings: list[list[float]] = []
-        """Signs of progress, newest last: seconds since the one before, and the steps done in them."""
-        self._longest: dict[str, float] = {}
+        self._patience = Patience(config)
         self._orders: list[str] = []
         self._restart(0)
 
@@ -123,7 +86,17 @@ class HangDetector(DispatchingDetector):
         """The step before which steps may be slower than those of the attempts before."""
         self._cpu: Floats = np.full((2, ranks), math.nan)
         """CPU seconds when the newest step was first seen, and the time of that reading."""
+        self._stands()
+
+    def _stands(self) -> None:
+        """What is seen between two signs of progress begins anew."""
         self._phase_was: dict[str, float] = {}
+        self._paused_s = 0.0
+        """Seconds for which all that were behind were outside of their step."""
+        self._apart = False
+        """Meanwhile others waited for them."""
+        self._stopped = False
+        """A rank was stopped by a signal."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         if new_attempt:
@@ -157,35 +130,34 @@ class HangDetector(DispatchingDetector):
             return self.episodes.close("job", self._newest, self.now_s, summary)
         if self._excused(presence):
             return ()
-        age = presence.step_age_s + (self.now_s - presence.heard_s)
-        deadline = self._deadline(presence)
-        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
-        stuck = running & (age >= deadline) & (presence.step_age_s >= deadline - self._config.block_s)
-        if not stuck.any() or not stuck[running & (presence.step == presence.step[running].max())].any():
-            return ()
-        missing = who_is_missing(presence, stuck, running, self._cpu, self._config.block_s)
+        still = self._standstill(presence, running)
+        if still is None:
+            return self._close_done()
+        missing = who_is_missing(presence, still.stuck, running, self._cpu, self._config.block_s)
         if not len(self.episodes):
-            return self._open(presence, stuck, missing, float(age[stuck].max()), deadline)
-        if missing.ranks and not self.episodes.told("job")["ranks"]:
-            return self._name(missing)
-        return ()
+            return self._open(presence, still, missing)
+        return self._go_on(still, missing)
 
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages that can be, and the ranks whose blocks hold numbers: no step outlasts its attempt."""
-        ages = np.stack([presence.step_age_s, presence.phase_age_s])
+        ages = np.stack([presence.step_age_s, presence.phase_age_s, presence.outside_s])
         proper = np.asarray(np.isfinite(ages).all(axis=0))
-        step_age_s, phase_age_s = np.clip(np.where(proper, ages, 0.0), 0.0, self.now_s - self._attempt_s)
-        return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s), proper
+        ages = np.where(proper, ages, 0.0)
+        step_age_s, phase_age_s = np.clip(ages[:2], 0.0, self.now_s - self._attempt_s)
+        outside_s = np.clip(ages[2], -1.0, step_age_s)
+        return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s, outside_s=outside_s), proper
 
     def _excused(self, presence: Presence) -> bool:
         """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
         return bool(self._orders) or "held" in presence.state or "exited" in presence.state
 
+    # ---- progress --------------------------------------------------------------------------------------------------
+
     def _read(self, presence: Presence, running: Bools) -> bool:
         """Learn from one reading; True when the job's newest step is beyond the one before."""
         newest = int(presence.step[running].max())
         if self._newest is not None and newest <= self._newest:
-            self._learn_phases(presence, running)
+            self._see(presence, running)
             return False
         # Blocks come once a second and say how old the step is: so its beginning is known better than to the tick.
         ahead = running & (presence.step == newest)
@@ -193,23 +165,24 @@ class HangDetector(DispatchingDetector):
         if self._newest is not None:
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
-                self._cold_until = newest + self._config.cold_steps if self._readings else newest
-            elif not self._standing() and not len(self.episodes):
-                reading = [max(entered_s - self._newest_s, 0.0), float(newest - self._newest)]
-                self._readings = [*self._readings, reading][-self._config.window :]
+                self._cold_until = newest + self._config.cold_steps if self._patience.knows_steps else newest
+            elif not self._standing():
+                took_s = max(entered_s - self._newest_s - self._paused_s, 0.0)
+                self._patience.learn_steps(took_s, newest - self._newest)
+                self._patience.learn_pause(self._paused_s, apart=self._apart)
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
         progressed = self._newest is not None
         self._newest, self._newest_s = newest, entered_s
         self._cpu = np.stack([presence.cpu_s, presence.heard_s])
-        self._phase_was = {}
-        self._learn_phases(presence, running)
+        self._stands()
+        self._see(presence, running)
         return progressed
 
     def _remember(self, name: str, lasted_s: float) -> None:
         if not len(self.episodes):
-            self._longest[name] = max(self._longest.get(name, 0.0), lasted_s)
+            self._patience.learn(name, lasted_s)
 
     def _first_step(self) -> tuple[str, float]:
         """Name and unlearned deadline of the first step of this attempt."""
@@ -218,101 +191,138 @@ class HangDetector(DispatchingDetector):
         return FIRST_AFTER_ROLLBACK, self._config.rollback_s
 
     def _standing(self) -> bool:
-        """Whether the time since the newest step belongs to a long phase or an order, and teaches nothing."""
-        return bool(self._phase_was) or bool(self._orders)
+        """Whether the time since the newest step is a long phase's, an order's or a signal's, and teaches nothing."""
+        return bool(self._phase_was) or bool(self._orders) or self._stopped
 
-    def _learn_phases(self, presence: Presence, running: Bools) -> None:
+    def _see(self, presence: Presence, running: Bools) -> None:
+        """What ranks do between two signs of progress."""
         for name, _ in self._config.long_phases:
             if name in presence.phase:
                 inside = running & which(presence.phase, name)
                 if inside.any():
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
+        self._stopped |= bool((running & is_any(presence.os_state, STOPPED_STATES)).any())
+        behind, paused = self._behind(presence, running)
+        if paused:
+            self._paused_s = max(self._paused_s, float(presence.outside_s[behind].max()))
+            self._apart |= _apart(presence, running, behind)
 
-    def _deadline(self, presence: Presence) -> float:
-        """Seconds in one step after which the job hangs; the most patient phase of any rank decides for all."""
-        config = self._config
-        deadline = self._usual_deadline(log=UNREPORTED in presence.phase)
-        if not self._moved:
-            deadline = max(deadline, self._long_deadline(*self._first_step()))
-        for name, unseen_s in config.long_phases:
-            if name in self._phase_was:
-                deadline = max(deadline, self._long_deadline(name, unseen_s))
-        return deadline
+    def _behind(self, presence: Presence, running: Bools) -> tuple[Bools, bool]:
+        """The ranks that have come least far, and whether all of them are outside of their step and could go on."""
+        behind = running & (presence.step == presence.step[running].min())
+        outside = (presence.outside_s >= 0) & ~is_any(presence.os_state, STOPPED_STATES)
+        return behind, bool(outside[behind].all())
 
-    def _usual_deadline(self, *, log: bool) -> float:
-        config = self._config
-        if len(self._readings) < config.readings_min:
-            seen = [self._longest.get(self._first_step()[0], 0.0), *(reading[0] for reading in self._readings)]
-            return max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
-        # The lower of two neighbours: one odd step among a hundred decides nothing.
-        took_s = sorted(reading[0] for reading in self._readings)
-        last = len(took_s) - 1
-        usual, slow = took_s[last // 2], took_s[99 * last // 100]
+    # ---- standing still --------------------------------------------------------------------------------------------
+
+    def _standstill(self, presence: Presence, running: Bools) -> Standstill | None:
+        behind, paused = self._behind(presence, running)
+        limits = self._limits(presence, running, behind, paused=paused)
+        lag_s = self.now_s - presence.heard_s
+        if paused:
+            told_s = presence.outside_s
+            stuck = behind & (told_s + lag_s >= limits.told_s)
+            since_s = self.now_s - self._newest_s
+            goes_on = since_s < limits.told_s
+        else:
+            told_s = presence.step_age_s
+            stuck = running & (told_s + lag_s >= limits.told_s)
+            since_s = math.inf
+            goes_on = not stuck[running & (presence.step == presence.step[running].max())].any()
+        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
+        stuck &= told_s >= limits.told_s - self._config.block_s
+        if goes_on or not stuck.any():
+            return None
+        age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
+        return Standstill(stuck, age_s, limits, paused)
+
+    def _limits(self, presence: Presence, running: Bools, behind: Bools, *, paused: bool) -> Limits:
+        """How long this standstill may last; the most patient phase of any rank decides for all."""
+        named_s = [] if self._moved else [self._patience.named(*self._first_step())]
+        phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
+        named_s += [self._patience.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
-        enough = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
-        if log:
-            return max(enough, config.log_lines * usual, config.prompt_s)
-        return max(enough, min(config.steps * usual, config.prompt_s)) - config.reporting_s
+        limits = self._patience.in_step(log=UNREPORTED in presence.phase, cold=cold, first=self._first_step()[0])
+        if paused and not any(name in presence.phase for name, _ in phases):
+            apart = _apart(presence, running, behind)
+            limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
+        return limits.but_not_before(max(named_s, default=0.0))
 
-    def usual_step_s(self) -> float:
-        """Median step time of the job in seconds."""
-        return float(np.median([took_s / steps for took_s, steps in self._readings]))
+    def _close_done(self) -> Sequence[Finding]:
+        """A step that stood still was done after all, and what follows is no part of it."""
+        if not len(self.episodes) or not self._paused_s or self.episodes.told("job")["evidence"]["outside"]:
+            return ()
+        return self.episodes.close("job", self._newest, self.now_s, f"The work of step {self._newest} is done.")
 
-    def _long_deadline(self, phase: str, unseen_s: float) -> float:
-        longest = self._longest.get(phase)
-        if longest is None:
-            return unseen_s
-        return max(self._config.long_factor * longest, self._config.long_floor_s)
+    def _open(self, presence: Presence, still: Standstill, missing: Missing) -> list[Finding]:
+        step = int(presence.step[still.stuck].min())
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=still.limits.severity(still.age_s),
+            ranks=missing.ranks,
+            onset_step=step,
+            detected_step=step,
+            onset_time_s=self.now_s - still.age_s,
+            detected_time_s=self.now_s,
+            score=still.age_s / max(still.limits.told_s / 3, 1e-3),
+            confidence=missing.confidence,
+            summary=self._summary(step, still, missing),
+            evidence=self._evidence(still, missing),
+        )
 
-    def _open(
-        self,
-        presence: Presence,
-        stuck: Bools,
-        missing: Missing,
-        age_s: float,
-        deadline_s: float,
-    ) -> list[Finding]:
-        usual = self.usual_step_s() if self._readings else None
-        step = int(presence.step[stuck].min())
-        evidence = {
-            "age_s": age_s,
-            "deadline_s": deadline_s,
-            "usual_step_s": usual,
+    def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
+        """It has become graver, or what told nobody apart at first does now: a rank used CPU while others waited."""
+        told = self.episodes.told("job")
+        severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
+        graver = severity != told["severity"]
+        named = bool(missing.ranks) and not told["ranks"]
+        if not graver and not named:
+            return ()
+        if not missing.ranks:
+            missing = _as_told(told)
+        return self.episodes.update(
+            "job",
+            severity=severity,
+            ranks=missing.ranks,
+            confidence=missing.confidence,
+            detected_time_s=self.now_s,
+            summary=self._summary(told["onset_step"], still, missing),
+            evidence=self._evidence(still, missing),
+        )
+
+    def _evidence(self, still: Standstill, missing: Missing) -> Mapping[str, Any]:
+        return {
+            "age_s": still.age_s,
+            "deadline_s": still.limits.told_s,
+            "critical_after_s": still.limits.critical_s,
+            "outside": still.paused,
+            "usual_step_s": self._patience.usual_step_s() if self._patience.knows_steps else None,
             "decided_by": missing.decided_by,
             "missing": missing.described,
             "waiting": missing.waiting,
         }
-        return self.episodes.open(
-            "job",
-            attempt=self.attempt,
-            severity=Severity.CRITICAL,
-            ranks=missing.ranks,
-            onset_step=step,
-            detected_step=step,
-            onset_time_s=self.now_s - age_s,
-            detected_time_s=self.now_s,
-            score=age_s / max(deadline_s / 3, 1e-3),
-            confidence=missing.confidence,
-            summary=f"No progress in step {step} for {age_s:.1f} s{self._verdict(missing)}.",
-            evidence=evidence,
-        )
 
-    def _name(self, missing: Missing) -> list[Finding]:
-        """What told nobody apart at first does now: a rank has used CPU time while the others waited."""
-        told = self.episodes.told("job")
-        evidence = {**told["evidence"], "decided_by": missing.decided_by, "missing": missing.described}
-        return self.episodes.update(
-            "job",
-            ranks=missing.ranks,
-            confidence=missing.confidence,
-            detected_time_s=self.now_s,
-            summary=f"No progress in step {told['onset_step']}{self._verdict(missing)}.",
-            evidence={**evidence, "waiting": missing.waiting},
-        )
+    def _summary(self, step: int, still: Standstill, missing: Missing) -> str:
+        what = "No step has begun after step" if still.paused else "No progress in step"
+        return f"{what} {step} for {still.age_s:.1f} s{self._verdict(missing)}."
 
     def _verdict(self, missing: Missing) -> str:
         if self.world_size == 1:
             return ""
         who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4])
         return f"; did not arrive: {who} ({missing.decided_by})" if who else "; no rank stands out"
+
+
+def _as_told(told: Mapping[str, Any]) -> Missing:
+    """Who is missing, as the newest finding said."""
+    evidence = told["evidence"]
+    ranks, confidence = tuple(told["ranks"]), told["confidence"]
+    return Missing(ranks, evidence["decided_by"], confidence, evidence["missing"], evidence["waiting"])
+
+
+def _apart(presence: Presence, running: Bools, behind: Bools) -> bool:
+    """Whether others wait for those that are behind: in a later step, or in a collective that these are not in."""
+    waiting = which(presence.phase, "collective") & behind
+    return bool((running & ~behind).any()) or bool(waiting.any() and not waiting[behind].all())

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from rankwatch_detectors.base import Severity
 from rankwatch_service.control.ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, Entry, Ledger, Tier
 from rankwatch_service.control.records import PolicyRuleRecord, PolicySet
 
@@ -210,6 +211,8 @@ def _obstacle(
     cool_down_ns = int(limits.cool_down_s * 1e9)
     if policy.hands_off:
         return "hands off is switched on"
+    if incident.hung and incident.severity != Severity.CRITICAL:
+        return "a hang that is not critical may yet be a step that ends"
     if rule.action not in capabilities:
         return f"the job cannot be told to {rule.action}"
     if incident.confidence < limits.confidence_min:

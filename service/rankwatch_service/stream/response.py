@@ -57,7 +57,7 @@ def facts(incident: Incident, world_size: int) -> Facts:
         id=incident.id,
         job=incident.job,
         kind=str(gravest.kind),
-        severity=str(incident.severity),
+        severity=str(gravest.severity),
         confidence=gravest.confidence,
         onset_step=min(onsets, default=None),
         ranks=incident.ranks,

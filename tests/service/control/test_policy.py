@@ -91,6 +91,13 @@ def test_a_relaunch_names_the_culprits():
     assert told(hang, policy).params == {"culprits": [3, 1]}
 
 
+def test_a_hang_that_is_not_critical_yet_is_left_alone():
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
+    hang = replace(BIT, kind="hang", severity="info", hung=True)
+    assert (told(hang, policy).mode, told(hang, policy).action) == (Mode.SUGGEST, "relaunch")
+    assert told(replace(hang, severity="critical"), policy).mode is Mode.ACT
+
+
 def test_a_policy_survives_the_log():
     policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),), Limits(actions_per_hour=9), True)
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
