@@ -9,19 +9,21 @@ lasts nothing is learned: the points are judged against the level before it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.series import RollingQuantiles
+from rankwatch_detectors.settling import Settling, SettlingConfig
 from rankwatch_detectors.state import Stateful
 
 VALUE_MAX = 1e100
 """Values beyond count as this: no curve means them, and sums of them would overflow."""
 SIGMAS_OF_MIDDLE = 1.4826
 """Standard deviations of a normal distribution in the median distance from its middle."""
+LEVEL_SIGMAS = 10.0
 REACH_SIGMAS = 5.0
 """Farther from the level no point teaches the scale."""
 
@@ -64,6 +66,7 @@ class LevelConfig:
     """A lasting change that does not grow over so many points is the new level."""
     scale_floor_ratio: float = 0.005
     """The scale is at least this share of the level (of 1 for logarithms): rounding cannot score."""
+    settling: SettlingConfig = field(default_factory=SettlingConfig)
 
 
 class Turn(StrEnum):
@@ -82,6 +85,8 @@ class LevelWatch(Stateful):
         "_recent",
         "_drift",
         "_scatter",
+        "settling",
+        "minimized",
         "level",
         "scale",
         "score",
@@ -99,6 +104,9 @@ class LevelWatch(Stateful):
         self._recent = RollingQuantiles(config.level_points, (0.5,))
         self._drift = RollingQuantiles(config.level_points, (0.5,))
         self._scatter = RollingQuantiles(config.scatter_points, (0.5, 0.95, 0.99))
+        self.settling = Settling(config.settling)
+        self.minimized = True
+        """Whether the curve should fall, so that a climb is trouble; else only points far out are."""
         self.level = 0.0
         """The usual value (its logarithm where so configured), as it was before the open episode."""
         self.scale = 0.0
@@ -125,6 +133,11 @@ class LevelWatch(Stateful):
         return math.exp(self.level) if self._config.logarithmic else self.level
 
     @property
+    def measure(self) -> float:
+        """What shares of the level are taken of: around zero, where the level itself says nothing, ten scales."""
+        return max(abs(self.usual), LEVEL_SIGMAS * self.scale)
+
+    @property
     def rising(self) -> bool:
         """Whether the later half of the open episode lies clearly above its earlier half."""
         half = len(self._episode) // 2
@@ -133,8 +146,16 @@ class LevelWatch(Stateful):
         later, earlier = self._episode[half:], self._episode[:half]
         return float(np.median(later) - np.median(earlier)) > self.scale
 
-    def restart(self) -> None:
-        """A new attempt: the level may be that of earlier steps, the scatter stays what it was."""
+    def restart(self, *, fresh: bool = False) -> None:
+        """A new attempt: the level may be that of earlier steps, the scatter stays what it was.
+
+        Args:
+            fresh: the curve begins anew, with a network that has learned nothing yet.
+        """
+        if fresh:
+            self.settling.clear()
+        else:
+            self.settling.interrupt()
         self._recent.reset([])
         self._drift.reset([])
         self._end()
@@ -147,6 +168,7 @@ class LevelWatch(Stateful):
         """
         value = min(max(value, -VALUE_MAX), VALUE_MAX)
         point = math.log(max(value, 1 / VALUE_MAX)) if self._config.logarithmic else value
+        self.settling.advance(step)
         if self.is_open:
             return self._follow(point)
         if len(self._recent) < self._config.warm_points:
@@ -186,9 +208,12 @@ class LevelWatch(Stateful):
 
     def _matters(self) -> bool:
         """Whether the running sum comes from a change that is large enough to tell anyone."""
+        if not self.minimized:
+            return False
         newest = self._run[-self._config.drift_run_points :]
         unit = 1.0 if self._config.logarithmic else abs(self.level)
-        return sum(newest) / len(newest) - self.level >= self._config.drift_effect_min * unit
+        least = max(self._config.drift_effect_min * unit, self.settling.least)
+        return sum(newest) / len(newest) - self.level >= least
 
     def _bound_first(self) -> None:
         """The first distances were learned without a scale; outliers among them get the reach that others have."""
@@ -214,6 +239,7 @@ class LevelWatch(Stateful):
         self._run = [*self._run, point][-config.level_points :]
 
     def _learn(self, point: float) -> None:
+        self.settling.learn(point)
         if len(self._recent) >= self._config.level_points // 4:
             residual = point - self._recent.get()[0]
             self._drift.learn(residual)

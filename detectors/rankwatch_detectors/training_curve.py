@@ -24,6 +24,8 @@ class CurveConfig:
     level: LevelConfig = field(default_factory=LevelConfig)
     mild_ratio: float = 1.5
     """A jump below this multiple of the level is worth knowing, not worth waking anyone."""
+    slight_share: float = 0.2
+    """A lasting rise below this share of what a share can be taken of (`LevelWatch.measure`) is for information."""
     retell_factor: float = 3.0
     """An excess so many times what was told is told again."""
 
@@ -31,19 +33,23 @@ class CurveConfig:
 class CurveDetector(DispatchingDetector):
     """One kind's view of one series; scope "job"."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_watch", "_last_step")
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_watch", "_last_step", "_launched")
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 2
+        self.version = 3
         self._config = config
         self._watch = LevelWatch(config.level)
         self._last_step = -1
+        self._launched = False
+        """No point of this launch has come yet."""
 
-    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
+        self._watch.minimized = start.topology.optimizers <= 1
         if new_attempt:
+            self._launched = self._launched or new_launch
             self._watch.restart()
             self._last_step = -1
         return ()
@@ -55,6 +61,9 @@ class CurveDetector(DispatchingDetector):
         if value is None or (value <= 0 and self._config.level.logarithmic):
             return ()
         self._last_step = frame.step
+        if self._launched:
+            self._launched = False
+            self._watch.restart(fresh=frame.step < self._config.level.warm_points)
         turn = self._watch.push(value, frame.step)
         return self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
 
@@ -65,10 +74,9 @@ class CurveDetector(DispatchingDetector):
         told = self.episodes.told("job")
         usual, before = self._watch.usual, told["evidence"]["value"]
         grown = value - usual >= self._config.retell_factor * abs(before - usual)
-        critical = told["severity"] == Severity.CRITICAL
-        if not grown and (self.kind is not Kind.LOSS_DIVERGENCE or critical or not self._watch.rising):
+        severity = self._graver(Severity(told["severity"]), value)
+        if not grown and severity == told["severity"]:
             return ()
-        severity = Severity.CRITICAL if self.kind is Kind.LOSS_DIVERGENCE else Severity(told["severity"])
         return self.episodes.update(
             "job",
             severity=severity,
@@ -78,6 +86,13 @@ class CurveDetector(DispatchingDetector):
             summary=f"The {self._config.metric} grows on: {value:.4g} in step {frame.step} (usual: {usual:.4g}).",
             evidence={**told["evidence"], "value": value, "score": self._watch.score},
         )
+
+    def _graver(self, told: Severity, value: float) -> Severity:
+        """What an open divergence has become: what was told for information may matter now; what grows is critical."""
+        if self.kind is not Kind.LOSS_DIVERGENCE:
+            return told
+        proper = self._severity(Turn.LASTING, value)
+        return proper if told is Severity.INFO or (proper is Severity.CRITICAL and self._watch.rising) else told
 
     def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {
@@ -125,9 +140,14 @@ class CurveDetector(DispatchingDetector):
         )
 
     def _severity(self, turn: Turn, value: float) -> Severity:
-        mild = abs(value - self._watch.usual) < (self._config.mild_ratio - 1) * abs(self._watch.usual)
+        watch, excess = self._watch, value - self._watch.usual
+        if watch.settling.young:
+            return Severity.INFO
+        mild = abs(excess) < (self._config.mild_ratio - 1) * abs(watch.usual)
         if self.kind is Kind.LOSS_DIVERGENCE:
-            return Severity.WARNING if mild and not self._watch.rising else Severity.CRITICAL
+            if excess < self._config.slight_share * watch.measure:
+                return Severity.INFO
+            return Severity.WARNING if mild and not watch.rising else Severity.CRITICAL
         return Severity.INFO if mild or (self.kind is Kind.GRAD_NORM and turn is Turn.JUMP) else Severity.WARNING
 
     def _sentence(self, turn: Turn, value: float, frame: Frame) -> str:

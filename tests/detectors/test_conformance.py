@@ -66,9 +66,9 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 def troubled(world_size: int = 8) -> list[Observation]:
-    """One of everything, in 260 steps."""
+    """One of everything, in 280 steps."""
     job = (
-        Job(world_size=world_size, steps=260, seed=11, ranks_per_host=4)
+        Job(world_size=world_size, steps=280, seed=11, ranks_per_host=4)
         .slow_all(40, 1.4, until_step=56)
         .slow(2, 60, 1.6, until_step=100)
         .gradient(3, 70, 2.0)

@@ -97,6 +97,7 @@ class Roster:
             device_uuid=tuple(info.device_uuid for info in infos),
             replicated=bool(self._infos) and all(info.replicated for info in self._infos.values()),
             parameters=self._parameters,
+            optimizers=max((info.optimizers for info in infos), default=0),
             **place,
         )
 

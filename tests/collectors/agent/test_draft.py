@@ -6,6 +6,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import Note, StepEntry, ValuesEntry
+from rankwatch_service.stream.roster import Roster
 from tests.collectors.agent.test_columns import read
 
 
@@ -108,3 +109,12 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
         count += 1
     assert 1 < count < 10
     assert len(draft.parcel(Numbering("h"), 5).body) < wire.BATCH_BYTES_MAX / 2
+
+
+@pytest.mark.parametrize(("identity", "optimizers"), [({}, 0), ({"optimizers": 2}, 2)])
+def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], optimizers: int) -> None:
+    draft = Draft("gan", "l.0")
+    draft.introduce(rank(0, world_size=1, **identity))
+    roster = Roster()
+    roster.learn(sent(draft).ranks)
+    assert roster.topology().optimizers == optimizers
