@@ -239,3 +239,7 @@ class Detector(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a snapshot of the same version; afterwards the answers are those of the detector that made it."""
         ...
+
+    def inherit(self, before: Any) -> None:
+        """Take up what `before`, a detector of the same kind, has learned of the job for good, and nothing else."""
+        ...

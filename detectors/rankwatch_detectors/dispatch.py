@@ -38,12 +38,19 @@ class DispatchingDetector(Stateful):
     name: str
     version: int
     STATE: ClassVar[tuple[str, ...]] = ("attempt", "world_size", "now_s", "episodes")
+    LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ()
+    """Attributes that outlast a job's rest: what its next launch is judged by."""
 
     def __init__(self) -> None:
         self.attempt = ""
         self.world_size = 0
         self.now_s = 0.0
         self.episodes = Episodes(self.kind)
+
+    def inherit(self, before: DispatchingDetector) -> None:
+        """Take up what `before`, a detector of the same kind, has learned of the job for good, and nothing else."""
+        for name in self.LEARNED_FOR_GOOD:
+            setattr(self, name, getattr(before, name))
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
         """Take the next observation; return what changed in this detector's judgement."""

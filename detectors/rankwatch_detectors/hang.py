@@ -68,6 +68,8 @@ class HangDetector(DispatchingDetector):
         "_stopped",
     )
 
+    LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_patience",)
+
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"

@@ -145,6 +145,9 @@ class Panics:
     def restore(self, state):
         raise PanicError("cannot be restored")
 
+    def inherit(self, before):
+        pass
+
 
 def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_detectors(tmp_path, clean):
     def make():

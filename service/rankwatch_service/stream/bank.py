@@ -51,6 +51,14 @@ class Bank:
                 failures.append(self._fail(name, error))
         return findings, failures
 
+    def rest(self) -> None:
+        """Let go of the detectors, but for what they have learned of the job for good."""
+        before = self._detectors
+        self._detectors = {detector.name: detector for detector in self._make()}
+        for name, detector in self._detectors.items():
+            detector.inherit(before[name])
+        self._failures, self._start = {}, None
+
     def state(self) -> dict[str, Any]:
         """Snapshots of all detectors with their versions."""
         return {

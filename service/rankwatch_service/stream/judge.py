@@ -19,7 +19,6 @@ class Judge:
 
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
-        self._make_detectors = make_detectors
         self._bank = Bank(make_detectors)
 
     def observe(self, observation: Observation, roster: Roster) -> tuple[list[Told], list[Failure]]:
@@ -35,8 +34,8 @@ class Judge:
         return told, failures
 
     def rest(self) -> None:
-        """Let go of the detectors; the incidents stay."""
-        self._bank = Bank(self._make_detectors)
+        """Let go of the detectors, but for what they have learned of the job for good; the incidents stay."""
+        self._bank.rest()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""

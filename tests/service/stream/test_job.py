@@ -50,6 +50,8 @@ class Scripted:
             )
         ]
 
+    def inherit(self, before: Any) -> None: ...
+
     def snapshot(self) -> dict[str, Any]:
         return {"notes": self.notes}
 

@@ -12,7 +12,7 @@ from rankwatch_service.stream import loop, partition
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.job import REST_AFTER_S
 from rankwatch_service.stream.packing import pack
-from tests.support.batches import ranks, table
+from tests.support.batches import progress, ranks, table
 from tests.support.stream_service import Service
 
 
@@ -275,3 +275,25 @@ def test_where_the_log_forgot_records_that_were_needed_who_rests_begins_cold_too
     launch_ill(service)
     again.step()
     assert numbers(service) == [1, 2]
+
+
+def live(service, stream, attempt, steps, pause_s):
+    """Steps of a second, then a pause of all ranks outside of their step."""
+    for second in range(steps + pause_s):
+        step, outside_s = min(second, steps), float(second - steps)
+        ages = {"step_age_s": 0.5 + max(outside_s, 0.0), "outside_s": max(outside_s, -1.0)}
+        blocks = tuple(progress(rank, step, **ages) for rank in range(2))
+        service.send(attempt=attempt, progress=blocks, **({"ranks": ranks(2)} if second == 0 else {}))
+        service.clock.advance(1.0)
+        stream.step()
+
+
+def test_how_long_a_job_pauses_is_known_after_its_rest(service):
+    stream = service.started()
+    live(service, stream, "l.0", 12, 30)
+    service.send(attempt="l.0", progress=tuple(progress(rank, 13) for rank in range(2)))
+    stream.step()
+    lie_down(service, stream)
+    live(service, stream, "m.0", 12, 95)
+    assert service.column(select(models.Incident.kind)) == ["hang"]
+    assert service.column(select(models.Incident.severity)) == ["critical"]  # without a known pause in 15 minutes

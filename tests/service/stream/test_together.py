@@ -45,6 +45,8 @@ class Listener:
 
     def restore(self, state: Any) -> None: ...
 
+    def inherit(self, before: Any) -> None: ...
+
 
 def told(observation: Observation) -> Any:
     if isinstance(observation, Frame):
