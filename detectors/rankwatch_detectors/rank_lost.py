@@ -243,6 +243,8 @@ class RankLostDetector(DispatchingDetector):
             "severity": severity,
             "ranks": (first["rank"],),
             "onset_step": first["step"],
+            "onset_time_s": first["time_s"],
+            "detected_step": first["step"],
             "detected_time_s": self.now_s,
             # Nobody should act on what may turn out to be somebody's wish.
             "confidence": 0.5 if severity is Severity.INFO else 1.0,
@@ -262,8 +264,6 @@ class RankLostDetector(DispatchingDetector):
         return self.episodes.open(
             self._scope,
             attempt=self.attempt,
-            detected_step=first["step"],
-            onset_time_s=first["time_s"],
             score=math.inf,
             **told_now,
         )

@@ -34,13 +34,16 @@ def message_id(incident_id: str, transition: int, receiver: str) -> str:
     return f"msg_{digest[:32]}"
 
 
-def incident_message(incident: Mapping[str, Any], transition: Mapping[str, Any], links: Mapping[str, str]) -> bytes:
+def incident_message(
+    incident: Mapping[str, Any], transition: Mapping[str, Any], links: Mapping[str, str], *, first: bool = False
+) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
     Args:
         incident: columns of the `incident` row as it is after the transition.
         transition: columns of the `incident_transition` row; `what` is a key of `MESSAGE_TYPES`.
         links: where to read on, by name, for instance {"incident": "https://…", "job": "https://…"}.
+        first: to whom it goes has not heard of the incident yet: to them it opens, whatever the transition is.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
@@ -59,7 +62,8 @@ def incident_message(incident: Mapping[str, Any], transition: Mapping[str, Any],
         "actor": _shortened(transition["actor"]),
         "text": _shortened(transition["text"]),
     }
-    message = {"type": MESSAGE_TYPES[what], "timestamp": _iso(transition["at_unix_ns"]), "data": data}
+    message_type = MESSAGE_TYPES["opened" if first else what]
+    message = {"type": message_type, "timestamp": _iso(transition["at_unix_ns"]), "data": data}
     for spare in ("evidence", "consequences", "suggestion", "devices"):
         body = _encoded(message)
         if len(body) <= BODY_BYTES_MAX:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,25 +65,42 @@ def outbox_rows(
     silences: Iterable[Mapping[str, Any]],
     links: Mapping[str, str],
     now_unix_ns: int,
+    told_to: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Compose the outbox rows for one transition: one for each receiver it concerns, due now, or silenced.
 
-    Transitions that receivers are not told about (acknowledged, commented, evidence) give none. The ids are derived,
-    so that inserting the same rows again can be ignored.
+    Transitions that receivers are not told about (acknowledged, commented, evidence) give none. To a receiver that was
+    not told of the incident before, since it was not severe enough or was silenced, it opens now; and it does not end
+    for one that never heard of it. The ids are derived, so that inserting the same rows again can be ignored.
+
+    Args:
+        incident: columns of the `incident` row.
+        transition: columns of the `incident_transition` row.
+        receivers: columns of the `receiver` rows.
+        silences: columns of the `silence` rows.
+        links: where to read on, by name.
+        now_unix_ns: stream time.
+        told_to: names of the receivers that were told of the incident before; None where that is not known.
     """
     if transition["what"] not in MESSAGE_TYPES:
         return []
     routed = receivers_for(incident, receivers, silences, now_unix_ns)
+    new = set() if told_to is None else {route.receiver for route in routed} - set(told_to)
+    if transition["what"] == "resolved":
+        routed = [route for route in routed if route.receiver not in new]
     if not routed:
         return []
-    body = incident_message(incident, transition, links)
+    bodies = {
+        first: incident_message(incident, transition, links, first=first)
+        for first in {r.receiver in new for r in routed}
+    }
     return [
         {
             "id": message_id(incident["id"], transition["number"], route.receiver),
             "receiver": route.receiver,
             "incident_id": incident["id"],
             "transition": transition["number"],
-            "body": body,
+            "body": bodies[route.receiver in new],
             "state": "waiting" if route.silence_id is None else "silenced",
             "tries": 0,
             "next_try_unix_ns": now_unix_ns,

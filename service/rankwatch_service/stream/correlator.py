@@ -44,6 +44,7 @@ from rankwatch_service.stream.incidents import (
     named_hosts,
     number,
     part_of,
+    take_times,
 )
 from rankwatch_service.stream.roster import Roster
 
@@ -82,16 +83,17 @@ class Correlator:
         """An incident that is open or was resolved lately."""
         return self._incidents.get(incident_id)
 
-    def adopt(self, incidents: Sequence[Incident], number: int, episodes: int) -> None:
+    def adopt(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
         """Begin with what the store knows, when there is no usable snapshot.
 
         Args:
             incidents: those still open.
+            attempt: the newest one known, which may go on.
             number: the highest number given out.
             episodes: the highest episode given out; new ones begin above it, so that no id comes twice.
         """
         self._incidents = {incident.id: incident for incident in incidents}
-        self._number, self._episode_base = number, episodes
+        self._attempt, self._number, self._episode_base = attempt, number, episodes
 
     def begin(self, attempt: str) -> None:
         """A new attempt begins: call this before the detectors learn of it."""
@@ -221,8 +223,7 @@ class Correlator:
             severity=finding.severity,
             ranks=part.ranks,
             scope=part.scope,
-            detected_step=finding.detected_step,
-            detected_time_s=finding.detected_time_s,
+            opened_time_s=finding.detected_time_s,
             score=number(finding.score, math.inf),
             confidence=number(finding.confidence, 0.0),
             cause=finding.cause,
@@ -254,8 +255,8 @@ class Correlator:
         incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
         incident.cause, incident.summary = finding.cause, finding.summary
         incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
-        if part.kind is not before.kind:
-            incident.evidence = {**finding.evidence, str(before.kind): dict(incident.evidence)}
+        brought = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
+        incident.evidence = {**finding.evidence, **brought}
         locate(incident, roster)
         how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
@@ -274,7 +275,7 @@ class Correlator:
 
     def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Told:
         """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
-        now, age_s = Headline.of(incident), finding.detected_time_s - incident.detected_time_s
+        now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
         return Told(incident, Moment.UPDATED if news else Moment.EVIDENCE, text, fields=part.told())
 
@@ -286,14 +287,16 @@ class Correlator:
         part.ended_with_attempt = False
         incident.updated_time_s = finding.detected_time_s
         wider = not set(finding.ranks) <= set(part.ranks)
+        if part.ranks and finding.ranks and part.ranks[0] != finding.ranks[0]:
+            take_times(part, finding)
         part.ranks, part.hosts = tuple(finding.ranks), tuple(dict.fromkeys((*part.hosts, *named_hosts(finding))))
         incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
         if part is incident.first:
             incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
             incident.evidence |= finding.evidence
-            if wider:
-                incident.ranks = tuple(dict.fromkeys((*incident.ranks, *part.ranks)))
+            joined = incident.ranks if part.kind in LASTING else ()
+            incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
             locate(incident, roster)
         told = self._told(incident, before, finding.summary, part, finding)
         if wider and part is incident.first:

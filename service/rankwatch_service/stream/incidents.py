@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -85,8 +85,7 @@ class Incident:
     severity: Severity
     ranks: tuple[int, ...]
     scope: str
-    detected_step: int | None
-    detected_time_s: float
+    opened_time_s: float
     score: float
     confidence: float
     cause: str
@@ -108,6 +107,8 @@ class Incident:
     """Commands that were derived from it, by action and attempt: each at most once."""
     parts_total: int = 1
     """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
+    told_to: list[str] | None = field(default_factory=list)
+    """Receivers that were told of it; None where that is not known any more."""
 
     @property
     def first(self) -> Part:
@@ -118,6 +119,16 @@ class Incident:
     def kind(self) -> Kind:
         """The first mover's kind."""
         return self.first.kind
+
+    @property
+    def detected_step(self) -> int | None:
+        """The newest step when its first mover was found, which may be later than when it opened."""
+        return self.first.detected_step
+
+    @property
+    def detected_time_s(self) -> float:
+        """When its first mover was found."""
+        return self.first.detected_time_s
 
     @property
     def attempt(self) -> str:
@@ -139,6 +150,11 @@ class Incident:
     def bout(self) -> str:
         """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
         return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
+
+    def tell(self, receivers: Iterable[str]) -> None:
+        """These receivers know of it from now on."""
+        if self.told_to is not None:
+            self.told_to = sorted({*self.told_to, *receivers})
 
     def row(self) -> dict[str, Any]:
         """The columns of the `incident` table."""
@@ -223,6 +239,12 @@ def derived(*parts: object) -> str:
     return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
+def take_times(part: Part, finding: Finding) -> None:
+    """The part is another's trouble than was thought: since when, and found when, is that one's too."""
+    part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
+    part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
+
+
 def part_of(finding: Finding, episode: int) -> Part:
     """The part that this finding is."""
     return Part(
@@ -292,7 +314,10 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     """The incident that gave this state."""
     parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
-    return Incident(**{**state, "parts": parts, "severity": severity, "ranks": ranks})
+    # An older state has these of the incident and not of its parts, and does not know who was told.
+    older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
+    known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
+    return Incident(**{**older, **known, "parts": parts, "severity": severity, "ranks": ranks})
 
 
 def _part_restored(saved: Mapping[str, Any]) -> Part:

@@ -199,14 +199,17 @@ class JobStream:
             )
             effects.transitions.append(transition)
             links = self._links(self.job, incident.id)
-            effects.outbox += outbox_rows(
+            messages = outbox_rows(
                 transition.incident,
                 transition.row(),
                 self.desk.receivers,
                 self.desk.silences.values(),
                 links,
                 unix_ns(now_s),
+                incident.told_to,
             )
+            incident.tell(message["receiver"] for message in messages if message["state"] != "silenced")
+            effects.outbox += messages
             brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}
             brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
             effects.feed.append(self._feed("incident", brief, now_s))

@@ -1,5 +1,7 @@
 """Who is told: receivers' lists, silences, and what the outbox gets."""
 
+import json
+
 import pytest
 
 from rankwatch_service.notify.payload import message_id
@@ -76,3 +78,26 @@ def test_a_silenced_notification_is_kept_and_says_so():
 @pytest.mark.parametrize("what", ["acknowledged", "commented", "evidence"])
 def test_transitions_for_the_pages_only_notify_nobody(what):
     assert outbox_rows(incident_row(), transition_row(what), [receiver_row()], [], {}, NOON_UNIX_NS) == []
+
+
+def types(rows):
+    return {row["receiver"]: json.loads(row["body"])["type"] for row in rows}
+
+
+def test_to_a_receiver_that_hears_of_it_for_the_first_time_an_incident_opens_whatever_the_transition_is():
+    receivers = [receiver_row("all"), receiver_row("pager", severities=["warning", "critical"])]
+
+    def rows(what, told_to, **incident):
+        promoted = transition_row(what, 2)
+        return outbox_rows(incident_row(**incident), promoted, receivers, [], {}, NOON_UNIX_NS, told_to)
+
+    assert types(rows("opened", [], severity="info")) == {"all": "incident.opened"}
+    assert types(rows("updated", ["all"])) == {"all": "incident.updated", "pager": "incident.opened"}
+    assert types(rows("updated", ["all", "pager"])) == {"all": "incident.updated", "pager": "incident.updated"}
+    assert types(rows("updated", None)) == {"all": "incident.updated", "pager": "incident.updated"}
+
+
+def test_an_incident_does_not_end_for_who_never_heard_of_it():
+    receivers = [receiver_row("all"), receiver_row("pager")]
+    rows = outbox_rows(incident_row(), transition_row("resolved", 2), receivers, [], {}, NOON_UNIX_NS, ["all"])
+    assert types(rows) == {"all": "incident.resolved"}

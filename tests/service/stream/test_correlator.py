@@ -326,3 +326,56 @@ def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correla
     assert {str(one.what) for one in told} == {"resolved"}
     assert {one.text for one in told} == {"rank_lost of rank:2"}
     assert correlator.open == []
+
+
+def times(incident) -> tuple:
+    row = incident.row()
+    return tuple(row[f"{moment}_{unit}"] for moment in ("onset", "detected") for unit in ("step", "unix_ns"))
+
+
+def test_a_jump_that_becomes_a_divergence_began_and_was_found_when_the_divergence_was(correlator):
+    judge(correlator, finding(Kind.LOSS_SPIKE, severity=Severity.INFO, onset_step=298, detected_step=299))
+    later = {"onset_step": 303, "onset_time_s": 1_005.0, "detected_step": 310, "detected_time_s": 1_012.0}
+    judge(correlator, finding(Kind.LOSS_DIVERGENCE, severity=Severity.CRITICAL, **later))
+    (incident,) = correlator.open
+    assert times(incident) == (303, 1_005_000_000_000, 310, 1_012_000_000_000)
+    assert incident.opened_time_s == 1_001.0
+
+
+def test_a_first_mover_of_the_same_kind_brings_its_own_evidence_and_times(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", onset_step=103, evidence={"ratio": 2.4, "sigma": 0.1}))
+    first = {"onset_step": 90, "onset_time_s": 990.0, "detected_step": 104, "detected_time_s": 1_004.0}
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:4", evidence={"ratio": 1.39}, summary="1.39 times", **first))
+    (incident,) = correlator.open
+    assert (incident.ranks, incident.summary, incident.evidence) == ((4, 5), "1.39 times", {"ratio": 1.39})
+    assert times(incident) == (90, 990_000_000_000, 104, 1_004_000_000_000)
+
+
+def test_an_update_that_names_another_culprit_has_its_times_and_accuses_nobody_else(correlator):
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:0", severity=Severity.CRITICAL))
+    moved = {"onset_step": 103, "onset_time_s": 1_003.0, "detected_step": 103, "detected_time_s": 1_004.0}
+    judge(correlator, finding(Kind.RANK_LOST, Change.UPDATE, "rank:0", ranks=(3,), **moved))
+    (incident,) = correlator.open
+    assert incident.ranks == (3,)
+    assert times(incident) == (103, 1_003_000_000_000, 103, 1_004_000_000_000)
+
+
+def test_an_update_of_the_same_culprit_keeps_when_it_was_found(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    judge(correlator, finding(Kind.STRAGGLER, Change.UPDATE, "rank:3", detected_step=400, detected_time_s=1_400.0))
+    assert times(correlator.open[0]) == (100, 1_000_000_000_000, 101, 1_001_000_000_000)
+
+
+def test_an_incident_of_an_older_state_goes_on(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    state = correlator.state()
+    for saved in state["incidents"]:
+        saved |= {"detected_step": 101, "detected_time_s": saved.pop("opened_time_s")}
+        del saved["told_to"]
+        for part in saved["parts"]:
+            for newer in ("ended_s", "ended_step", "flaps", "hosts"):
+                del part[newer]
+    again = Correlator("gpt")
+    again.restore(state)
+    assert again.open[0].row() == correlator.open[0].row()
+    assert again.open[0].told_to is None

@@ -1,6 +1,7 @@
 """One job from its records to what people get: incidents, notifications, commands, the ledger."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -209,6 +210,31 @@ def test_what_people_say_becomes_transitions():
     assert world.effects.transitions[-1].incident["state"] == "resolved"
     types = [body for body in (b"opened", b"resolved") if any(body in row["body"] for row in world.effects.outbox)]
     assert (len(types), len(world.effects.outbox)) == (2, 2)
+
+
+def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
+    world = World()
+    severe = world.job.desk.receivers[0] | {"name": "severe", "severities": ("warning", "critical")}
+    world.job.desk.receivers = (*world.job.desk.receivers, severe)
+    world.find("slowdown", severity="info")
+    world.find("slowdown", change="update", severity="warning")
+    world.find("slowdown", change="close")
+    told = [(row["receiver"], json.loads(row["body"])["type"]) for row in world.effects.outbox]
+    assert told == [
+        ("oncall", "incident.opened"),
+        ("oncall", "incident.updated"),
+        ("severe", "incident.opened"),
+        ("oncall", "incident.resolved"),
+        ("severe", "incident.resolved"),
+    ]
+
+
+def test_who_hears_of_no_incident_hears_of_no_end():
+    world = World()
+    world.job.desk.receivers = (world.job.desk.receivers[0] | {"severities": ("critical",)},)
+    world.find("slowdown", severity="warning")
+    world.find("slowdown", change="close")
+    assert world.effects.outbox == []
 
 
 def test_a_judgement_about_an_unknown_incident_changes_nothing():
