@@ -68,11 +68,14 @@ class Line(BaseModel):
 
 
 class Segment(BaseModel):
-    """One attempt's part of a series; `step` is the first step of each point."""
+    """One attempt's part of a series; `step` is the first step of each point. `missing` are steps from which on values
+    are missing that were due, at most one within each point.
+    """
 
     attempt: str
     step: list[int]
     lines: list[Line]
+    missing: list[int]
 
 
 class Series(BaseModel):
@@ -125,6 +128,7 @@ def show_series(
                 Line(name=line.name, low=_shown(line.low), high=_shown(line.high), mark=line.mark.tolist())
                 for line in segment.lines
             ],
+            missing=segment.missing.tolist(),
         )
         for segment in found
     ]

@@ -92,6 +92,8 @@ class Segment:
     attempt: str
     step: Ints
     lines: list[Line]
+    missing: Ints
+    """Where values are missing: the first step at which one was due, of at most one gap within each point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,13 @@ class _Points:
     high: Single
     """Empty, as `low`, where it is not asked for."""
     mark: Marks
+    width: int = 1
+    """Steps of a point."""
 
     def chosen(self, at: NDArray[np.bool_]) -> _Points:
         """Some of them."""
         low, high = (ends[at] if len(ends) else ends for ends in (self.low, self.high))
-        return _Points(self.attempt, self.step[at], low, high, self.mark[at])
+        return _Points(self.attempt, self.step[at], low, high, self.mark[at], self.width)
 
 
 def metrics(engine: Engine, job: str) -> list[str]:
@@ -238,7 +242,12 @@ def _ranks_of(part: Part, level: int, decompressor: zstandard.ZstdDecompressor, 
         decoded(getattr(row, end), 0, decompressor)[inside] if side in (None, end) else np.zeros((0, 0), np.float32)
         for end in Side
     )
-    return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside])
+    return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside], _width(level))
+
+
+def _width(level: int) -> int:
+    """Steps of a bucket that is read for a level: for raw cells that have left, level 1 stands in."""
+    return bucket_steps(max(level, 1))
 
 
 def _measured(part: Part, cells: Single, level: int) -> _Points:
@@ -246,7 +255,7 @@ def _measured(part: Part, cells: Single, level: int) -> _Points:
     if level:
         low, high, mark = extremes(cells)
         width = bucket_steps(level)
-        return _Points(part.attempt, part.step[:1] // width * width, low[None], high[None], mark[None])
+        return _Points(part.attempt, part.step[:1] // width * width, low[None], high[None], mark[None], width)
     mark = marks(cells)
     bounded = np.where(mark == Mark.FINITE, cells, np.float32(np.nan))
     return _Points(part.attempt, part.step, bounded, bounded, mark)
@@ -256,9 +265,10 @@ def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
     """Of some ranks alone; with `drawn`, their lines."""
     low, high, mark = points.low[:, chosen], points.high[:, chosen], points.mark[:, chosen]
     if not drawn:
-        return _Points(points.attempt, points.step, low, high, mark)
+        return _Points(points.attempt, points.step, low, high, mark, points.width)
     worst = mark.max(axis=1, initial=Mark.ABSENT)[:, None].repeat(len(drawn), axis=1)
-    return _Points(points.attempt, points.step, _lines_of(low)[:, drawn], _lines_of(high)[:, drawn], worst)
+    low, high = _lines_of(low)[:, drawn], _lines_of(high)[:, drawn]
+    return _Points(points.attempt, points.step, low, high, worst, points.width)
 
 
 def _lines_of(ends: Single) -> Single:
@@ -276,7 +286,7 @@ def _drawn_of(part: Part, level: int, drawn: list[int]) -> _Points:
     inside = part.step >= 0
     low, high, mark = unpacked_lines(part.row.lines)
     low, high, mark = low[:, drawn], high[:, drawn], mark[:, drawn]
-    return _Points(part.attempt, part.step[inside], low[inside], high[inside], mark[inside])
+    return _Points(part.attempt, part.step[inside], low[inside], high[inside], mark[inside], _width(level))
 
 
 def _chosen(held: int, ranks: Sequence[int], reduce: Reduce) -> list[int]:
@@ -295,15 +305,27 @@ def _segments(found: dict[str, list[_Points]], names: list[str], points: int) ->
     for attempt, parts in found.items():
         width = max(one.mark.shape[1] for one in parts)
         step = np.concatenate([one.step for one in parts])
+        end = np.concatenate([one.step + one.width for one in parts])
         low = _stacked([one.low for one in parts], width, np.float32(np.nan))
         high = _stacked([one.high for one in parts], width, np.float32(np.nan))
         mark = _stacked([one.mark for one in parts], width, np.uint8(Mark.ABSENT))
-        step, starts, low, high, mark = _grouped(step, int(counts[attempt] * share), low, high, mark)
+        step, starts, end, low, high, mark = _grouped(step, int(counts[attempt] * share), end, low, high, mark)
         low, high = _joined(np.fmin, low, starts), _joined(np.fmax, high, starts)
         mark = _joined(np.maximum, mark, starts)
         drawn = [Line(name, low[:, at], high[:, at], mark[:, at]) for at, name in enumerate(names)]
-        segments.append(Segment(attempt, step[starts], drawn))
+        segments.append(Segment(attempt, step[starts], drawn, _missing(step, end, step[starts])))
     return segments
+
+
+def _missing(step: Ints, end: Ints, points: Ints) -> Ints:
+    """Where values are missing that were due. Some metrics come every tenth step, and buckets differ in width: what
+    counts is how far a value lies from the end of the one before, against what is usual for the metric.
+    """
+    ends = np.maximum.accumulate(end)[:-1]
+    apart = step[1:] - ends + 1
+    usual = int(np.median(apart[apart > 0])) if (apart > 0).any() else 1
+    due = (ends - 1 + usual)[apart >= 2 * usual]
+    return due[np.unique(np.searchsorted(points, due, side="right"), return_index=True)[1]]
 
 
 def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Points]:

@@ -135,6 +135,7 @@ def test_where_the_raw_chunks_have_left_a_short_range_shows_the_roll_ups(engine)
     (segment,) = series(engine, "gpt", "loss", to_step=255)
     assert segment.step.tolist() == [0, 64, 128, *range(192, 256)]
     assert segment.lines[0].high[:3].tolist() == [15.75, 31.75, 47.75]
+    assert segment.missing.tolist() == []
     found = heat_map(engine, "gpt", "loss", to_step=255)
     assert found.value[0, :3].tolist() == [15.75, 31.75, 47.75]
 

@@ -10,7 +10,8 @@ const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
 const FRINGE = 0.06; // of the y range, kept free above and below for marks on the frame
 let loading = null;
 
-function plotly() {
+// Resolves when charts can be drawn.
+export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = h("script", { src: `${assets}/plotly.min.js`, async: true });
     script.addEventListener("load", () => resolve(window.Plotly));

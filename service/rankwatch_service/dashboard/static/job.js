@@ -1,7 +1,7 @@
 // One job: how it trains, which rank stands out, what happened lately, and what it can be told to do.
 
 import { get, now, path } from "./api.js";
-import { Chart } from "./charts.js";
+import { Chart, plotly } from "./charts.js";
 import { direct, DIRECTIVES } from "./directives.js";
 import { fill, h, icon } from "./dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "./format.js";
@@ -18,7 +18,8 @@ const MAP_COLUMNS = 300;
 const RANGES = [500, 2000, 10_000];
 const VALUES_SHOWN = 2_000_000; // ranks × steps that a view shows step by step at first
 const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before
-const IDLE_SHARE = 4; // drawing may take a fifth of the time
+const IDLE_SHARE = 4; // drawing may take a fifth of the time ...
+const IDLE_MAX_MS = 5000; // ... but what happened is drawn after so long at the latest
 
 const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
 const main = shell("Jobs");
@@ -145,8 +146,10 @@ const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePi
 async function draw() {
   if (drawing) return;
   drawing = true;
-  const began = performance.now();
+  let began = performance.now();
   try {
+    await plotly();
+    began = performance.now(); // loading it once says nothing about drawing
     const from = firstStep();
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
@@ -154,7 +157,7 @@ async function draw() {
     await Promise.all([drawMap(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
   } finally {
     drawing = false;
-    drawAgainMs = performance.now() + IDLE_SHARE * (performance.now() - began);
+    drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
   }
 }
 

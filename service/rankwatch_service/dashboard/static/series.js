@@ -58,18 +58,16 @@ function push(joined, step, low, high) {
 
 const finite = (value) => (Number.isFinite(value) ? value : null);
 
-// Steps at which something is not a number, by what it is; and the gaps of the segment where nothing was measured.
+// Steps at which something is not a number, by what it is; and where values are missing.
 function marks(segments) {
   const found = { nan: [], inf: [], minusInf: [], missing: [] };
-  for (const { step, lines } of segments) {
-    const usual = step.length > 1 ? Math.max(1, Math.min(...step.slice(1).map((one, n) => one - step[n]))) : 1;
+  for (const { step, lines, missing } of segments) {
+    found.missing.push(...missing);
     step.forEach((one, n) => {
       const mark = Math.max(...lines.map((each) => each.mark[n]));
       if (mark === MARK.NAN) found.nan.push(one);
       else if (mark === MARK.INF) found.inf.push(one);
       else if (mark === MARK.MINUS_INF) found.minusInf.push(one);
-      else if (mark === MARK.ABSENT) found.missing.push(one);
-      if (n && one - step[n - 1] > usual) found.missing.push(step[n - 1] + usual);
     });
   }
   return found;
