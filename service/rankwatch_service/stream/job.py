@@ -251,8 +251,7 @@ class JobStream:
             effects.feed.append(self._feed("checkpoint", brief, now_s))
 
     def _portray(self, now_s: float, effects: Effects) -> None:
-        hung = any(part.kind is Kind.HANG and part.is_open for one in self.correlator.open for part in one.parts)
-        row = self._portrait.job_row(self._assembler, self._heard_s, now_s, hung)
+        row = self._portrait.job_row(self._assembler, self._heard_s, now_s, self._hung())
         if row is None:
             return
         effects.jobs[self.job] = row
@@ -261,6 +260,12 @@ class JobStream:
             effects.attempts.setdefault((self.job, attempt), {}).update(columns)
         brief = {name: row[name] for name in SHOWN}
         effects.feed.append(self._feed("job", brief, now_s))
+
+    def _hung(self) -> bool:
+        """Whether a hang of this attempt goes on."""
+        attempt = self._assembler.attempt
+        parts = (part for one in self.correlator.open for part in one.parts)
+        return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)
 
     def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> dict[str, Any]:
         return {"topic": topic, "job": self.job, "data": data, "at_unix_ns": unix_ns(now_s)}

@@ -370,6 +370,17 @@ def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
     world.tick()
     row = world.effects.jobs["gpt"]
     assert (row["state"], row["last_progress_unix_ns"]) == ("stalled", int(moved_s * 1e9))
+    world.send("m.0", ranks=ranks(4))
+    world.tick()
+    assert shown(world) == "running"
+
+
+def test_a_hang_that_ended_leaves_a_running_job():
+    world = World()
+    world.train(7)
+    world.find("hang", ranks=[3])
+    world.tick()
+    assert shown(world) == "stalled"
     world.find("hang", change="close")
     world.train(8)
     world.tick()
