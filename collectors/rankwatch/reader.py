@@ -115,6 +115,11 @@ class Progress:
     """Monotonic clock since when it is outside of its step; 0 within a step."""
     answer: Answer = field(default_factory=Answer)
 
+    @property
+    def phase_since_ns(self) -> int:
+        """Since when it is in its phase; between phases, or without any, since its step began if that is later."""
+        return self.phase_entered_ns if self.phase else max(self.phase_entered_ns, self.step_entered_ns)
+
 
 class RingReader:
     """Reads one recorder file from a position on.

@@ -145,6 +145,15 @@ def test_progress_tells_step_phase_state_and_answer(recorder, reader):
     assert progress.answer == Answer("o", "held", 7, 2)
 
 
+def test_between_phases_a_phase_is_as_old_as_its_step_or_as_the_end_of_the_one_before(recorder, reader):
+    words, forward = recorder.words, recorder.phase("forward")
+    ages = [(layout.NO_PHASE, 1_000, 5_000), (layout.NO_PHASE, 6_000, 5_000), (forward, 1_000, 5_000)]
+    since = []
+    for words[layout.PHASE], words[layout.PHASE_ENTERED], words[layout.STEP_ENTERED] in ages:
+        since.append(reader.progress().phase_since_ns)
+    assert since == [5_000, 6_000, 1_000]
+
+
 def test_the_directive_slot_tells_what_stands_in_it_until_it_is_cleared(recorder, reader):
     assert reader.directives.read() is None
     directive = Directive("o", "l.0", "hold", "pause", 12)

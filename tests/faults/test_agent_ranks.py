@@ -160,6 +160,19 @@ def test_progress_is_told_every_second_with_phase_ages_and_cpu_time(tmp_path: Pa
         assert last.state == "running"
 
 
+def test_the_age_of_a_phase_counts_from_the_step_where_no_phase_has_a_name(tmp_path: Path) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("steps", 6, 0.5)
+
+        def blocks() -> list[wire.Progress]:
+            return [block for batch in list(service.batches) for block in batch.progress]
+
+        until(lambda: any(block.step >= 5 for block in blocks()))
+        late = [block for block in blocks() if block.step >= 3]
+        assert {block.phase for block in late} == {""}
+        assert all(block.phase_age_s == block.step_age_s for block in late)
+
+
 def stacks(service: AgentService) -> list[wire.Event]:
     return service.events("stack_dump")
 

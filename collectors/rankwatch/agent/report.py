@@ -19,7 +19,7 @@ def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress
         rank=rank.rank,
         step=block.step,
         phase=block.phase,
-        phase_age_s=max(0.0, now_s - block.phase_entered_ns / 1e9),
+        phase_age_s=max(0.0, now_s - block.phase_since_ns / 1e9),
         step_age_s=max(0.0, now_s - block.step_entered_ns / 1e9),
         collective_seq=block.collective_seq,
         state="exited" if gone and not rank.closed else block.state,

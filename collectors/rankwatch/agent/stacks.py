@@ -108,7 +108,7 @@ def _evidence(rank: LocalRank, block: Progress, now_s: float) -> dict[str, Any]:
         "cpu_ticks": 0 if stat is None else stat.cpu_ticks,
         "wchan": "" if stat is None else wait_channel(rank.header.pid),
         "phase": block.phase,
-        "phase_age_s": max(0.0, now_s - block.phase_entered_ns / 1e9),
+        "phase_age_s": max(0.0, now_s - block.phase_since_ns / 1e9),
     }
 
 
