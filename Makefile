@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 TEST_ARGS ?=
 CHAOS_ARGS ?=
+ADOPTION_ARGS ?=
 N ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration up bench soak faults chaos clean
+.PHONY: help demo test check unit integration up bench soak faults chaos adoption clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +17,7 @@ help: ## list the targets
 # One stamp for each set of packages, so that a change of what is installed installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,adoption,dev]'
 	@touch $@
 
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")
@@ -51,6 +52,9 @@ faults: $(VENV)/.installed ## every fault on every form it applies to, N times i
 
 chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while something is killed every 20 s (CHAOS_ARGS="--seed 1")
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+adoption: $(VENV)/.installed ## sixteen training scripts with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
+	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

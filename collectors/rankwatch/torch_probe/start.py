@@ -6,20 +6,18 @@ hooks are reached (compiled code may pass them by) and what wraps the model (fra
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 
+from rankwatch.console import say
 from rankwatch.meter import Sink
 from rankwatch.torch_probe.share import Share
 from rankwatch.torch_probe.watched_model import WatchedModels, is_distributed
 
 PATIENCE_STEPS: Final = 10
 """Steps after which what has not been seen is said to be missing."""
-
-_LOG: Final = logging.getLogger("rankwatch")
 
 
 class Start:
@@ -45,7 +43,7 @@ class Start:
         if not is_distributed() or torch.distributed.get_rank() == 0:
             text = self.text()
             sink.declare({"watched": text})
-            _LOG.warning("rankwatch: %s", text)  # a level that is seen where nobody has set up logging
+            say(text)
 
     def text(self) -> str:
         """The line."""

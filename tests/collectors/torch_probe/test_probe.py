@@ -275,7 +275,7 @@ def test_a_hook_of_ours_that_fails_is_counted_and_training_goes_on(sink, model, 
         train(probe, model, optimizer, step)
     assert fingerprint(model.parameters()) != before
     assert sink.dropped["probe_errors"] >= 3
-    assert len([record for record in caplog.records if "hook" in record.message]) == 1
+    assert len(caplog.records) == 1
 
 
 def test_a_watched_model_can_be_copied_and_pickled_and_its_copies_are_not_watched(sink, model, optimizer):

@@ -1,0 +1,1 @@
+"""Sixteen training scripts as strangers write them, with the real packages, clean and with real faults."""

@@ -1,0 +1,188 @@
+"""A real service, and training scripts that are launched beside it as their authors would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwatch_service.demo.launcher import own_environment
+from rankwatch_service.demo.processes import end_all, working_for
+from rankwatch_service.demo.service import Service
+from tests.adoption.cases import Case, Fault
+
+RUN_S = 120.0
+"""A script that has not ended by then hangs."""
+TOLD_S = 60.0
+"""What is not told by then is not told."""
+LOOK_S = 0.1
+TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+)
+FAULTY = Path(__file__).with_name("faulty.py")
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What the service said of one job."""
+
+    incidents: list[dict[str, Any]]
+    output: str
+    seconds: float
+
+    @property
+    def loud(self) -> list[dict[str, Any]]:
+        """Incidents that somebody is told of."""
+        return [incident for incident in self.incidents if incident["severity"] != "info"]
+
+    def told(self, fault: Fault, rank: int) -> bool:
+        """Whether this fault was found, and its rank named where that can be known."""
+        return any(
+            incident["kind"] == fault.kind and (rank in incident["ranks"] or not fault.names_rank)
+            for incident in self.loud
+        )
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{one['severity']} {one['kind']} {one['ranks']} step {one['onset_step']} {one['state']}: {one['summary']}"
+            f" {one['evidence']} consequences {one['consequences']}"
+            for one in self.incidents
+        ]
+        return "\n".join([*lines, self.output[-4000:]])
+
+
+class World:
+    """The service, and where jobs leave their files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = own_environment() | {
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "HOME": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": "",
+        }
+        self.service = Service(folder / "service", 0, self._environment)
+
+    def clean(self, case: Case) -> Outcome:
+        """Run a script as it is."""
+        with self._job(case, None) as job:
+            if case.name == "ctrl_c":
+                job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
+                os.killpg(job.process.pid, signal.SIGINT)
+            code = job.process.wait(RUN_S)
+            assert code == 0 or case.name == "ctrl_c", job.output
+            return self._outcome(job)
+
+    def faulty(self, case: Case, fault: Fault, rank: int) -> Outcome:
+        """Run a script of which one rank has a fault."""
+        with self._job(case, f"{fault.name} {rank} {case.step}") as job:
+            if fault.kind == "hang" or (case.name == "ctrl_c" and fault.kind != "rank_lost"):
+                job.until("its incident", lambda: self._incidents(job, severity="critical") or job.ended)
+                end_all(job.mark, 0.5)
+                return Outcome(self._incidents(job), job.output, job.seconds)
+            job.process.wait(RUN_S)
+            return self._outcome(job)
+
+    @contextlib.contextmanager
+    def _job(self, case: Case, fault: str | None) -> Iterator[Job]:
+        name = f"{case.name}-{uuid.uuid4().hex[:8]}"
+        folder = self._folder / name
+        (folder / "rings").mkdir(parents=True)
+        environment = self._environment | {"RANKWATCH_JOB": name, "RANKWATCH_DIR": str(folder / "rings")}
+        command = [*TORCHRUN, f"--nproc-per-node={case.ranks}", *case.launcher]
+        if fault is not None:
+            environment["ADOPTION_FAULT"] = fault
+            command.append(str(FAULTY))
+        with (folder / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [*command, str(case.script)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            yield Job(name, folder, process)
+        finally:
+            end_all(name, 0.5)
+            process.kill()
+            process.wait()
+
+    def _outcome(self, job: Job) -> Outcome:
+        """What is said once all of the job has ended and everything it recorded is judged."""
+        job.until("the agent's end", lambda: not working_for(job.mark))
+        job.until("the end of the job", lambda: self.service.find(f"/api/v1/jobs/{job.name}").get("state") == "ended")
+        return Outcome(self._incidents(job), job.output, job.seconds)
+
+    def _incidents(self, job: Job, **wanted: str) -> list[dict[str, Any]]:
+        return self.service.items("/api/v1/incidents", job=job.name, **wanted)
+
+
+@dataclass
+class Job:
+    """A launched script."""
+
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    began_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began_s = time.monotonic()
+
+    @property
+    def mark(self) -> str:
+        """Stands in the environment of every process that works for it."""
+        return self.name
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def until(self, what: str, true: Callable[[], Any]) -> None:
+        """Wait until something is so."""
+        deadline_s = time.monotonic() + TOLD_S
+        while not true():
+            assert time.monotonic() < deadline_s, (
+                f"{self.name}: {what} did not come within {TOLD_S:.0f} s\n{self.output}"
+            )
+            time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def opened_world(folder: Path) -> Iterator[World]:
+    """A world with its service running."""
+    world = World(folder)
+    world.service.start()
+    try:
+        yield world
+    finally:
+        world.service.stop()
