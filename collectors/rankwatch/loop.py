@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from rankwatch import layout
 from rankwatch.directive import STOP, Follower, Rollback, end_process
+from rankwatch.ending import ENDS_PROCESS, breaking, described
 from rankwatch.faults import Faults
 from rankwatch.layout import Directive
 from rankwatch.meter import Probe, StepMeter
@@ -54,7 +56,10 @@ class Loop:
         self.restore: Callable[[Checkpoint], int] | None = None
         self.next_step = 0
         self.in_step = False
+        self.grace_s: float | None = None
+        """How long the launcher waits before it kills; goes with what ends the process."""
         self._left = ""
+        self._broken_by: dict[str, Any] = {}
         self._launch = launch
         self._recorder = recorder
         self._meter = meter
@@ -138,12 +143,13 @@ class Loop:
         """The loop begins: orders are taken."""
         self.tell_left()
         self._left = ""
+        self._broken_by = {}
         self._recorder.words[layout.STATE] = layout.RUNNING
 
     def leave(self, reason: str) -> None:
         """The loop is over: end, break or stop. No further orders are taken.
 
-        A break may also be an exception on its way out, which only its end shows: `tell_left` or `crashed`.
+        A break may also be an exception on its way out, which only its end shows: `process_ends` or `crashed`.
         """
         if not self._left:
             self._left = reason
@@ -151,22 +157,54 @@ class Loop:
             if reason != "break":
                 self.tell_left()
 
+    def broken_off(self, holder: FrameType | None) -> None:
+        """The loop that this frame holds is broken off: remember by what, in case that it ends the process."""
+        try:
+            self._broken_by = breaking(holder)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def cut_short(self, error: BaseException, trace: TracebackType | None) -> None:
+        """An exception leaves a step, which was not done and is not recorded as if it were: remember it as well."""
+        try:
+            self._broken_by = described(error, trace)
+        except Exception as ours:  # noqa: BLE001 - the boundary
+            self._faults.caught(ours)
+
+    def process_ends(self) -> None:
+        """Python shuts down. What broke off the loop was no exception that anybody has told of: tell it now."""
+        by, broken = self._broken_by, self.in_step and not self._left
+        broken |= self._left == "break" and by.get("type") in ENDS_PROCESS
+        if broken and by.get("type") and by.get("code") != 0:
+            self._note_end(by)
+
+    def crashed(self, error: BaseException, trace: TracebackType | None) -> None:
+        """An exception ends the process. A loop that it broke off was not left."""
+        try:
+            self._note_end(described(error, trace))
+        except KeyboardInterrupt:
+            self._note_end(described(error, trace))  # Ctrl-C comes twice: from the terminal and from the launcher
+        except Exception as ours:  # noqa: BLE001 - the boundary
+            self._faults.caught(ours)
+
     def tell_left(self) -> None:
         """Note that the loop was left, once."""
         if self._left and self._left != "told":
             try:
                 self._tell_lost(self._now())
-                self._meter.note("rank_left", {"reason": self._left})
+                by = self._broken_by if self._left == "break" else {}
+                self._meter.note("rank_left", {"reason": self._left, **by})
             except Exception as error:  # noqa: BLE001 - the boundary
                 self._faults.caught(error)
             self._left = "told"
 
-    def crashed(self, kind: type[BaseException], error: BaseException) -> None:
-        """An exception ends the process. A loop that it broke off was not left."""
+    def _note_end(self, by: dict[str, Any]) -> None:
         if self._left == "break":
             self._recorder.words[layout.STATE] = layout.RUNNING
         self._left = "told"
-        self._meter.note("exception", {"type": kind.__name__, "message": str(error)})
+        left = self._recorder.words[layout.STATE] == layout.LEFT
+        grace = {} if self.grace_s is None else {"grace_s": self.grace_s}
+        self._meter.note("exception", {**by, "left": left, **grace})
 
     def _tell_lost(self, now_ns: int) -> None:
         for reason, count in list(self._recorder.dropped.items()):

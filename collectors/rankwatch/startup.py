@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Final
 
 from rankwatch import layout
 from rankwatch.identity import identify, this_start
@@ -21,6 +22,9 @@ from rankwatch.spawn import ensure_agent
 from rankwatch.stacks import STACK_SIGNAL, StackFile
 from rankwatch.state import Capture
 from rankwatch.watch import Watch
+
+GRACE_S_MAX: Final = 3_600.0
+"""Nobody waits an hour for processes that were told to end."""
 
 _log = logging.getLogger("rankwatch")
 
@@ -39,6 +43,7 @@ def start(
     device_uuid: str | None = None,
     topology: Mapping[str, int] | None = None,
     relaunches: bool | None = None,
+    grace_s: float | None = None,
     agent: bool = True,
     url: str | None = None,
     token_file: str | None = None,
@@ -57,6 +62,8 @@ def start(
         device_uuid: of the accelerator this rank drives.
         topology: this rank's place: any of dp, tp, pp, cp, ep.
         relaunches: whether the launcher starts a job again whose processes were ended; else torchrun tells.
+        grace_s: seconds that the launcher waits between asking the ranks to end and killing them; None: 30, as torchrun
+            and Slurm do. A job whose ranks have all ended within this and 15 s of the first was ended on request.
         agent: make sure that an agent runs on this host. Without one the rank is recorded, and nobody reads it.
         url: the service, handed to the agent; else it looks for it by itself.
         token_file: file with the access token, handed to the agent.
@@ -67,6 +74,8 @@ def start(
         ValueError: arguments or environment that make no sense.
     """
     env = os.environ if env is None else env
+    if grace_s is not None and not 0 <= grace_s <= GRACE_S_MAX:
+        raise ValueError(f"grace_s must be 0 to {GRACE_S_MAX:g} seconds, not {grace_s}")
     identity = identify(
         env,
         job=job,
@@ -89,6 +98,8 @@ def start(
     watch = Watch(identity, recorder, directory=directory, placed=bool(topology))
     if _is_relaunched(env) if relaunches is None else relaunches:
         watch.allow("relaunch")
+    if grace_s is not None:
+        watch.tell_grace(grace_s)
     _take_stack_signal(watch, recorder, stack_signal)
     if agent and directory is not None:
         try:
@@ -144,14 +155,14 @@ def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> 
 def _make_current(watch: Watch) -> None:
     global _current, _hooked  # noqa: PLW0603 - there is one process, one exception hook and one current watch
     _current = watch
-    atexit.register(watch.close)
+    atexit.register(watch.at_exit)
     if not _hooked:
         _hooked = True
         previous = sys.excepthook
 
         def note_then_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             if _current is not None:
-                _current.crashed(kind, error)
+                _current.crashed(error, trace)
             previous(kind, error, trace)
 
         sys.excepthook = note_then_tell

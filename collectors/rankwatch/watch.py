@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, TypeVar
 
 from rankwatch import layout
@@ -139,6 +141,11 @@ class Watch:
         """Declare what else this job can be told, for instance `relaunch` by a launcher of its own."""
         self._loop.allow(*actions)
 
+    def tell_grace(self, seconds: float) -> None:
+        """Declare how long the launcher waits between asking the ranks to end and killing them."""
+        self._loop.grace_s = seconds
+        self._recorder.declare({"grace_s": seconds})
+
     @property
     def resume(self) -> Checkpoint | None:
         """The newest good checkpoint for a relaunch, as the service advises; None without advice.
@@ -185,6 +192,7 @@ class Watch:
                 step += 1
         except GeneratorExit:
             reason = "break"
+            loop.broken_off(sys._getframe().f_back)
             raise
         finally:
             loop.leave(reason)
@@ -327,17 +335,19 @@ class Watch:
         """Whether there is a recorder file."""
         return self._recorder.path is not None
 
-    def crashed(self, kind: type[BaseException], error: BaseException) -> None:
+    def crashed(self, error: BaseException, trace: TracebackType | None) -> None:
         """Note the exception that ends this process; the loop was not left then."""
-        try:
-            self._loop.crashed(kind, error)
-        except Exception as ours:  # noqa: BLE001 - the boundary
-            self._faults.caught(ours)
+        self._loop.crashed(error, trace)
+
+    def at_exit(self) -> None:
+        """Python shuts down: tell what ends this process where nobody has yet, and close."""
+        self._loop.process_ends()
+        self.close()
 
     def close(self) -> None:
-        """End the watch and let the recorder file go. Safe to call twice; called at the end of the process."""
+        """End the watch and let the recorder file go. Safe to call twice; done at the end of the process."""
         try:
-            atexit.unregister(self.close)
+            atexit.unregister(self.at_exit)
             if self._loop.probe is not None:
                 self._loop.probe.close()
                 self._loop.probe = None
@@ -363,6 +373,10 @@ class _Step:
     def __enter__(self) -> int:
         return self._loop.begin(self._step)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:  # else the step was not done, and is not recorded as if it were
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
             self._loop.end()
+        else:
+            self._loop.cut_short(error, trace)

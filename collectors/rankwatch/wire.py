@@ -92,7 +92,7 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     collective_seq: int = 0
     """Collectives this rank has entered, where they are counted."""
     state: str = "running"
-    """running, held (waits for a directive), left (its loop ended), exited (its process is gone)."""
+    """running, held (waits for a directive), left (its loop ended), exited (process gone, or an error ends it)."""
     order: str = ""
     """Id of the newest order the rank has answered."""
     answer: str = ""
@@ -141,11 +141,12 @@ class Event(msgspec.Struct, frozen=True):
 
 EVENT_KINDS: Final = (
     "rank_start",  # pid
-    "rank_left",  # reason: end | break | stop
-    # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, pid, phase,
-    # left: its loop had ended before, exit_order: place among the ranks of this launch and host, 0 went first
+    "rank_left",  # reason: end | break | stop; of a break: where, and type and message of what broke it, if known
+    # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, where (in its code),
+    # pid, phase, left: its loop had ended in good order, exit_order: place among the ranks of this launch and host, 0
+    # went first, abrupt: nobody knows how, and Python did not shut down, grace_s: what the job says of its launcher
     "process_exit",
-    "exception",  # type, message
+    "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds
     "checkpoint_gone",  # checkpoint, reason: a rank does not have it in memory any more

@@ -58,6 +58,7 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
         "heard_s": now_s,
         "time_s": occurrence.time_s,
         "grace_s": fields.get("grace_s"),
+        "abrupt": fields.get("abrupt") is True,
     }
 
 
@@ -121,8 +122,11 @@ def told(end: Mapping[str, Any]) -> str:
         return f"ends{where}{reason}"
     if end["signal"] is not None:
         return f"ended{where}{reason}; then {signal_name(end['signal'])}"
-    code = "in a way that is not known" if end["code"] is None else f"with exit code {end['code']}"
-    return f"ended {code}{where}{reason}"
+    if end["code"] is not None:
+        return f"ended with exit code {end['code']}{where}{reason}"
+    if end["abrupt"]:
+        return "ended without Python's shutdown, by a signal such as SIGKILL or by os._exit; which one is not known"
+    return f"ended{where}{reason}; how is not known"
 
 
 def signal_name(number: int) -> str:
@@ -155,7 +159,9 @@ class Teardown(Stateful):
         noted = self._noted.pop(str(end["rank"]), None)
         if noted is not None:
             said = {name: noted[name] or end[name] for name in ("error", "where")}
-            self._complete(noted | {name: end[name] for name in ("code", "signal", "how", "exited", "grace_s")} | said)
+            self._complete(
+                noted | {name: end[name] for name in ("code", "signal", "how", "exited", "grace_s", "abrupt")} | said
+            )
             return
         if not end["exited"]:
             self._noted[str(end["rank"])] = end

@@ -92,7 +92,14 @@ def test_an_exception_is_noted_shown_as_always_and_the_rank_has_not_left(script)
     status, errors = failed.end()
     assert status == 1
     assert "ConnectionError: peer gone" in errors
-    assert failed.notes("exception") == [{"type": "ConnectionError", "message": "peer gone"}]
+    (note,) = failed.notes("exception")
+    assert note == {
+        "type": "ConnectionError",
+        "message": "peer gone",
+        "where": "<string>:9 in <module>",
+        "code": 1,
+        "left": False,
+    }
     assert failed.read()[1].state == "running"
     assert failed.read()[1].step == 2
 
@@ -101,13 +108,58 @@ def test_a_loop_that_was_broken_off_is_told_when_the_script_ends(script):
     done = script("for step in watch.steps(9):\n    if step == 2: break")
     assert done.end() == (0, "")
     assert done.read()[1].state == "left"
-    assert done.notes("rank_left") == [{"reason": "break"}]
+    assert done.notes("rank_left") == [{"reason": "break", "where": "<string>:9 in <module>"}]
 
 
-def test_a_process_that_exits_in_the_middle_of_a_step_has_not_left(script):
-    ended = script("with watch.step():\n    sys.exit(3)")
+def test_a_process_that_exits_in_the_middle_of_a_step_has_not_left_and_tells_its_status_and_place(script):
+    ended = script("def check():\n    sys.exit(3)\nwith watch.step():\n    check()")
     assert ended.end()[0] == 3
     assert ended.read()[1].state == "running"
+    (note,) = ended.notes("exception")
+    assert (note["type"], note["code"], note["where"]) == ("SystemExit", 3, "<string>:9 in check")
+
+
+def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
+    ended = script("def check():\n    sys.exit(3)\nfor step in watch.steps(9):\n    if step == 2: check()")
+    assert ended.end()[0] == 3
+    told = ended.notes("rank_left") or ended.notes("exception")  # from Python 3.12 on the exception itself is seen
+    assert told[0]["where"] in ("<string>:11 in <module>", "<string>:9 in check")
+
+
+def test_an_interruption_that_the_script_turns_into_a_status_is_one(script):
+    ended = script(
+        "try:\n"
+        "    with watch.step():\n"
+        "        try: os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "        except KeyboardInterrupt: sys.exit(1)\n"
+        "finally: pass"
+    )
+    assert ended.end()[0] == 1
+    assert [note["type"] for note in ended.notes("exception")] == ["KeyboardInterrupt"]
+
+
+def test_a_second_interruption_does_not_silence_the_first(script):
+    ended = script(
+        "described, twice = rankwatch.loop.described, []\n"
+        "def interrupted_again(error, trace):\n"
+        "    if not twice: twice.append(1); raise KeyboardInterrupt\n"
+        "    return described(error, trace)\n"
+        "rankwatch.loop.described = interrupted_again\n"
+        "for step in watch.steps(9): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    )
+    assert ended.end()[0] == -signal.SIGINT
+    assert [note["type"] for note in ended.notes("exception")] == ["KeyboardInterrupt"]
+
+
+def test_an_exception_after_the_loop_says_that_the_loop_was_over(script):
+    failed = script("train()\nraise OSError('disk full')")
+    assert failed.end()[0] == 1
+    assert [note["left"] for note in failed.notes("exception")] == [True]
+
+
+def test_the_launchers_grace_goes_with_the_rank(script):
+    failed = script("rankwatch.start('gpt', agent=False, grace_s=-1)")
+    assert "grace_s must be 0 to 3600 seconds" in failed.end()[1]
 
 
 def test_a_killed_process_leaves_everything_up_to_its_last_step(script):

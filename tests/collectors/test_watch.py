@@ -88,7 +88,9 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
     assert [entry.step for entry in step_entries(rank)] == [0, 1]
     assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
     rank.watch._loop.tell_left()
-    assert rank.notes("rank_left") == [{"reason": "break"}]
+    (note,) = rank.notes("rank_left")
+    assert note["reason"] == "break"
+    assert note["where"].endswith("in test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded")
 
 
 def test_a_loop_that_an_exception_ends_has_not_left(rank):
@@ -98,10 +100,11 @@ def test_a_loop_that_an_exception_ends_has_not_left(rank):
 
     with pytest.raises(ZeroDivisionError):
         train()
-    rank.watch.crashed(ZeroDivisionError, ZeroDivisionError("division by zero"))
+    rank.watch.crashed(ZeroDivisionError("division by zero"), None)
     assert rank.state == "running"
     assert rank.notes("rank_left") == []
-    assert rank.notes("exception") == [{"type": "ZeroDivisionError", "message": "division by zero"}]
+    (note,) = rank.notes("exception")
+    assert (note["type"], note["message"], note["left"]) == ("ZeroDivisionError", "division by zero", False)
 
 
 def test_between_two_steps_the_rank_is_outside_since_the_first_ended(rank):

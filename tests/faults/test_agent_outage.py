@@ -209,15 +209,16 @@ def test_the_daemon_gives_every_job_its_agent(tmp_path: Path) -> None:
         until(lambda: not any(lock_is_held(layout.agent_lock_path(str(tmp_path), job)) for job in ("a", "b")))
 
 
-def test_told_to_stop_the_agent_sends_what_it_has_and_ends(tmp_path: Path) -> None:
+def test_told_to_stop_the_agent_stays_with_its_rank_then_sends_what_it_has_and_ends(tmp_path: Path) -> None:
     with (
         AgentService() as service,
         RecordingRank(tmp_path) as rank,
         AgentProcess(tmp_path, service.environment) as agent,
     ):
         until(lambda: service.batches)
-        rank.do("steps", 20)
         agent.supervisor.terminate()
+        rank.do("steps", 20)
+        rank.say("end")
         assert agent.wait() == 143
         assert len(service.rows()) == 20
         assert service.events("agent_stop")[0].fields == {"reason": "told to stop"}

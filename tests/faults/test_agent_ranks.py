@@ -84,9 +84,74 @@ def test_an_exit_is_told_by_the_excepthook_or_as_unknown_when_the_process_was_go
             assert agent.wait() == 0
         told = exits(service)
         assert (told[0]["how"], told[0]["error"]) == ("excepthook", "ConnectionError: boom")
+        assert (told[0]["code"], told[0]["abrupt"]) == (1, False)
+        # Nobody is left who knows the signal, but that Python had no time to say anything says much.
         assert (told[1]["how"], told[1]["code"], told[1]["signal"]) == ("unknown", None, None)
+        assert told[1]["abrupt"] is True
         assert len(service.rows()) == 5
         assert not list(tmp_path.glob("*.ring*"))
+
+
+def test_an_agent_that_comes_up_late_still_reads_how_a_rank_ended_while_nobody_has_waited_for_it(
+    tmp_path: Path,
+) -> None:
+    with AgentService() as service, RecordingRank(tmp_path) as killed:
+        killed.do("steps", 5)
+        killed.process.kill()
+        until(lambda: Path(f"/proc/{killed.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        with AgentProcess(tmp_path, service.environment):
+            until(lambda: exits(service))
+        assert (exits(service)[0]["signal"], exits(service)[0]["how"]) == (signal.SIGKILL, "zombie")
+
+
+def test_an_agent_that_is_told_to_stop_tells_how_its_ranks_ended_first(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, 0) as asked,
+        RecordingRank(tmp_path, 1) as killed,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        settle(service, 2)
+        os.killpg(agent.supervisor.pid, signal.SIGTERM)
+        asked.process.terminate()
+        asked.wait()
+        until(lambda: exits(service))
+        os.killpg(agent.supervisor.pid, signal.SIGINT)
+        boots = {batch.boot for batch in service.batches}
+        agent.kill_worker()
+        until(lambda: service.batches[-1].boot not in boots)
+        killed.process.kill()
+        killed.wait()
+        ended_s = time.monotonic()
+        assert agent.wait() == 143
+        assert time.monotonic() - ended_s < 20.0
+        told = [(event.rank, event.fields["signal"]) for event in service.events("process_exit")]
+        assert (told[0], told[-1]) == ((0, signal.SIGTERM), (1, signal.SIGKILL))
+        assert [event.fields["reason"] for event in service.events("agent_stop")] == ["told to stop"]
+    assert not list(tmp_path.glob("*.ring*"))
+
+
+def test_an_agent_that_is_told_to_stop_and_has_no_rank_stops(tmp_path: Path) -> None:
+    with AgentService() as service, AgentProcess(tmp_path, service.environment) as agent:
+        until(agent.running)
+        os.killpg(agent.supervisor.pid, signal.SIGTERM)
+        assert agent.wait(9.0) in (143, -signal.SIGTERM)
+
+
+def test_a_loop_that_was_broken_off_by_an_exit_is_told_with_status_and_place(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, 0) as rank,
+        RecordingRank(tmp_path, 1),
+        AgentProcess(tmp_path, service.environment),
+    ):
+        settle(service, 2)
+        rank.say("loop_exit", 3)
+        assert rank.wait() == 3
+        until(lambda: exits(service))
+        told = exits(service)[0]
+    assert (told["code"], told["error"], told["left"]) == (3, "SystemExit: 3", False)
+    assert "recording_rank.py:" in str(told["where"])
 
 
 def test_a_normal_end_is_told_apart_and_the_agent_ends_and_leaves_no_recorder(tmp_path: Path) -> None:

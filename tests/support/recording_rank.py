@@ -152,6 +152,10 @@ class _Rank:
     def do_exit(self, code: str) -> None:
         os._exit(int(code))
 
+    def do_loop_exit(self, code: str) -> None:
+        for _ in self.watch.steps(10):
+            sys.exit(int(code))
+
     def do_raise(self, text: str) -> None:
         raise ConnectionError(text)
 

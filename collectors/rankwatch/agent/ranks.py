@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from zlib import crc32
 from rankwatch import layout
 from rankwatch.agent.exits import RankProcess
 from rankwatch.layout import Directive
-from rankwatch.reader import Header, Poll, RingReader
+from rankwatch.reader import Header, Note, Poll, RingReader
 
 ALL_TOLD: Final = 2**63
 """Position beyond every entry: the last record and the exit are settled, the recorder may go."""
@@ -48,6 +49,14 @@ class LocalRank:
     """Sequence number of the last whole record that was read."""
     error: str = ""
     """What its excepthook noted, "Type: message"."""
+    where: str = ""
+    """Where in its code that was, or where it broke off its loop."""
+    status: tuple[int | None, int | None] | None = None
+    """Exit code and signal that follow from that exception; None without one."""
+    ending: bool = False
+    """An exception is ending its process, out of the loop."""
+    left_by: str = ""
+    """How it said that it has left its loop: end, break or stop."""
     gone_since_s: float | None = None
     """Monotonic time when its process, or its interest in us, was seen to be gone."""
     unlocked_since_s: float | None = None
@@ -95,6 +104,21 @@ class LocalRank:
         if poll.entries:
             self.read = poll.entries[-1].sequence
         return poll
+
+    def learn_end(self, note: Note) -> None:
+        """Take up what the rank itself notes of its end."""
+        fields = note.fields
+        if note.kind not in ("exception", "rank_left"):
+            return
+        if fields.get("type"):
+            self.error = f"{fields['type']}: {fields.get('message', '')}"
+        self.where = str(fields.get("where", ""))
+        if note.kind == "rank_left":
+            self.left_by = str(fields.get("reason", ""))
+            return
+        self.ending = not fields.get("left")
+        code = fields.get("code", 1)
+        self.status = (None, signal.SIGINT) if fields.get("type") == "KeyboardInterrupt" else (code, None)
 
     def refresh_identity(self) -> bool:
         """Read the identity again if the rank has declared more; True if so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rankwatch import wire
 from rankwatch.agent.exits import ProcessExit
 from rankwatch.agent.procfs import TICKS_PER_S, read_stat
@@ -22,7 +24,8 @@ def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress
         phase_age_s=max(0.0, now_s - block.phase_since_ns / 1e9),
         step_age_s=max(0.0, now_s - block.step_entered_ns / 1e9),
         collective_seq=block.collective_seq,
-        state="exited" if gone and not rank.closed else block.state,
+        # What an exception has ended works no more, though its process may take its time to go.
+        state="exited" if (gone and not rank.closed) or (rank.ending and block.state != "left") else block.state,
         order=block.answer.order,
         answer=block.answer.answer,
         answer_step=block.answer.step,
@@ -42,20 +45,36 @@ def start_event(rank: LocalRank) -> wire.Event:
 
 
 def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, unix_ns: int) -> wire.Event:
-    """Say how a rank's process ended.
+    """Say how a rank's process ended, and when.
 
-    Besides what `EVENT_KINDS` names: `pid`, `left` (its loop had ended before: a normal end), `exit_order` (place
-    among the ranks of this host; 0 went first), `phase`.
+    Where the kernel does not tell, what Python said before does; where neither does, that nothing was said means that
+    there was no time for it: `abrupt`, by a signal or `os._exit`.
     """
-    how = "excepthook" if ended.how == "unknown" and rank.error else ended.how
-    fields = {
-        "code": ended.code,
-        "signal": ended.signal,
+    code, number, how = ended.code, ended.signal, ended.how
+    if how == "unknown" and rank.status is not None:
+        (code, number), how = rank.status, "excepthook"
+    failed = number is not None or code not in (0, None)
+    # A loop that was broken off was left in good order only if that was not what ended the process.
+    left = block.state == "left" and (rank.left_by in ("end", "stop") or not failed)
+    fields: dict[str, Any] = {
+        "code": code,
+        "signal": number,
         "how": how,
-        "error": rank.error,
+        "error": "" if left else _error(rank, code),
+        "where": "" if left else rank.where,
         "pid": rank.header.pid,
-        "left": block.state == "left",
+        "left": left,
         "exit_order": rank.exit_order,
         "phase": block.phase,
+        "abrupt": how == "unknown" and not (rank.left_by or left),
     }
+    if "grace_s" in rank.identity:
+        fields["grace_s"] = rank.identity["grace_s"]
     return wire.Event("process_exit", unix_ns, rank.rank, block.step, fields)
+
+
+def _error(rank: LocalRank, code: int | None) -> str:
+    """What it said, or what follows: a shutdown in good order with a status that no exception explains is an exit()."""
+    if rank.error or not (rank.left_by and code):
+        return rank.error
+    return f"SystemExit: {code}"

@@ -1,7 +1,12 @@
-"""The supervisor: starts the worker, and starts it again when it dies of anything but its own decision."""
+"""The supervisor: starts the worker, and starts it again when it dies of anything but its own decision.
+
+A signal to stop often means the whole job (a scheduler signals all that runs in its allocation): then the ends of the
+ranks are still to be told. The worker decides when that is done, and the supervisor waits for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +19,7 @@ RESTART_AFTER_S: Final = 0.2
 RESTARTS_MAX: Final = 5
 RESTARTS_WINDOW_S: Final = 60.0
 """A worker that dies at once is started five times in a minute, not a hundred times."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
@@ -29,17 +35,19 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     """
     os.set_inheritable(lock, True)
     stop = _Stop()
-    signal.signal(signal.SIGTERM, stop)
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
     restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
     count = 0
-    while not stop.told():
-        stop.pid = os.posix_spawn(sys.executable, [*worker, str(count)], os.environ)
+    while True:
+        # Blocked until the worker has handlers: it would be ended by what comes before.
+        stop.pid = os.posix_spawn(sys.executable, [*worker, str(count)], os.environ, setsigmask=STOP_SIGNALS)
         if stop.told():
             stop(signal.SIGTERM, None)  # told while there was nobody yet to hand it on to
         status = os.waitstatus_to_exitcode(os.waitpid(stop.pid, 0)[1])
         stop.pid = 0
         # Without its directory entry the lock is seen by nobody, and the recorders are gone with it.
-        if status == 0 or os.fstat(lock).st_nlink == 0:
+        if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.told() and len(restarts) == RESTARTS_MAX):
             break
         count += 1
         tell(f"the worker ended with status {status}; restart {count}")
@@ -52,7 +60,7 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
 
 
 class _Stop:
-    """SIGTERM: handed on to the worker, which then ends in order."""
+    """What was told: handed on to the worker, which then ends in order."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -61,7 +69,8 @@ class _Stop:
     def __call__(self, number: int, _frame: object) -> None:
         self._told = True
         if self.pid:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def told(self) -> bool:
         """Whether the signal has come."""

@@ -36,6 +36,9 @@ VIEW_EVERY_S: Final = 0.05
 END_AFTER_S: Final = 2.0
 """Without a living rank; a launcher that restarts at once finds its agent still there."""
 END_AT_LATEST_S: Final = 30.0
+STOP_AT_LATEST_S: Final = 17.0
+"""After the last of its ranks, where it was told to stop: with `CLOSE_WITHIN_S` less than the 20 s after which whoever
+told it (a scheduler, systemd) would kill it."""
 CLOSE_WITHIN_S: Final = 2.0
 """For the last messages; what has not arrived then lies in the spool."""
 CLOSED_AFTER_S: Final = 2.0
@@ -88,10 +91,11 @@ class Worker:
         self._alone_since_s = now_s + FIRST_RANK_WITHIN_S - END_AFTER_S
 
     def run(self) -> None:
-        """Work until the job has ended here, or until it is told to stop."""
+        """Work until the job has ended here; when told to stop, until the ends of its ranks are told."""
         self._setting.sender.start()
         self._setting.gpu.start()
-        while not (self._stopping() or self._done()):
+        self.turn()
+        while not self._done():
             self.turn()
         self._tail()
         if self._newest_attempt:
@@ -186,7 +190,8 @@ class Worker:
                     self._see_end(rank)
 
     def _tell_exits(self, now_s: float) -> None:
-        for rank in self._ranks:
+        # In the order in which they ended, which is how the service hears of them.
+        for rank in sorted(self._ranks, key=lambda rank: rank.exit_order or 0):
             if rank.gone_since_s is None or rank.exit_told:
                 continue
             block = rank.reader.progress()
@@ -197,7 +202,8 @@ class Worker:
             if ended is None and now_s - rank.gone_since_s < REAP_WAIT_S:
                 self._next_tail_s = min(self._next_tail_s, now_s + VIEW_EVERY_S)
                 continue
-            event = exit_event(rank, block, ended or UNKNOWN_EXIT, self._clock.unix_ns())
+            ended_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
+            event = exit_event(rank, block, ended or UNKNOWN_EXIT, ended_unix_ns)
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
 
@@ -224,9 +230,12 @@ class Worker:
 
     def _done(self) -> bool:
         alone_s = self._clock.monotonic_s() - self._alone_since_s
-        if any(rank.gone_since_s is None for rank in self._ranks) or alone_s < END_AFTER_S:
+        if any(rank.gone_since_s is None for rank in self._ranks):
             return False
-        return (self._setting.sender.idle and not len(self._ranks)) or alone_s >= END_AT_LATEST_S
+        all_told = self._setting.sender.idle and not len(self._ranks)
+        if self._stopping():
+            return all_told or alone_s >= STOP_AT_LATEST_S
+        return alone_s >= END_AFTER_S and (all_told or alone_s >= END_AT_LATEST_S)
 
     # ---- what is told ------------------------------------------------------------------------------------------------
 
@@ -240,8 +249,8 @@ class Worker:
                 refused = draft.add(rank, entry)
                 if refused:
                     self._losses[self._setting.job, draft.attempt, "reserved_names"] += refused
-                if isinstance(entry, Note) and entry.kind == "exception":
-                    rank.error = f"{entry.fields.get('type', '')}: {entry.fields.get('message', '')}"
+                if isinstance(entry, Note):
+                    rank.learn_end(entry)
 
     def _tell_progress(self, now_s: float) -> None:
         for rank in self._ranks:

@@ -1,0 +1,111 @@
+"""What ends a loop or the process, as far as Python tells without a handler of signals.
+
+An exception that nobody catches passes through `sys.excepthook`, and one that leaves a `with watch.step()` through its
+`__exit__`. SystemExit in a `for step in watch.steps()` passes through neither: the generator is closed while the
+exception is on its way, and that is where it is looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+ENDS_PROCESS: Final = ("SystemExit", "KeyboardInterrupt")
+"""What is raised to end a process; others may be caught outside the loop and be no more than a way out of it."""
+_WHERE_CHARACTERS_MAX: Final = 160
+_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)
+
+
+def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
+    """Type, message, place and, as far as it follows from these, exit code."""
+    kind = type(error).__name__
+    # What ends the handling of an interruption is that interruption: `except KeyboardInterrupt: sys.exit(1)`.
+    if isinstance(error, SystemExit) and _was_interrupted(error):
+        return {"type": "KeyboardInterrupt", "message": "", "where": place(trace)}
+    fields = {"type": kind, "message": str(error), "where": place(trace)}
+    if isinstance(error, SystemExit):
+        return fields | {"code": _code(error)}
+    return fields if isinstance(error, KeyboardInterrupt) else fields | {"code": 1}
+
+
+def place(trace: TracebackType | None) -> str:
+    """Where it was raised, and before that the last place in the program's own code; "" if unknown."""
+    places: list[tuple[str, int, str]] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    if not places:
+        return ""
+    own = next((one for one in reversed(places) if not _is_library(one[0])), places[-1])
+    text = _written(*own)
+    return text if own == places[-1] else f"{text}, in {_written(*places[-1])}"[:_WHERE_CHARACTERS_MAX]
+
+
+def breaking(frame: FrameType | None) -> dict[str, Any]:
+    """What breaks off a loop whose generator is being closed.
+
+    Args:
+        frame: the one that holds the loop.
+
+    Returns:
+        What `described` says of the exception on its way; where none is seen, the loop's line alone, as `where`.
+    """
+    where = _written(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else ""
+    error = _on_its_way(frame)
+    if error is None:
+        return {"where": where}
+    found = described(error, error.__traceback__)
+    return found | {"where": found["where"] or where}
+
+
+def _on_its_way(frame: FrameType | None) -> BaseException | None:
+    """The exception that unwinds this frame.
+
+    Python hides it from code that runs meanwhile, but it is the youngest exception there is. Up to Python 3.11 one that
+    C code raises (`sys.exit(3)`) need not be an object yet; then there is none.
+    """
+    holders = set()
+    while frame is not None:
+        holders.add(frame)
+        frame = frame.f_back
+    for one in reversed(gc.get_objects(generation=0)):
+        if issubclass(type(one), BaseException) and not issubclass(type(one), GeneratorExit | StopIteration):
+            trace = one.__traceback__
+            if trace is None or trace.tb_frame in holders:
+                return one  # type: ignore[no-any-return]
+    return None
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    seen = 0
+    context = error.__cause__ or error.__context__
+    while context is not None and seen < 16:
+        if isinstance(context, KeyboardInterrupt):
+            return True
+        context, seen = context.__cause__ or context.__context__, seen + 1
+    return False
+
+
+def _code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith(("<", _STANDARD_LIBRARY)) or "site-packages" in path
+
+
+def _written(path: str, line: int, name: str) -> str:
+    """`train.py:40 in step`, the file as seen from where the program runs, as short as that makes it."""
+    for folder in sys.path:
+        if folder and path.startswith(folder + os.sep):
+            path = min(path, path[len(folder) + 1 :], key=len)
+    with contextlib.suppress(OSError):  # the working directory is gone
+        path = min(path, os.path.relpath(path), key=len)
+    return f"{path}:{line} in {name}"[-_WHERE_CHARACTERS_MAX:]
