@@ -71,7 +71,9 @@ class StragglerConfig:
     clear_share: float = 0.35
     """An episode ends when the smoothed excess stays below this share of what was told ..."""
     clear_rows: int = 16
-    """... for so many rows."""
+    """... for so many rows, in which the rank was as fast as its peers: up to what would not be told of it."""
+    clear_sigmas: float = 2.0
+    """What the mean of these rows may be off by chance."""
     retell_share: float = 0.3
     """A change of the excess by this share is told as an update ..."""
     retell_rows: int = 32
@@ -99,7 +101,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 4
+        self.version = 5
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3
@@ -154,7 +156,7 @@ class StragglerDetector(DispatchingDetector):
 
     def _judge(self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None) -> list[Finding]:
         residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named())
-        findings = [*self._follow(witness, residual, frame), *self._follow_standing(witness, residual, frame)]
+        findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
         for crossing in crossings:
             findings.extend(self._open(witness, crossing, seconds, frame))
             for other in (self._wall, self._cpu, self._host):
@@ -166,7 +168,7 @@ class StragglerDetector(DispatchingDetector):
         """Ranks with an open episode."""
         return [int(scope.removeprefix("rank:")) for scope in self.episodes]
 
-    def _follow(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
+    def _follow(self, witness: Witness, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
         """Watch the open episodes of this witness: still slow, slower, or recovered?"""
         config = self._config
         findings: list[Finding] = []
@@ -179,17 +181,29 @@ class StragglerDetector(DispatchingDetector):
             calm = state["excess"] < config.clear_share * state["told"]
             changed = abs(state["excess"] - state["told"]) > config.retell_share * state["told"]
             state["calm"] = state["calm"] + 1 if calm else 0
+            state["calm_sum"] = state["calm_sum"] + float(residual[rank]) if calm else 0.0
             # Twice as slow as told is certain sooner.
             pace = 4 if state["excess"] > 2 * state["told"] else 1
             state["changed"] = state["changed"] + pace if changed and not calm else 0
-            if state["calm"] >= config.clear_rows:
+            if state["calm"] >= config.clear_rows and self._as_usual(witness, rank, state):
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers again since about step {since}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._excess[scope]
-            elif state["changed"] >= config.retell_rows:
-                findings.extend(self._retell(scope, rank, state, frame))
+            elif state["calm"] >= config.clear_rows or state["changed"] >= config.retell_rows:
+                findings.extend(self._retell(witness, rank, state, seconds, frame))
         return findings
+
+    def _as_usual(self, witness: Witness, rank: int, state: dict[str, Any]) -> bool:
+        """Whether a rank that is much faster than was told is no slower than its peers, and not only less slow."""
+        mean = state["calm_sum"] / state["calm"]
+        config: WitnessConfig = getattr(self._config, state["witness"])
+        least = math.log(config.ratio_min)
+        chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state["calm"])
+        if mean < max(least, chance):
+            return True
+        state["excess"] = mean
+        return False
 
     def _follow_standing(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
         """Watch ranks that were slow from the first step: one that is so no longer has no place yet."""
@@ -250,13 +264,18 @@ class StragglerDetector(DispatchingDetector):
             cause="worker",
         )
 
-    def _retell(self, scope: str, rank: int, state: dict[str, Any], frame: Frame) -> list[Finding]:
-        state.update(told=state["excess"], changed=0)
-        ratio = math.exp(state["excess"] + state["standing"])
-        evidence = {**self.episodes.told(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio}
-        summary = f"{self._names[rank]} now takes {ratio:.2f} times as long as its peers."
+    def _retell(
+        self, witness: Witness, rank: int, state: dict[str, Any], seconds: Floats, frame: Frame
+    ) -> list[Finding]:
+        state.update(told=state["excess"], changed=0, calm=0, calm_sum=0.0)
+        scope, ratio = f"rank:{rank}", math.exp(state["excess"] + state["standing"])
+        figures = self._figures(witness, rank, ratio, seconds, frame)
         return self.episodes.update(
-            scope, detected_step=frame.step, detected_time_s=self.now_s, summary=summary, evidence=evidence
+            scope,
+            detected_step=frame.step,
+            detected_time_s=self.now_s,
+            summary=f"{self._names[rank]} now takes {ratio:.2f} times as long as its peers.",
+            evidence={**self.episodes.told(scope)["evidence"], **figures},
         )
 
     def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
@@ -297,6 +316,7 @@ class StragglerDetector(DispatchingDetector):
                 "standing": standing,
                 "changed": 0,
                 "calm": 0,
+                "calm_sum": 0.0,
             }
         return findings
 
@@ -306,15 +326,10 @@ class StragglerDetector(DispatchingDetector):
         """What speaks against a rank, and the cause class that its phases show."""
         rank = crossing.rank
         peers = witness.peers_of(rank)
-        busy = float(seconds[rank])
         phases = _phase_excess(frame, rank, peers)
         evidence = {
-            "ratio": ratio,
-            "rate": 1 / ratio,
+            **self._figures(witness, rank, ratio, seconds, frame),
             "witness": self._name(witness),
-            "busy_s": busy,
-            "peers_busy_s": float(np.median(seconds[peers])),
-            "cost_gpu_hours_per_hour": self._cost(busy, ratio, typical(frame, "step_time_s")),
             "peers_compared": len(peers),
             "rows": crossing.rows,
             "sigma": float(witness.sigma[rank]),
@@ -322,6 +337,13 @@ class StragglerDetector(DispatchingDetector):
             "phase_excess_s": phases,
         }
         return evidence, _cause(phases, host=witness is self._host)
+
+    def _figures(self, witness: Witness, rank: int, ratio: float, seconds: Floats, frame: Frame) -> dict[str, float]:
+        """By how much a rank is slower. Its busy time follows from the ratio: that of a single row is mostly noise."""
+        peers_busy_s = float(np.median(seconds[witness.peers_of(rank)]))
+        cost = self._cost(peers_busy_s * ratio, ratio, typical(frame, "step_time_s"))
+        seconds_told = {"busy_s": peers_busy_s * ratio, "peers_busy_s": peers_busy_s}
+        return {"ratio": ratio, "rate": 1 / ratio, **seconds_told, "cost_gpu_hours_per_hour": cost}
 
     def _from_the_first_step(self, witness: Witness, crossing: Crossing) -> bool:
         """Whether the rank was never seen at another speed."""

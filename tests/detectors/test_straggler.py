@@ -150,6 +150,20 @@ def test_a_recovered_rank_is_closed_and_may_be_named_again() -> None:
     assert findings == [(Change.OPEN, 150), (Change.CLOSE, 150), (Change.OPEN, 400)]
 
 
+@pytest.mark.parametrize("factor", [1.2, 1.36])
+def test_a_rank_that_is_only_less_slow_than_before_has_not_recovered(factor: float) -> None:
+    job = Job(world_size=8, steps=600, seed=1).slow(5, 200, 2.4, 300).slow(5, 300, factor, 500)
+    first, update, last = found(job)
+    assert (first.change, update.change, last.change) == (Change.OPEN, Change.UPDATE, Change.CLOSE)
+    assert 500 < (last.detected_step or 0) < 530
+    for finding in (first, update):
+        evidence = finding.evidence
+        assert f"{evidence['ratio']:.2f} times" in finding.summary
+        assert evidence["busy_s"] == pytest.approx(evidence["ratio"] * evidence["peers_busy_s"])
+    assert update.evidence["ratio"] == pytest.approx(factor, rel=0.05)
+    assert update.evidence["cost_gpu_hours_per_hour"] < first.evidence["cost_gpu_hours_per_hour"]
+
+
 def test_recovery_is_told_within_thirty_steps() -> None:
     (end,) = closed(found(Job(world_size=16, steps=400, seed=12).slow(4, 150, 2.0, until_step=250)))
     assert 250 < (end.detected_step or 0) <= 290
