@@ -101,6 +101,11 @@ def _loss(seed: int, steps: int = 900) -> Job:
     return Job(8, steps, seed, start_step=300)
 
 
+def _flat_loss(seed: int) -> Job:
+    """Flat from its first step on, and long enough for its usual wandering to be known."""
+    return Job(8, 1800, seed, start_step=1000, loss_noise=0.015)
+
+
 def _crash_loop(seed: int) -> Job:
     job = Job(8, 140, seed)
     for _ in range(5):
@@ -130,6 +135,7 @@ FAULTS: Final = [
     Case("uniform slowdown, +5 %", lambda s: Job(64, 380, s).slow_all(300, 1.05), 30),
     Case("uniform slowdown, +20 %", lambda s: Job(64, 360, s).slow_all(300, 1.20), 30),
     Case("network slower, +50 %", lambda s: Job(64, 380, s).congest(300, 1.5), 40),
+    Case("all ranks +25 % over 1,800 steps", lambda s: Job(8, 1200, s).drift(500, 1.25, 1800), 600),
     Case("hang", lambda s: Job(16, 120, s).hang(_rank(s, 16), 100, 30), 8),
     Case("stopped rank, 10 steps a second", lambda s: Job(16, 400, s, step_s=0.1).hang(3, 300, 30, stopped=True), 8),
     Case("hang of a whole host", lambda s: Job(32, 120, s).hang(tuple(range(8, 16)), 100, 30), 8),
@@ -142,6 +148,7 @@ FAULTS: Final = [
     Case("loss up by five sigmas, for good", _level_of_loss, 20),
     Case("loss +0.5 % a point", lambda s: _loss(s).diverge(LOSS_AT, 0.005), 60),
     Case("loss diverges, +5 % a point", lambda s: _loss(s).diverge(LOSS_AT, 0.05), 20),
+    Case("loss x2.2 over 1,300 steps", lambda s: _flat_loss(s).climb(1500, 2.2, 1300), 200),
     Case("gradient norm x50", lambda s: _loss(s, 420).norm_spike(380, 50.0, 2), 3),
     Case("rank killed", lambda s: Job(16, 120, s).kill(_rank(s, 16), 100), 0),
     Case("rank ended by an error", lambda s: Job(16, 120, s).kill(3, 100, None, 1, "CUDA error: ECC"), 0),

@@ -256,6 +256,20 @@ class Watch:
         else:
             self._recorder.drop("device_values")  # reading it would wait for the device; watch.torch(...) does not
 
+    def declare(self, what: str, detail: str = "") -> None:
+        """Tell that training changes on purpose from this step on: its loss and its step time may go elsewhere.
+
+        A learning rate, a batch size or tokens that are logged (`lr`, `batch_size`, `tokens`) tell so by themselves.
+
+        Args:
+            what: the change in a word: "curriculum", "data mix", "sequence length".
+            detail: whatever helps who reads it later.
+        """
+        try:
+            self._meter.note("declared", {"what": str(what), "detail": str(detail)})
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
     def checkpoint_saved(
         self,
         step: int,

@@ -154,6 +154,7 @@ EVENT_KINDS: Final = (
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
+    "declared",  # what, detail: a change that people wanted, from all ranks or one
     "note",  # text
 )
 

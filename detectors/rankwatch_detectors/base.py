@@ -166,7 +166,8 @@ class Tick:
 class Occurrence:
     """One event (`rankwatch.wire.EVENT_KINDS`) or a control record.
 
-    Control records are `order` (fields: order, phase, action, step) and `gap` (fields: missing, boot).
+    Control records are `order` (fields: order, phase, action, step), `gap` (fields: missing, boot) and `accepted`
+    (fields: kinds): a person resolved an incident of these kinds that still stood.
     """
 
     kind: str

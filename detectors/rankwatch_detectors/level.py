@@ -160,6 +160,12 @@ class LevelWatch(Stateful):
         self._drift.reset([])
         self._end()
 
+    def accept(self) -> None:
+        """What an open episode has come to is the level from now on."""
+        if self.is_open:
+            self._recent.reset(self._episode[-self._config.level_points :])
+            self._end()
+
     def push(self, value: float, step: int) -> Turn | None:
         """Score, decide, then learn one finite point.
 

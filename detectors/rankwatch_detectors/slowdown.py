@@ -4,7 +4,8 @@ A bank of CUSUMs on the logarithm of the step time against the job's own level. 
 is judged is the step without what its slowest rank adds to the median rank, and the step as it was has to agree:
 single slow ranks, and bursts that wander over many, are no slowdown of the job. Where ranks share cores with
 others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A job that
-becomes faster learns its new level at once.
+becomes faster learns its new level at once. What grows too slowly for that baseline, which follows it, is told by the
+anchor: the best level that the job has kept up in this launch.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severity, StepKind
+from rankwatch_detectors.anchor import Anchor, AnchorConfig
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
+from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.median import median
 from rankwatch_detectors.shift import Crossing, ShiftBank
@@ -56,6 +59,11 @@ class SlowdownConfig:
     )
     clear_share: float = 0.4
     clear_rows: int = 16
+    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    retell_factor: float = 3.0
+    """A drift whose excess has become so many times what was told is told again."""
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
+    """How fast weights are learned says nothing about how long a step takes."""
 
 
 class SlowdownDetector(DispatchingDetector):
@@ -73,17 +81,21 @@ class SlowdownDetector(DispatchingDetector):
         "_since_s",
         "_excess",
         "_calm",
-        "_tokens",
+        "_amount",
+        "_anchor",
+        "_schedule",
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         levels = tuple(math.log(ratio) for ratio in config.ratios)
         self._bank = ShiftBank(levels, config.baseline.clip_sigmas, config.rows_min)
+        self._anchor = Anchor(config.anchor)
+        self._schedule = Schedule(config.schedule)
         self._accelerated = False
         self._step_s = 1.0
         self._relearn()
@@ -99,7 +111,7 @@ class SlowdownDetector(DispatchingDetector):
         self._bank.clear(2)
 
     def _relearn(self) -> None:
-        self._tokens = 0.0
+        self._amount = 0.0
         apart = np.asarray([WHOLE, REST], dtype=np.int64)
         self._baseline.regroup(apart, np.full_like(apart, -1))
 
@@ -108,9 +120,21 @@ class SlowdownDetector(DispatchingDetector):
         if new_launch:
             # Another launch may have another batch size, another code version, another number of ranks.
             self._relearn()
+            self._anchor.clear()
+            self._schedule.clear()
         if new_attempt:
             self._reset()
         return ()
+
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        declared = occurrence.kind == "declared" and occurrence.attempt == self.attempt
+        if not declared and not (occurrence.kind == "accepted" and self.kind in occurrence.fields.get("kinds", ())):
+            return ()
+        self._relearn()
+        self._bank.clear(2)
+        self._anchor.clear()
+        why = f"The job declared a change: {occurrence.fields.get('what')}." if declared else "The level was accepted."
+        return self.episodes.close_all(self.now_s, why)
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family != "steps" or frame.kind is not StepKind.TRAIN:
@@ -137,15 +161,71 @@ class SlowdownDetector(DispatchingDetector):
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
         self._baseline.learn(views, residual, calm, calm)
-        return findings
+        return [*findings, *(self._drift(frame, float(views[REST])) if cpu_s is None else ())]
+
+    def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
+        """Tell that the job has left the best level that it kept up, and what becomes of that."""
+        anchor = self._anchor
+        if self._schedule.push(frame) is not None:
+            anchor.clear()
+        anchor.push(log_seconds, frame.step)
+        if not len(self.episodes):
+            return self._open_drift(frame) if anchor.left else ()
+        told = self.episodes.told("job")
+        if "best_s" not in told["evidence"]:
+            return ()
+        if anchor.back:
+            return self.episodes.close("job", frame.step, self.now_s, "Steps take no longer than at their best again.")
+        words = self._words_of_drift()
+        before = math.log(told["evidence"]["told_ratio"])
+        if anchor.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
+            self.episodes.note("job", {**told["evidence"], **words["evidence"]})
+            return ()
+        words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
+        return self.episodes.update("job", detected_step=frame.step, detected_time_s=self.now_s, **words)
+
+    def _open_drift(self, frame: Frame) -> list[Finding]:
+        words, onset = self._words_of_drift(), self._anchor.onset_step
+        words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
+        onset = frame.step if onset is None else onset
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            onset_step=onset,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - (frame.step - onset) * self._step_s,
+            detected_time_s=self.now_s,
+            confidence=0.8,
+            **words,
+        )
+
+    def _words_of_drift(self) -> dict[str, Any]:
+        anchor = self._anchor
+        ratio = math.exp(anchor.excess)
+        best_s, now_s = math.exp(anchor.best), math.exp(anchor.now)
+        since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
+        return {
+            "severity": Severity.INFO if ratio < self._config.mild_ratio else Severity.WARNING,
+            "score": anchor.excess / float(self._baseline.sigma()[REST]),
+            "summary": f"The job's step time has drifted to {ratio:.2f} times its best level of {best_s:.3g} s{since}.",
+            "evidence": {
+                "ratio": ratio,
+                "seconds": now_s,
+                "best_s": best_s,
+                "usual_s": best_s,
+                "least_ratio": math.exp(anchor.least),
+                "witness": "wall",
+                "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
+            },
+        }
 
     def _added_load(self, frame: Frame) -> float:
         """Logarithm of how much more work a step has than at first; growing batches make no slow job."""
-        tokens = typical(frame, "tokens")
-        if tokens is None or tokens <= 0:
+        amount = next((found for name in AMOUNTS if (found := typical(frame, name)) is not None), None)
+        if amount is None or amount <= 0:
             return 0.0
-        self._tokens = self._tokens or tokens
-        return max(0.0, math.log(tokens / self._tokens))
+        self._amount = self._amount or amount
+        return max(0.0, math.log(amount / self._amount))
 
     def _verified(self, limit: float, effect_min: float) -> Crossing | None:
         """A crossing large enough, beyond the baseline's own doubt, and seen in the whole step; others are learned."""
@@ -167,7 +247,8 @@ class SlowdownDetector(DispatchingDetector):
     ) -> list[Finding]:
         config = self._config
         if len(self.episodes):
-            return self._follow(frame, residual)
+            drifts = "best_s" in self.episodes.told("job")["evidence"]
+            return [] if drifts else self._follow(frame, residual)
         if crossing is not None and crossing.effect < 0:
             self._relearn()
             self._bank.clear(2)
@@ -190,6 +271,7 @@ class SlowdownDetector(DispatchingDetector):
             return []
         self._bank.clear(2)
         self._since_s = None
+        self._anchor.pass_over()
         summary = f"Steps take as long as before again since step {frame.step - self._calm + 1}."
         return self.episodes.close("job", frame.step, self.now_s, summary)
 

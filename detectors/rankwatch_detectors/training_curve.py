@@ -2,7 +2,9 @@
 
 The series is the median over ranks of each train step, from whichever family carries it first. Non-finite values are
 `nonfinite`'s business and teach nothing here. A jump that comes back is a spike; one that stays, or a slow climb, is
-divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that).
+divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that). Beside that
+level, which follows the curve, the loss has an anchor: what climbs too slowly for the level to be left is told by it.
+What a job declares, or logs of its schedule, lets both begin anew.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Severity, StepKind
+from rankwatch_detectors.anchor import Anchor, AnchorConfig
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
 
@@ -28,20 +32,31 @@ class CurveConfig:
     """A lasting rise below this share of what a share can be taken of (`LevelWatch.measure`) is for information."""
     retell_factor: float = 3.0
     """An excess so many times what was told is told again."""
+    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 class CurveDetector(DispatchingDetector):
     """One kind's view of one series; scope "job"."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_watch", "_last_step", "_launched")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_watch",
+        "_anchor",
+        "_schedule",
+        "_last_step",
+        "_launched",
+    )
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 3
+        self.version = 4
         self._config = config
         self._watch = LevelWatch(config.level)
+        self._anchor = Anchor(config.anchor)
+        self._schedule = Schedule(config.schedule)
         self._last_step = -1
         self._launched = False
         """No point of this launch has come yet."""
@@ -51,11 +66,27 @@ class CurveDetector(DispatchingDetector):
         if new_attempt:
             self._launched = self._launched or new_launch
             self._watch.restart()
+            self._anchor.accept()
+            self._schedule.clear()
             self._last_step = -1
         return ()
 
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        if occurrence.kind == "declared" and occurrence.attempt == self.attempt:
+            self._watch.restart(fresh=True)
+            self._anchor.clear()
+            return self.episodes.close_all(self.now_s, f"The job declared a change: {occurrence.fields.get('what')}.")
+        if occurrence.kind == "accepted" and self.kind.value in occurrence.fields.get("kinds", ()):
+            self._watch.accept()
+            self._anchor.accept()
+            return self.episodes.close_all(self.now_s, f"The level of the {self._config.metric} was accepted.")
+        return ()
+
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        if frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
+        if frame.kind is not StepKind.TRAIN:
+            return ()
+        self._heed(self._schedule.push(frame))
+        if frame.step <= self._last_step:
             return ()
         value = typical(frame, self._config.metric)
         if value is None or (value <= 0 and self._config.level.logarithmic):
@@ -65,11 +96,82 @@ class CurveDetector(DispatchingDetector):
             self._launched = False
             self._watch.restart(fresh=frame.step < self._config.level.warm_points)
         turn = self._watch.push(value, frame.step)
-        return self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
+        findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
+        if self.kind is Kind.LOSS_DIVERGENCE:
+            self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
+            return [*findings, *self._climb(frame)]
+        return findings
+
+    def _heed(self, declared: Declared | None) -> None:
+        """A schedule that was logged explains what the curve does next."""
+        if declared is not None:
+            self._anchor.clear()
+        if declared is Declared.SHARP:
+            self._watch.settling.clear()
+
+    def _climb(self, frame: Frame) -> Sequence[Finding]:
+        """Tell that the loss has left the best level that it kept up, and what becomes of that."""
+        anchor = self._anchor
+        if "job" not in self.episodes:
+            return self._open_climb(frame) if anchor.left and self._watch.minimized else ()
+        told = self.episodes.told("job")
+        if self._watch.is_open or "best" not in told["evidence"]:
+            return ()
+        name = self._config.metric
+        if anchor.back:
+            return self.episodes.close("job", frame.step, self.now_s, f"The {name} is back at its best level.")
+        grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
+        severity = graver(Severity(told["severity"]), self._severity_of_climb())
+        if not grown and severity == told["severity"]:
+            return ()
+        return self._tell_climb(frame, severity)
+
+    def _severity_of_climb(self) -> Severity:
+        return Severity.INFO if self._anchor.share < self._config.slight_share else Severity.WARNING
+
+    def _tell_climb(self, frame: Frame, severity: Severity) -> list[Finding]:
+        return self.episodes.update(
+            "job",
+            severity=severity,
+            detected_step=frame.step,
+            detected_time_s=self.now_s,
+            score=self._score_of_climb(),
+            summary=self._sentence_of_climb(),
+            evidence={**self.episodes.told("job")["evidence"], **self._evidence_of_climb()},
+        )
+
+    def _open_climb(self, frame: Frame) -> list[Finding]:
+        onset = self._anchor.onset_step
+        return self.episodes.open(
+            "job",
+            attempt=self.attempt,
+            severity=self._severity_of_climb(),
+            onset_step=frame.step if onset is None else onset,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=self._score_of_climb(),
+            confidence=0.8,
+            summary=self._sentence_of_climb(),
+            evidence={"metric": self._config.metric, **self._evidence_of_climb()},
+        )
+
+    def _evidence_of_climb(self) -> dict[str, Any]:
+        anchor = self._anchor
+        return {"value": anchor.now, "best": anchor.best, "share": anchor.share, "least": anchor.least}
+
+    def _score_of_climb(self) -> float:
+        return self._anchor.excess / (self._watch.scale or self._anchor.least)
+
+    def _sentence_of_climb(self) -> str:
+        anchor = self._anchor
+        since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
+        what = f"The {self._config.metric} has climbed to {anchor.now:.4g}{since}"
+        return f"{what}; the best level it kept up is {anchor.best:.4g} ({anchor.share * 100:+.0f} %)."
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
         """What goes on growing is told again each time its excess has tripled; a divergence then is critical."""
-        if "job" not in self.episodes:
+        if "job" not in self.episodes or not self._watch.is_open:
             return ()
         told = self.episodes.told("job")
         usual, before = self._watch.usual, told["evidence"]["value"]
@@ -105,26 +207,46 @@ class CurveDetector(DispatchingDetector):
             return self._open(turn, value, frame)
         if "job" not in self.episodes:
             return ()
+        if self.kind is Kind.LOSS_DIVERGENCE:
+            return self._turned(turn, value, frame)
         if turn is Turn.LASTING:
             if self.kind is Kind.GRAD_NORM:
                 return self.episodes.update(
                     "job", severity=Severity.WARNING, summary=self._sentence(turn, value, frame)
                 )
             return self.episodes.close("job", frame.step, self.now_s, f"The {name} did not come back: it diverges.")
+        return self._close(turn, value, frame)
+
+    def _close(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         how = "is back at its level" if turn is Turn.BACK else f"has settled at a new level of {value:.4g}"
-        return self.episodes.close("job", frame.step, self.now_s, f"The {name} {how} in step {frame.step}.")
+        summary = f"The {self._config.metric} {how} in step {frame.step}."
+        return self.episodes.close("job", frame.step, self.now_s, summary)
+
+    def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
+        """What becomes of an open divergence: the level and the anchor take turns in saying whether it is over."""
+        told = self.episodes.told("job")
+        climbed = "best" in told["evidence"]
+        if turn is Turn.JUMP:
+            return ()
+        if turn is Turn.LASTING:
+            return self.episodes.update(
+                "job",
+                severity=graver(Severity(told["severity"]), self._severity(turn, value)),
+                detected_step=frame.step,
+                detected_time_s=self.now_s,
+                summary=self._sentence(turn, value, frame),
+                evidence={**told["evidence"], **self._evidence(value)},
+            )
+        if turn is Turn.SETTLED and self._anchor.left:
+            return self._tell_climb(frame, Severity(told["severity"]))
+        if climbed and not self._anchor.back:
+            return ()
+        self._anchor.pass_over()
+        return self._close(turn, value, frame)
 
     def _open(self, turn: Turn, value: float, frame: Frame) -> list[Finding]:
         watch = self._watch
         onset = watch.onset_step if watch.onset_step is not None else frame.step
-        evidence: dict[str, Any] = {
-            "metric": self._config.metric,
-            "value": value,
-            "usual": watch.usual,
-            "scale": watch.scale,
-            "score": watch.score,
-            "rising": watch.rising,
-        }
         return self.episodes.open(
             "job",
             attempt=self.attempt,
@@ -136,8 +258,18 @@ class CurveDetector(DispatchingDetector):
             score=watch.score,
             confidence=min(0.95, 0.5 + max(watch.score, 0.0) / 50),
             summary=self._sentence(turn, value, frame),
-            evidence=evidence,
+            evidence={"metric": self._config.metric, **self._evidence(value)},
         )
+
+    def _evidence(self, value: float) -> dict[str, Any]:
+        watch = self._watch
+        return {
+            "value": value,
+            "usual": watch.usual,
+            "scale": watch.scale,
+            "score": watch.score,
+            "rising": watch.rising,
+        }
 
     def _severity(self, turn: Turn, value: float) -> Severity:
         watch, excess = self._watch, value - self._watch.usual
@@ -155,3 +287,8 @@ class CurveDetector(DispatchingDetector):
         usual, score = self._watch.usual, self._watch.score
         name = self._config.metric
         return f"The {name} {words} {value:.4g} in step {frame.step}; usual is {usual:.4g} ({score:.0f} sigmas)."
+
+
+def graver(one: Severity, other: Severity) -> Severity:
+    """The more urgent of two."""
+    return min(one, other, key=list(Severity).index)

@@ -377,6 +377,17 @@ def test_a_place_with_a_scheme_survives_the_host(rank, place, tier):
     assert rank.notes("checkpoint_saved")[0]["tier"] == tier
 
 
+def test_a_change_that_people_want_is_declared_where_it_begins(rank):
+    for step in rank.watch.steps(3):
+        if step == 1:
+            rank.watch.declare("curriculum", "longer texts")
+            rank.watch.declare(7, None)
+    assert rank.notes("declared") == [
+        {"what": "curriculum", "detail": "longer texts"},
+        {"what": "7", "detail": "None"},
+    ]
+
+
 def test_a_save_of_the_loops_own_is_registered_with_what_it_says(rank):
     rank.watch.checkpoint_saved(40, "/c/40", tier="remote", seconds=1.5, size_bytes=10, shards=1)
     assert rank.notes("checkpoint_saved") == [

@@ -46,6 +46,11 @@ def _by_step(happenings: list[AtStep]) -> dict[int, list[AtStep]]:
     return by_step
 
 
+def _grown(step: int, from_step: int, factor: float, steps: int) -> float:
+    """How far what grows evenly has come."""
+    return 1.0 + (factor - 1.0) * min(max((step - from_step) / steps, 0.0), 1.0)
+
+
 class _Player:
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -121,6 +126,7 @@ class _Player:
         load = load * math.prod(factor for at_step, factor in job.ramps if self.step >= at_step)
         wave = 1.0 + job.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
         work = 0.7 * job.step_s * wave * self.silicon * noise * load
+        work = work * math.prod(_grown(self.step, *drift) for drift in job.drifts)
         trained = self.step - self.first_step
         if trained < job.warm_up_steps:
             work = work * (1 + (job.warm_up_factor - 1) * (1 - trained / job.warm_up_steps))
@@ -191,6 +197,7 @@ class _Player:
             if since >= 0 and (shape.steps is None or since < shape.steps):
                 factor = shape.factor * (1 + shape.growth) ** since
                 loss, norm = (loss * factor, norm) if shape.metric == "loss" else (loss, norm * factor)
+        loss = loss * math.prod(_grown(self.step, *climb) for climb in job.climbs)
         local = self.usual_norm * np.exp(0.1 * self.random.standard_normal(ranks))
         for gradient in job.gradients:
             if gradient.active(self.step):

@@ -80,6 +80,10 @@ class Job:
     """From a step on, every rank's batch is so many times larger."""
     congestions: list[tuple[int, float]] = field(default_factory=list)
     """From a step on, every collective takes so many times as long; nobody is busier."""
+    climbs: list[tuple[int, float, int]] = field(default_factory=list)
+    """From a step on, the loss climbs to so many times what it was, over so many steps."""
+    drifts: list[tuple[int, float, int]] = field(default_factory=list)
+    """From a step on, every rank's work grows to so many times what it was, over so many steps."""
     lean_host: int | None = None
     """A host that has one device less than the others."""
     launch: str = "launch"
@@ -113,6 +117,12 @@ class Job:
         self.slows.append(Slow(tuple(range(self.world_size)), from_step, until_step, factor))
         if factor > 1:
             self.labels.append(Label(Kind.SLOWDOWN, (), from_step, until_step))
+        return self
+
+    def drift(self, from_step: int, ratio: float, steps: int) -> Job:
+        """Let the busy time of all ranks grow, little by little over so many steps, to so many times what it was."""
+        self.drifts.append((from_step, ratio, steps))
+        self.labels.append(Label(Kind.SLOWDOWN, (), from_step))
         return self
 
     def congest(self, from_step: int, factor: float) -> Job:
@@ -171,6 +181,12 @@ class Job:
     def diverge(self, at_step: int, growth: float) -> Job:
         """Let the loss grow by a share for each step, for good."""
         self.losses.append(LossShape(at_step, None, 1.0, growth, "loss"))
+        self.labels.append(Label(Kind.LOSS_DIVERGENCE, (), at_step))
+        return self
+
+    def climb(self, at_step: int, factor: float, steps: int) -> Job:
+        """Let the loss climb, little by little over so many steps, to so many times what it was."""
+        self.climbs.append((at_step, factor, steps))
         self.labels.append(Label(Kind.LOSS_DIVERGENCE, (), at_step))
         return self
 

@@ -164,6 +164,11 @@ FAULTS: Final[dict[str, Entry]] = {
         {"at": AT, "factor": _slower(1.1), "until": UNTIL},
         lambda job, at, factor, until: job.slow_all(at, factor, until),
     ),
+    "drift": Entry(
+        "all ranks become slower, little by little",
+        {"at": AT, "factor": _slower(1.25), "steps": Parameter(integer(1), "over so many steps", 1800)},
+        lambda job, at, factor, steps: job.drift(at, factor, steps),
+    ),
     "hang": Entry(
         "ranks do not arrive, the others wait for them",
         {
@@ -215,6 +220,11 @@ FAULTS: Final[dict[str, Entry]] = {
         "the loss grows for good",
         {"at": AT, "growth": Parameter(number(0.0), "share for each step", 0.01)},
         lambda job, at, growth: job.diverge(at, growth),
+    ),
+    "loss_climb": Entry(
+        "the loss climbs, little by little",
+        {"at": AT, "factor": _factor(2.0), "steps": Parameter(integer(1), "over so many steps", 1300)},
+        lambda job, at, factor, steps: job.climb(at, factor, steps),
     ),
     "grad_norm": Entry(
         "the gradient norm jumps",

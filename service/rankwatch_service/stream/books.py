@@ -11,8 +11,7 @@ import msgspec
 
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.control.ledger import Entry, Ledger, Shard, Tier, Verdict
-from rankwatch_service.stream.causes import SPOILS_WEIGHTS
-from rankwatch_service.stream.incidents import Incident, Part, unix_ns
+from rankwatch_service.stream.incidents import Incident, unix_ns
 
 CHANGES_MAX: Final = 32
 """Changes remembered, the newest."""
@@ -109,8 +108,8 @@ class Books:
             doubts = [
                 step if part.onset_step is None else part.onset_step
                 for incident in incidents
-                for part in _spoiling(incident)
-                if part.attempt == attempt
+                for part in incident.parts
+                if part.spoils_weights and part.attempt == attempt
             ]
             changed += self.ledger.progressed(attempt, self._first_step, step, min(doubts, default=None))
         return changed
@@ -118,8 +117,8 @@ class Books:
     def doubt(self, incident: Incident) -> list[Entry]:
         """An incident opened or grew: what was saved since the onset of any of its parts may hold spoilt weights."""
         changed = []
-        for part in _spoiling(incident):
-            if part.onset_step is not None:
+        for part in incident.parts:
+            if part.spoils_weights and part.onset_step is not None:
                 reason = f"saved after the onset of incident {incident.id} ({part.kind})"
                 changed += self.ledger.doubt(part.attempt, part.onset_step, reason)
         return changed
@@ -142,10 +141,6 @@ class Books:
         books._changes.extend(state["changes"])
         books._first_step = state["first_step"]
         return books
-
-
-def _spoiling(incident: Incident) -> list[Part]:
-    return [part for part in incident.parts if part.is_open and part.kind in SPOILS_WEIGHTS]
 
 
 def entry_restored(saved: Mapping[str, Any]) -> Entry:

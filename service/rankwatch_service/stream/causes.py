@@ -98,7 +98,8 @@ FLAPS: Final = frozenset({Kind.HANG, Kind.TELEMETRY_LOST})
 detectors watch for themselves that what they found stays away before they say that it ended."""
 
 SPOILS_WEIGHTS: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE, Kind.LOSS_DIVERGENCE})
-"""Kinds after whose onset a checkpoint is not to be trusted. A loss or norm that only jumps proves nothing wrong."""
+"""Kinds after whose onset a checkpoint is not to be trusted. A loss or norm that only jumps proves nothing wrong.
+Training goes on for nothing while one lasts."""
 
 HOST_WIDE: Final = frozenset(
     {Kind.STRAGGLER, Kind.HANG, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED, Kind.NETWORK_DEGRADED}
@@ -107,9 +108,6 @@ HOST_WIDE: Final = frozenset(
 
 STANDS_STILL: Final = frozenset({Kind.HANG, Kind.RANK_LOST})
 """Kinds during which nothing moves: all GPUs are idle."""
-
-WASTES: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE, Kind.LOSS_DIVERGENCE})
-"""Kinds during which training goes on for nothing."""
 
 ON_RECORD: Final = frozenset(
     {

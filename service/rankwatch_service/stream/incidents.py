@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
-from rankwatch_service.stream.causes import ENDS
+from rankwatch_service.stream.causes import ENDS, SPOILS_WEIGHTS
 
 LISTED_MAX: Final = 64
 """Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
@@ -62,6 +62,11 @@ class Part:
     """How often it has come back."""
     hosts: tuple[str, ...] = ()
     """Where hosts are meant and not their ranks: which ones, up to as many as the evidence lists."""
+
+    @property
+    def spoils_weights(self) -> bool:
+        """Whether training goes on for nothing meanwhile. A curve that is for information proves nothing wrong."""
+        return self.is_open and self.kind in SPOILS_WEIGHTS and self.severity is not Severity.INFO
 
     def told(self) -> dict[str, Any]:
         """As an entry of `consequences`."""

@@ -163,6 +163,8 @@ class JobStream:
             self._store(changed, now_s, effects)
         elif occurrence.kind in ("checkpoint_gone", "process_exit"):
             self._store(self.books.gone(occurrence), now_s, effects)
+        elif occurrence.kind == "declared":
+            self.books.note(f"declared: {occurrence.fields.get('what')}", occurrence.step, now_s)
         elif occurrence.kind == "checkpoint_loaded":
             self.books.note("checkpoint loaded", occurrence.step, now_s)
         elif occurrence.kind == "stack_dump":
@@ -172,11 +174,13 @@ class JobStream:
         incident = self.correlator.get(record.incident)
         if incident is None:
             return
+        standing: list[str] = []
         match record.what:
             case "acknowledged" if incident.state == "open":
                 incident.state, incident.acknowledged_by = "acknowledged", record.actor
                 what = Moment.ACKNOWLEDGED
             case "resolved" if incident.state != "resolved":
+                standing = sorted({str(part.kind) for part in incident.parts if part.is_open})
                 self.correlator.resolve(incident, self._assembler.last_step, now_s)
                 what = Moment.RESOLVED
             case "commented":
@@ -184,6 +188,11 @@ class JobStream:
             case _:
                 return
         self._tell([Told(incident, what, record.text, record.actor)], now_s, effects)
+        if what is Moment.RESOLVED:
+            # What detectors still see is accepted: the level that it has come to is the one to be kept up.
+            fields = {"kinds": standing}
+            accepted = Occurrence("accepted", self._portrait.attempt, "", now_s, None, None, fields)
+            self._observe([accepted], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from rankwatch_service.control.commands import STACKS, new_command
 from rankwatch_service.control.ledger import Ledger
 from rankwatch_service.control.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_target
 from rankwatch_service.control.suggest import Figures, suggest
-from rankwatch_service.stream.causes import SPOILS_WEIGHTS, STANDS_STILL, WASTES
+from rankwatch_service.stream.causes import STANDS_STILL
 from rankwatch_service.stream.incidents import Incident, derived, unix_ns
 
 STACK_RANKS_MAX: Final = 8
@@ -36,7 +36,7 @@ class Situation:
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
     kinds = {part.kind for part in incident.parts if part.is_open}
-    if kinds & (STANDS_STILL | WASTES):
+    if kinds & STANDS_STILL or any(part.spoils_weights for part in incident.parts):
         return float(world_size)
     told = incident.evidence.get("cost_gpu_hours_per_hour")
     if isinstance(told, int | float):
@@ -51,7 +51,7 @@ def facts(incident: Incident, world_size: int) -> Facts:
     """The incident as the policy looks at it: what is worst in it decides, whatever brought that about."""
     gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
-    spoilt = [part.onset_step for part in incident.parts if part.is_open and part.kind in SPOILS_WEIGHTS]
+    spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
     onsets = [step for step in (gravest.onset_step, *spoilt) if step is not None]
     return Facts(
         id=incident.id,

@@ -67,13 +67,15 @@ class Panic(BaseException):
 class World:
     """A job of two hosts with two ranks each, told of by hand."""
 
-    def __init__(self, *rules: Rule, can=("pause", "checkpoint", "rollback", "relaunch"), **limits) -> None:
+    def __init__(
+        self, *rules: Rule, can=("pause", "checkpoint", "rollback", "relaunch"), detector=Scripted, **limits
+    ) -> None:
         self.seq = itertools.count()
         self.effects = Effects()
         desk = Desk()
         desk.policy = Policy(rules, Limits(**limits))
         desk.receivers = ({"name": "oncall", "kinds": (), "severities": (), "jobs": (), "enabled": True},)
-        self.job = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {"incident": incident}, desk)
+        self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, desk)
         self.now_s = 1_000.0
         infos = tuple(
             wire.RankInfo(rank, 4, rank % 2, f"node-{rank // 2}", f"GPU-{rank}", can=can) for rank in range(4)
@@ -210,6 +212,43 @@ def test_what_people_say_becomes_transitions():
     assert world.effects.transitions[-1].incident["state"] == "resolved"
     types = [body for body in (b"opened", b"resolved") if any(body in row["body"] for row in world.effects.outbox)]
     assert (len(types), len(world.effects.outbox)) == (2, 2)
+
+
+def test_detectors_hear_that_a_person_accepts_what_still_stands():
+    heard = []
+
+    class Listening(Scripted):
+        def observe(self, observation: Observation) -> Sequence[Finding]:
+            if isinstance(observation, Occurrence) and observation.kind == "accepted":
+                heard.append((observation.attempt, observation.fields["kinds"]))
+            return super().observe(observation)
+
+    world = World(detector=Listening)
+    world.find("loss_divergence")
+    world.find("grad_norm")
+    world.find("grad_norm", change="close")
+    incident = world.effects.transitions[0].incident["id"]
+    world.job.control(Judgement(incident, "resolved", "ann", ""), world.now_s, world.effects)
+    assert heard == [("l.0", ["loss_divergence"])]
+
+
+@pytest.mark.parametrize(("severity", "verdict"), [("info", "good"), ("warning", "suspect")])
+def test_a_loss_that_climbs_a_little_leaves_checkpoints_good(severity, verdict):
+    world = World()
+    world.save(0)
+    world.train(*range(60))
+    world.save(60)
+    world.find("loss_divergence", severity=severity, onset_step=50)
+    world.train(*range(60, 130))
+    assert world.verdicts()["memory:l.0:60"] == verdict
+
+
+def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
+    world = World()
+    world.train(0, 1)
+    world.send(events=(wire.Event("declared", 1, 0, 1, {"what": "curriculum", "detail": ""}),))
+    world.find("slowdown")
+    assert "declared: curriculum" in json.dumps(world.effects.transitions[0].incident)
 
 
 def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():

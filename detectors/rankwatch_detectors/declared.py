@@ -1,0 +1,85 @@
+"""Changes of a job's schedule that its own log declares: the learning rate, and how much work a step has.
+
+A learning rate that rises lets the loss rise (warm-up, warm restarts); one that falls explains no rise. Batches and
+tokens count either way, once their average has moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from rankwatch_detectors.base import Frame
+from rankwatch_detectors.dispatch import typical
+from rankwatch_detectors.state import Stateful
+
+RATES = ("lr", "learning_rate")
+AMOUNTS = ("tokens", "batch_size", "global_batch_size")
+
+
+class Declared(StrEnum):
+    """How much a logged schedule changed."""
+
+    GRADUAL = "gradual"
+    """Little by little: levels from before say nothing about now."""
+    SHARP = "sharp"
+    """From one row to the next: the curve may jump with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleConfig:
+    """What counts as a change."""
+
+    rates: tuple[str, ...] = RATES
+    ratio: float = 1.1
+    sharp_ratio: float = 1.5
+    amount_rows: int = 32
+    """Memory of the average of amounts, which differ from batch to batch."""
+
+
+class Schedule(Stateful):
+    """What a job logs of its own schedule. Memory: a few numbers for each metric."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_rate", "_reference", "_amounts")
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        self._config = config
+        self.clear()
+
+    def clear(self) -> None:
+        """Another launch: it may have another schedule."""
+        self._rate: float | None = None
+        self._reference: float | None = None
+        """The lowest rate since the last declared change."""
+        self._amounts: dict[str, list[float]] = {}
+        """By metric: its average, and what that was at the last declared change."""
+
+    def push(self, frame: Frame) -> Declared | None:
+        """Take up one frame; say whether it declares a change."""
+        turn = None
+        for name in AMOUNTS:
+            if name in frame.values and (amount := typical(frame, name)) is not None and amount > 0:
+                turn = self._amount(name, amount) or turn
+        for name in self._config.rates:
+            if name in frame.values and (rate := typical(frame, name)) is not None and rate >= 0:
+                return self._learning_rate(rate) or turn
+        return turn
+
+    def _learning_rate(self, rate: float) -> Declared | None:
+        config = self._config
+        before, reference = self._rate, self._reference
+        self._rate = rate
+        if before is None or reference is None or rate <= config.ratio * reference:
+            self._reference = rate if reference is None else min(reference, rate)
+            return None
+        self._reference = rate
+        return Declared.SHARP if rate > config.sharp_ratio * before else Declared.GRADUAL
+
+    def _amount(self, name: str, amount: float) -> Declared | None:
+        config = self._config
+        average, reference = self._amounts.get(name, [amount, amount])
+        average += (amount - average) / config.amount_rows
+        changed = not 1 / config.ratio <= average / reference <= config.ratio
+        self._amounts[name] = [average, average if changed else reference]
+        return Declared.GRADUAL if changed else None
