@@ -95,7 +95,7 @@ def resolve(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Say that it is over."""
+    """Say that it is over; the level of what still stands is accepted."""
     _act(incident, "resolve", {"text": reason}, url, token)
 
 
