@@ -117,6 +117,21 @@ def test_a_long_list_says_how_long_it_is_and_shows_the_worst_first(office):
     expect(page.locator("tr.link")).to_contain_text("400 not resolved")
 
 
+def test_an_incident_tells_first_steps_times_with_their_zone_and_an_id_to_type(office):
+    office.job("gpt-hung", state="stalled")
+    suggestion = {"action": "investigate", "reason": "", "cost_gpu_hours": 4.0, "alternatives": []}
+    office.incidents(1, job="gpt-hung", severity="critical", kind="hang", suggestion=suggestion)
+    page = office.goto("/incidents")
+    short = page.locator("tr.link .mono").text_content()
+    page.goto(f"{office.url}/incidents/{short}")
+    todo = page.locator(".card", has_text="What to do")
+    expect(todo).to_contain_text("Read the stack of the named rank")
+    expect(todo).to_contain_text("This job can be told to do nothing")
+    expect(todo).not_to_contain_text("Wait")
+    expect(page.locator(".strip")).to_contain_text("UTC+5:30")
+    expect(page).to_have_title(re.compile(short))
+
+
 def test_a_stalled_job_shows_since_when_and_greys_its_rates(office):
     office.job("gpt-hung", state="stalled", loss=float("nan"), last_progress_unix_ns=office.now - 600 * S)
     page = office.goto("/jobs")

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.found import full_id
 from rankwatch_service.api.once import OnceDep
 from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
@@ -21,6 +22,7 @@ from rankwatch_service.control.policy import Action
 from rankwatch_service.control.training import checkpoints, current_attempt
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command as CommandRow
+from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Order as OrderRow
 
 router = APIRouter(tags=["commands"])
@@ -111,7 +113,7 @@ def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, ide
             reason=body.reason,
             requested_by=identity.actor,
             now_unix_ns=now,
-            incident_id=body.incident,
+            incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
             idempotency_key=f"{identity.id}:{once.key}" if once.key else None,
             expires_s=body.expires_s,
         )
@@ -138,10 +140,11 @@ def list_commands(
         query = query.where(CommandRow.job == identity.job)
     query = any_of(query, CommandRow.job, job)
     query = any_of(query, CommandRow.state, state)
-    query = any_of(query, CommandRow.incident_id, incident)
     order = (CommandRow.requested_unix_ns, CommandRow.id)
     purpose = f"commands {job} {state} {incident}"
     with read(context.engine) as connection:
+        answered = [full_id(connection, Incident, one, identity) for one in incident or ()]
+        query = any_of(query, CommandRow.incident_id, answered)
         return fetch_page(connection, query, order, window, context.seal, purpose, Command.model_validate)
 
 
@@ -150,7 +153,7 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
     """One command with its tries."""
     with read(context.engine) as connection:
         row = _find(connection, command_id, identity)
-        tries = select(OrderRow.__table__).where(OrderRow.command_id == command_id).order_by(OrderRow.try_number)
+        tries = select(OrderRow.__table__).where(OrderRow.command_id == row["id"]).order_by(OrderRow.try_number)
         orders = [Try.model_validate(one) for one in connection.execute(tries).mappings()]
     return CommandDetail(**row, orders=orders)
 
@@ -166,7 +169,7 @@ def approve(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity:
         if row["state"] != "requested" or not row["approval_required"]:
             raise ProblemError(409, f"the command does not wait for approval: it is {row['state']}")
         now = context.clock.unix_ns()
-        commands.settle(connection, command_id, Outcome("approved", f"by {identity.name}"), identity.actor, now)
+        commands.settle(connection, row["id"], Outcome("approved", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
     answer = once.write(identity, body, 200, work)
@@ -183,7 +186,7 @@ def cancel(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: 
         if row["state"] not in (*commands.WAITING, "sent"):
             raise ProblemError(409, f"it is too late: the command is {row['state']}")
         now = context.clock.unix_ns()
-        commands.settle(connection, command_id, Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
+        commands.settle(connection, row["id"], Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
     answer = once.write(identity, body, 200, work)
@@ -192,7 +195,7 @@ def cancel(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: 
 
 
 def _find(connection: Connection, command_id: str, identity: Identity) -> RowMapping:
-    row = commands.get(connection, command_id)
+    row = commands.get(connection, full_id(connection, CommandRow, command_id, identity))
     if row is None or not identity.may_see(row["job"]):
         raise not_found("command", command_id)
     return row

@@ -9,23 +9,28 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, case, func, select
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.found import full_id
 from rankwatch_service.api.numbers import Number
 from rankwatch_service.api.once import OnceDep
 from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control import audit
+from rankwatch_service.control.first_steps import first_steps
 from rankwatch_service.control.records import Judgement, encode_control
 from rankwatch_service.log.base import Entry
+from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentTransition, Job, Outbox
+from rankwatch_service.store.models import IncidentTransition, Outbox
+from rankwatch_service.store.models import Job as JobRow
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
 
@@ -83,6 +88,12 @@ class Incident(BaseModel):
     transitions: int
     acknowledged_by: str | None
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def short_id(self) -> str:
+        """The id as people say it; like any longer beginning of the id it is taken wherever the id is."""
+        return short(self.id)
+
 
 class BySeverity(BaseModel):
     """How many of each severity."""
@@ -127,8 +138,10 @@ class Notification(BaseModel):
 
 
 class IncidentDetail(Incident):
-    """An incident with its history."""
+    """An incident with its history, what to do about it first, and what its job can be told to do now."""
 
+    first_steps: list[str]
+    can: list[str]
     history: list[Transition]
     notifications: list[Notification]
 
@@ -182,8 +195,8 @@ def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | N
         IncidentRow.state, IncidentRow.severity
     )
     cost = (
-        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), func.max(Job.world_size))
-        .join(Job, Job.name == IncidentRow.job)
+        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), func.max(JobRow.world_size))
+        .join(JobRow, JobRow.name == IncidentRow.job)
         .where(IncidentRow.state != "resolved")
         .group_by(IncidentRow.job)
     )
@@ -250,10 +263,10 @@ def _judge(
 ) -> IncidentDetail:
     def work(connection: Connection) -> _Noted:
         row = _find(connection, incident_id, identity)
-        record = Judgement(incident=incident_id, what=what, actor=identity.name, text=body.text)
+        record = Judgement(incident=row["id"], what=what, actor=identity.name, text=body.text)
         context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
         now = context.clock.unix_ns()
-        audit.append(connection, now, identity.actor, f"incident.{what}", incident_id, "ok", fields={"text": body.text})
+        audit.append(connection, now, identity.actor, f"incident.{what}", row["id"], "ok", fields={"text": body.text})
         return _Noted(transitions=row["transitions"])
 
     before = _Noted.model_validate_json(bytes(once.write(identity, body, 200, work).body))
@@ -272,7 +285,8 @@ def _judge(
 
 
 def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:
-    query = select(IncidentRow.__table__).where(IncidentRow.id == incident_id)
+    full = full_id(connection, IncidentRow, incident_id, identity)
+    query = select(IncidentRow.__table__).where(IncidentRow.id == full)
     row = connection.execute(query).mappings().one_or_none()
     if row is None or not identity.may_see(row["job"]):
         raise not_found("incident", incident_id)
@@ -297,8 +311,12 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .where(Outbox.incident_id == row["id"])
         .order_by(Outbox.transition, Outbox.receiver)
     ).mappings()
+    here = (AttemptRow.job == row["job"], AttemptRow.attempt == JobRow.attempt, JobRow.name == row["job"])
+    topology = connection.scalar(select(AttemptRow.topology).where(*here, JobRow.state != "ended")) or {}
     return IncidentDetail(
         **row,
+        first_steps=first_steps(row["kind"]),
+        can=sorted(topology.get("can", ())),
         history=[Transition.model_validate(one) for one in history],
         notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in told],
     )

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.found import full_id
 from rankwatch_service.api.once import OnceDep
 from rankwatch_service.api.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
@@ -111,12 +112,13 @@ def end_silence(silence_id: str, context: Ctx, identity: Operator) -> None:
         if silence.ends_unix_ns <= now:
             return
         ended = silence.model_copy(update={"ends_unix_ns": now})
-        connection.execute(update(SilenceRow).where(SilenceRow.id == silence_id).values(ends_unix_ns=now))
+        connection.execute(update(SilenceRow).where(SilenceRow.id == silence.id).values(ends_unix_ns=now))
         _changed(context, connection, identity, "silence.end", ended)
 
 
 def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMapping:
-    query = select(SilenceRow.__table__).where(SilenceRow.id == silence_id)
+    full = full_id(connection, SilenceRow, silence_id, identity)
+    query = select(SilenceRow.__table__).where(SilenceRow.id == full)
     row = connection.execute(query).mappings().one_or_none()
     if row is None or not identity.may_see(row["job"]):
         raise not_found("silence", silence_id)

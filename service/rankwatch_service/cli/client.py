@@ -10,6 +10,7 @@ import httpx2
 
 from rankwatch_service.cli.endpoint import Endpoint
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.output import note
 
 TIMEOUT_S: Final = 15.0
 PAGE_ITEMS: Final = 200
@@ -40,15 +41,18 @@ class Client:
         return self._ask("GET", path, params={name: value for name, value in query.items() if value is not None})
 
     def items(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
-        """Read a list, page by page, up to `limit` items."""
+        """Read a list, page by page, up to `limit` items; says if there are more."""
         cursor: str | None = None
-        while limit > 0:
-            page = self.get(path, **query, limit=min(limit, PAGE_ITEMS), cursor=cursor)
-            yield from page["items"][:limit]
-            limit -= len(page["items"])
+        left, total = limit, None
+        while left > 0:
+            page = self.get(path, **query, limit=min(left, PAGE_ITEMS), cursor=cursor)
+            total = page.get("total") or total
+            yield from page["items"][:left]
+            left -= len(page["items"])
             cursor = page.get("next_cursor")
             if not cursor:
                 return
+        note(f"only {limit} of {total} are shown" if total else f"only the first {limit} are shown, there are more")
 
     def head_date(self, path: str) -> str:
         """The service's own time, as its `Date` header says it."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 
 app = typer.Typer(help="List commands, or approve or cancel one.", invoke_without_command=True)
 
@@ -17,7 +17,7 @@ COMMAND = Annotated[str, typer.Argument(help="Its id.")]
 @app.callback()
 def list_commands(
     context: typer.Context,
-    job: JOB = None,
+    job: JOBS = None,
     limit: LIMIT = 50,
     as_json: JSON = False,
     url: URL = None,
@@ -30,7 +30,7 @@ def list_commands(
         connect(url, token).items("/api/v1/commands", limit, job=job),
         as_json,
         {
-            "id": lambda one: output.identifier(one["id"]),
+            "id": lambda one: output.short_id(one["id"]),
             "job": lambda one: output.plain(one["job"]),
             "action": lambda one: output.plain(one["action"]),
             "state": lambda one: output.state(one["state"]),

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import Status
-from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 
 app = typer.Typer(help="List incidents, look at one, or say something about it.", invoke_without_command=True)
 
-INCIDENT = Annotated[str, typer.Argument(help="Its id.")]
+INCIDENT = Annotated[str, typer.Argument(help="Its id, or the beginning of it.")]
 
 
 @app.callback()
 def list_incidents(
     context: typer.Context,
-    job: JOB = None,
-    state: Annotated[str | None, typer.Option(help="open, acknowledged or resolved.")] = None,
-    kind: Annotated[str | None, typer.Option(help="For instance straggler or hang.")] = None,
-    severity: Annotated[str | None, typer.Option(help="critical, warning or info.")] = None,
+    job: JOBS = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="open, acknowledged, resolved or unresolved; may be repeated.")
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="For instance straggler or hang; may be repeated.")] = None,
+    severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
     limit: LIMIT = 100,
     as_json: JSON = False,
@@ -40,7 +43,7 @@ def list_incidents(
         found,
         as_json,
         {
-            "id": lambda one: output.identifier(one["id"]),
+            "id": lambda one: output.short_id(one["id"]),
             "severity": lambda one: output.severity(one["severity"]),
             "state": lambda one: output.state(one["state"]),
             "job": lambda one: output.plain(one["job"]),
@@ -57,13 +60,14 @@ def list_incidents(
 @app.command("show")
 def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Look at one incident: what, where, since when, evidence, what to do."""
-    found = connect(url, token).get(f"/api/v1/incidents/{incident}")
+    found = connect(url, token).get(_path(incident))
     if as_json:
         output.print_json([found])
         return
     suggestion = found["suggestion"]
     output.print_fields(
         [
+            ("id", output.plain(found["id"])),
             ("summary", output.plain(found["summary"])),
             ("kind", output.plain(found["kind"])),
             ("severity", output.severity(found["severity"])),
@@ -75,6 +79,8 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
             ("confidence", output.plain(found["confidence"])),
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
+            *((f"{n}. do first", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
+            ("job can", output.plain(", ".join(found["can"]) or "nothing")),
             ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
             ("checkpoint", output.plain(found["checkpoint"])),
             *((f"  {name}", _evidence(value)) for name, value in found["evidence"].items()),
@@ -111,8 +117,12 @@ def comment(
 
 
 def _act(incident: str, action: str, body: dict[str, str], url: str | None, token: str | None) -> None:
-    found = connect(url, token).post(f"/api/v1/incidents/{incident}/{action}", body)
+    found = connect(url, token).post(f"{_path(incident)}/{action}", body)
     output.note(f"{incident} is {found.get('state', 'updated')}")
+
+
+def _path(incident: str) -> str:
+    return f"/api/v1/incidents/{quote(incident, safe='')}"
 
 
 def _evidence(value: Any) -> Text:

@@ -40,7 +40,7 @@ def list_silences(
         connect(url, token).items("/api/v1/silences", limit),
         as_json,
         {
-            "id": lambda one: output.identifier(one["id"]),
+            "id": lambda one: output.short_id(one["id"]),
             "job": lambda one: output.plain(one["job"]),
             "kind": lambda one: output.plain(one["kind"]),
             "scope": lambda one: output.plain(one["scope"]),

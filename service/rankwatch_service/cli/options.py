@@ -18,7 +18,7 @@ TOKEN = Annotated[
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 LIMIT = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Print at most so many.")]
-JOB = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
+JOBS = Annotated[list[str] | None, typer.Option("--job", help="Only of this job; may be repeated.")]
 DATABASE_URL = Annotated[
     str | None, typer.Option("--database-url", help="Where the state is: sqlite:///PATH or postgresql://HOST/NAME.")
 ]

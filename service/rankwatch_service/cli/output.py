@@ -114,6 +114,13 @@ def state(value: str) -> Text:
     return Text(plain(value).plain, style=STATE_STYLES.get(value, ""))
 
 
+def short_id(full_id: str) -> Text:
+    """An id as people type it."""
+    from rankwatch_service.short_ids import short
+
+    return identifier(short(full_id))
+
+
 def moment(unix_ns: int | None) -> Text:
     """A time as UTC, to the second."""
     if unix_ns is None:

@@ -14,6 +14,8 @@ from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, Ledger
 from rankwatch_service.control.policy import Action, Decision, Facts, rollback_target
 
 WAIT: Final = "wait"
+INVESTIGATE: Final = "investigate"
+"""In place of waiting, for what hardly passes by itself, where the job can do nothing about it."""
 
 RELAUNCH_S: Final = 120.0
 """Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
@@ -29,9 +31,9 @@ _ORDER_OF_WAYS: Final[dict[str, tuple[str, ...]]] = {
     "device_fault": (Action.RELAUNCH, Action.CHECKPOINT, Action.PAUSE),
     "restart_loop": (Action.STOP,),
 }
-_STAYS: Final = "it hardly passes by itself: only while somebody looks at it"
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass, and nothing is lost but speed",
+    INVESTIGATE: "it hardly passes by itself: begin with the first steps",
     Action.ROLLBACK: "weights from before the onset, in the same processes",
     Action.RELAUNCH: "new processes from the newest good checkpoint",
     Action.PAUSE: "holds processes and memory while someone looks",
@@ -58,37 +60,36 @@ def suggest(
 
     Returns:
         What `Incident.suggestion` holds: {action, reason, checkpoint, cost_gpu_hours, break_even_s, alternatives:
-        [{action, cost_gpu_hours, reason}]}. Costs are GPU-hours; that of waiting is for one hour of it. An unknown
-        cost is null. The policy's own choice comes first where it has made one.
+        [{action, cost_gpu_hours, reason}]}. Costs are GPU-hours; those of waiting and investigating are for one hour of
+        it. An unknown cost is null. The policy's own choice comes first where it has made one.
     """
     ways = _ORDER_OF_WAYS.get(incident.kind, (WAIT, Action.PAUSE))
     target = rollback_target(incident, ledger)
     resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)
-    fit = [way for way in dict.fromkeys((*ways, WAIT)) if _possible(way, capabilities, target)]
+    last = WAIT if WAIT in ways else INVESTIGATE
+    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, target)]
     chosen = decision.action if decision.action in fit else fit[0]
     costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
     cost = costs[chosen]
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
-        "reason": _reason(chosen, ways),
+        "reason": _REASONS[chosen],
         "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
         "cost_gpu_hours": cost,
-        "break_even_s": cost / loss_per_s if chosen != WAIT and cost is not None and loss_per_s > 0 else None,
+        "break_even_s": cost / loss_per_s
+        if chosen not in (WAIT, INVESTIGATE) and cost is not None and loss_per_s > 0
+        else None,
         "alternatives": [
-            {"action": way, "cost_gpu_hours": costs[way], "reason": _reason(way, ways)} for way in fit if way != chosen
+            {"action": way, "cost_gpu_hours": costs[way], "reason": _REASONS[way]} for way in fit if way != chosen
         ],
     }
 
 
 def _possible(way: str, capabilities: Collection[str], target: Entry | None) -> bool:
-    if way == WAIT:
+    if way in (WAIT, INVESTIGATE):
         return True
     return way in capabilities and (way != Action.ROLLBACK or target is not None)
-
-
-def _reason(way: str, ways: Collection[str]) -> str:
-    return _STAYS if way == WAIT and WAIT not in ways else _REASONS[way]
 
 
 def _cost_gpu_hours(
@@ -96,7 +97,7 @@ def _cost_gpu_hours(
 ) -> float | None:
     gpu_hours_per_s = incident.world_size / 3_600
     match way:
-        case "wait":
+        case "wait" | "investigate":
             return figures.impact_gpu_hours_per_hour
         case Action.ROLLBACK:
             assert target is not None

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
 
+from rankwatch_service.short_ids import short
+
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
     "opened": "incident.opened",
     "updated": "incident.updated",
@@ -87,6 +89,7 @@ def _incident_data(incident: Mapping[str, Any], links: Mapping[str, str]) -> dic
         cut.append("evidence texts")
     return {
         "id": incident["id"],
+        "short_id": short(incident["id"]),
         "number": incident["number"],
         "job": incident["job"],
         "attempt": incident["attempt"],

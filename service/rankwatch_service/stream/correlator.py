@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
+from rankwatch_service.short_ids import short
 from rankwatch_service.stream.causation import came_first, may_bring
 from rankwatch_service.stream.causes import BECOMES, CAUSE_ORDER, FLAPS, LASTING
 from rankwatch_service.stream.endings import (
@@ -270,7 +271,7 @@ class Correlator:
             incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
             end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
-            told.append(Told(other, Moment.RESOLVED, f"goes on as #{incident.number}: {incident.summary}"))
+            told.append(Told(other, Moment.RESOLVED, f"goes on as {short(incident.id)}: {incident.summary}"))
         return told
 
     def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Told:

@@ -5,7 +5,7 @@ from sqlalchemy import insert, update
 
 from rankwatch_service.api.access import Scope
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Incident, IncidentTransition, Job
+from rankwatch_service.store.models import Attempt, Incident, IncidentTransition, Job
 
 ON_BOTH_DATABASES = True
 
@@ -186,6 +186,36 @@ def test_charts_of_a_job_without_values_are_empty_and_of_no_job_are_404(api):
     ):
         assert api.get(f"/api/v1/jobs/j/series?{query}").status_code == 422, query
     assert api.get("/api/v1/jobs/j/series?metric=loss&ranks=0-99999999&reduce=none").status_code == 422
+
+
+def test_an_incident_is_found_by_the_beginning_of_its_id(api):
+    rows = [incident(1, id="inc_3f9a2c1bd17744aa20c1d2e3"), incident(2, id="inc_3f9a2c1bd17744aa20c1ffff", job="other")]
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), [rows[0], incident(3, id="inc_aaaaaaaaaaaaaaaaaaaaaaaa")])
+    whole = rows[0]["id"]
+    for given in (whole, "3f9a2c1bd1", "inc_3f9a2c1bd1", "%233f9a2c", "3f9a2c"):
+        found = api.get(f"/api/v1/incidents/{given}").json()
+        assert (found["id"], found["short_id"]) == (whole, "3f9a2c1bd1"), given
+    for given in ("3f9a2", "3f9a2%25", "ffffff", "inc_"):
+        assert api.get(f"/api/v1/incidents/{given}").status_code == 404, given
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), rows[1:])
+    several = api.get("/api/v1/incidents/3f9a2c1bd1")
+    assert several.status_code == 409
+    assert whole in several.json()["detail"]
+    of_other = api.get("/api/v1/incidents/3f9a2c1bd1", token=api.token(Scope.READ, job="other"))
+    assert of_other.json()["id"] == rows[1]["id"]
+
+
+def test_an_incident_says_what_to_do_first_and_what_its_job_can(api, many):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row(name="j1")))
+        row = {"job": "j1", "attempt": "l.0", "number": 1, "started_unix_ns": 1, "world_size": 4}
+        connection.execute(insert(Attempt).values(**row, topology={"can": ["pause", "relaunch"]}))
+    found = api.get("/api/v1/incidents/inc_1").json()
+    assert found["can"] == ["pause", "relaunch"]
+    assert "heat map" in found["first_steps"][0]
+    assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):

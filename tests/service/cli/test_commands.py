@@ -9,6 +9,7 @@ from sqlalchemy import insert, update
 
 from rankwatch_service.api.access import Scope
 from rankwatch_service.cli import main
+from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
 from tests.support.incidents import NOON_UNIX_NS, incident_row
@@ -138,8 +139,8 @@ def test_a_command_is_requested_listed_and_cancelled(terminal, to):
     command = json.loads(out)
     assert (status, command["action"], command["reason"]) == (0, "pause", "a look"), err
     status, out, _ = terminal.run("commands", "--job", "gpt-small", *to)
-    assert command["id"] in out
-    status, _, err = terminal.run("commands", "cancel", command["id"], *to)
+    assert short(command["id"]) in out
+    status, _, err = terminal.run("commands", "cancel", short(command["id"]), *to)
     assert (status, "cancelled" in err) == (0, True)
 
 

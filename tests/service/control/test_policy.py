@@ -1,7 +1,9 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from rankwatch_service.control.first_steps import FIRST_STEPS, first_steps
 from rankwatch_service.control.ledger import Ledger, Shard, Tier
 from rankwatch_service.control.policy import (
     HOUR_NS,
@@ -111,11 +113,23 @@ def test_the_suggestion_prices_each_way_and_leads_with_what_the_policy_chose():
     assert made["cost_gpu_hours"] == pytest.approx(22 * 4 / 3_600)
     assert made["break_even_s"] == pytest.approx(22.0)
     others = {one["action"]: one["cost_gpu_hours"] for one in made["alternatives"]}
-    assert others == {"relaunch": pytest.approx(142 * 4 / 3_600), "pause": 4.0, "wait": 4.0}
+    assert others == {"relaunch": pytest.approx(142 * 4 / 3_600), "pause": 4.0, "investigate": 4.0}
 
 
 def test_a_suggestion_only_names_what_the_job_can_do():
     figures = Figures(120, 0.5, 0.4)
     made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
-    assert (made["action"], made["alternatives"]) == ("wait", [])
+    assert (made["action"], made["alternatives"]) == ("investigate", [])
     assert "hardly passes by itself" in made["reason"]
+
+
+@pytest.mark.parametrize("kind", ["nonfinite", "corruption", "loss_divergence", "hang"])
+def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
+    made = suggest(replace(BIT, kind=kind), told(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
+    assert "wait" not in [made["action"], *(one["action"] for one in made["alternatives"])]
+    assert first_steps(kind)
+
+
+def test_every_runbook_has_its_first_steps():
+    books = {book.stem for book in (Path(__file__).parents[3] / "docs" / "incidents").glob("*.md")}
+    assert books == {str(kind) for kind in FIRST_STEPS}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.short_ids import short
 from rankwatch_service.stream.correlator import SETTLE_S, Correlator
 from rankwatch_service.stream.endings import QUIET_S
 from rankwatch_service.stream.incidents import GRAVITY, Incident, Moment, Told
@@ -232,7 +233,7 @@ def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
         (Moment.RESOLVED, 2),
     ]
     assert (incident.number, incident.kind) == (1, Kind.STRAGGLER)
-    assert told[-1].text.startswith("goes on as #1")
+    assert told[-1].text.startswith(f"goes on as {short(told[0].incident.id)}")
 
 
 def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():

@@ -49,16 +49,34 @@ export function bytes(value) {
   return `${number(value)} ${units[power]}`;
 }
 
-export function clock(unixNs) {
+const two = (value) => String(value).padStart(2, "0");
+
+// The reader's offset from UTC at a time, as UTC+5:30.
+export function zone(unixNs) {
+  const minutes = -new Date(unixNs / 1e6).getTimezoneOffset();
+  if (minutes === 0) return "UTC";
+  const size = Math.abs(minutes);
+  return `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${two(size % 60)}` : ""}`;
+}
+
+// The reader's time, with the day where it is not today; whoever shows it without `zone` says the zone nearby.
+export function hour(unixNs) {
   if (unixNs === null || unixNs === undefined) return MISSING;
-  return new Date(unixNs / 1e6).toLocaleTimeString([], { hour12: false });
+  const date = new Date(unixNs / 1e6);
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return date.toDateString() === new Date().toDateString() ? time : `${day} ${time}`;
+}
+
+export function clock(unixNs) {
+  return unixNs === null || unixNs === undefined ? MISSING : `${hour(unixNs)} ${zone(unixNs)}`;
 }
 
 // UTC and local time, for a tooltip.
 export function moment(unixNs) {
   if (unixNs === null || unixNs === undefined) return MISSING;
-  const date = new Date(unixNs / 1e6);
-  return `${date.toISOString().replace("T", " ").slice(0, 19)} UTC, here ${date.toLocaleString()}`;
+  const utc = new Date(unixNs / 1e6).toISOString();
+  return `${utc.slice(0, 19)}Z, here ${clock(unixNs)}`;
 }
 
 // A step; -1 is before an attempt's first.

@@ -4,7 +4,7 @@ import { get, now, path, post } from "./api.js";
 import { direct, DIRECTIVES } from "./directives.js";
 import { fill, h, icon } from "./dom.js";
 import { comparison, facts, sorted } from "./evidence.js";
-import { age, clock, duration, kindName, moment, number, rankList, words } from "./format.js";
+import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "./format.js";
 import { aroundIncident } from "./incident_map.js";
 import { everySecond, gathered, listen } from "./live.js";
 import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "./shell.js";
@@ -37,12 +37,12 @@ async function load() {
     const [found, checkpoints, commands, operate, command] = await Promise.all([
       get(path("jobs", incident.job)).catch(() => null),
       get(path("jobs", incident.job, "checkpoints"), { limit: 50 }).catch(() => ({ items: [] })),
-      get("commands", { incident: id, limit: 50 }).catch(() => ({ items: [] })),
+      get("commands", { incident: incident.id, limit: 50 }).catch(() => ({ items: [] })),
       mayDo("operate"),
       mayDo("command"),
     ]);
     job = found;
-    document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1#${incident.number} ${kindName(incident.kind)} · rankwatch`);
+    document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1${incident.short_id} ${kindName(incident.kind)} · rankwatch`);
     showHead(incident, operate);
     showStrip();
     showLeft(incident, operate);
@@ -56,7 +56,7 @@ async function load() {
 const showHead = whenChanged((_, operate) => {
   fill(
     head,
-    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", {}, `#${incident.number}`)),
+    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", { class: "mono" }, incident.short_id)),
     h(
       "div",
       { class: "line" },
@@ -84,7 +84,7 @@ function showStrip() {
   fill(
     strip,
     tile("Where", where, [incident.hosts.slice(0, 2).join(", ") || incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
-    tile(incident.state === "resolved" ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`),
+    tile(incident.state === "resolved" ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`)),
     tile("Found after", foundAfter(), `at step ${number(incident.detected_step)}`),
     tile("Costs", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
     tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
@@ -126,11 +126,12 @@ function timeline(operate) {
       h("ol", { class: "timeline" }, [...recent, ...told].sort((a, b) => a.at - b.at).map(entry)),
       operate && say,
     ),
+    { hint: `times in ${zone(incident.updated_unix_ns)}` },
   );
 }
 
 function entry(one) {
-  return h("li", { class: one.kind }, h("time", { title: moment(one.at) }, clock(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text)));
+  return h("li", { class: one.kind }, h("time", { title: moment(one.at), datetime: new Date(one.at / 1e6).toISOString() }, hour(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text)));
 }
 
 // What changed before the onset; what several ranks told of the same step is one change.
@@ -150,14 +151,26 @@ const showRight = whenChanged((_, checkpoints, commands, command) => {
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
     right,
-    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing: it is resolved.") : advice(suggestion, checkpoints, command), lastGood(good))),
+    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing: it is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     card("Told", h("div", { class: "body" }, told(incident.notifications))),
   );
 });
 
+function firstSteps() {
+  return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, text)));
+}
+
+// What the job can be told to do: a suggestion leaves out what it cannot.
+function abilities() {
+  const can = incident.can.map((action) => (DIRECTIVES[action]?.name ?? words(action)).toLowerCase());
+  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job can be told to ${can.join(", ")}.` : "This job can be told to do nothing: its script does not use watch.steps(), or its agent is not heard.";
+  return h("p", { class: "hint" }, text);
+}
+
 function advice(suggestion, checkpoints, command) {
-  if (!suggestion.action) return h("p", { class: "muted" }, "No suggestion for this kind.");
+  if (!suggestion.action || suggestion.action === "investigate") return null;
+  const others = (suggestion.alternatives ?? []).filter((one) => one.action !== "investigate");
   const offer = (one, primary) => {
     const directive = DIRECTIVES[one.action];
     const able = command && directive && job && job.state !== "ended";
@@ -171,7 +184,7 @@ function advice(suggestion, checkpoints, command) {
     );
   };
   const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Worth it once waiting has lasted ${duration(suggestion.break_even_s)}.`);
-  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, suggestion.alternatives?.length > 0 && [h("h3", { class: "sub" }, "Or"), h("ul", { class: "ways" }, suggestion.alternatives.map((one) => offer(one, false)))]];
+  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, others.length > 0 && [h("h3", { class: "sub" }, "Or"), h("ul", { class: "ways" }, others.map((one) => offer(one, false)))]];
 }
 
 function price(way) {

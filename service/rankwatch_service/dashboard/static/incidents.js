@@ -129,7 +129,7 @@ function row(incident) {
       "td",
       { class: "c-what" },
       h("a", { class: "title", href: where }, incident.summary),
-      h("div", { class: "under" }, h("span", {}, kindName(incident.kind)), h("span", {}, `#${incident.number}`), h("span", {}, incident.job)),
+      h("div", { class: "under" }, h("span", {}, kindName(incident.kind)), h("span", { class: "mono" }, incident.short_id), h("span", {}, incident.job)),
     ),
     h("td", { class: "c-where" }, h("div", {}, rankList(incident.ranks)), h("div", { class: "under" }, incident.hosts.slice(0, 2).join(", "), incident.hosts.length > 2 && ` +${incident.hosts.length - 2}`)),
     h(
@@ -205,6 +205,6 @@ async function acknowledge(chosen) {
   const incident = shown.find((one) => one.id === chosen?.dataset.id);
   if (!incident || incident.state !== "open" || !(await mayDo("operate"))) return;
   await guarded(() => post(path("incidents", incident.id, "acknowledge"), {}));
-  toast(`Acknowledged #${incident.number}`);
+  toast(`Acknowledged ${incident.short_id}`);
   load();
 }
