@@ -296,7 +296,8 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
             row = incident.row()
             transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, row)
             transitions.append(transition)
-            messages = outbox_rows(row, transition.row(), RECEIVERS, [], {}, unix_ns(now_s))
+            messages = outbox_rows(row, transition.row(), RECEIVERS, [], {}, unix_ns(now_s), incident.told_to)
+            incident.tell(message["receiver"] for message in messages)
             counter = count.resolved if news.what is Moment.RESOLVED else count.told
             counter.update(message["receiver"] for message in messages)
     return list(incidents.values()), transitions, count

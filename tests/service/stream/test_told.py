@@ -3,14 +3,15 @@
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import Kind, Tick
+from rankwatch_detectors.base import AttemptStart, Kind, Observation, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.receivers import NewReceiver
 from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.stream.incidents import Incident, Moment, Transition
+from rankwatch_service.stream.incidents import Incident, Moment, Told, Transition
 from rankwatch_service.stream.judge import Judge
 from rankwatch_service.stream.roster import Roster
+from tests.support.presences import Clockwork, topology
 
 RECEIVER = NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json")
 
@@ -33,7 +34,10 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
             news.incident.transitions += 1
             row = news.incident.row()
             change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, now_s, row)
-            messages = outbox_rows(row, change.row(), [RECEIVER], [], {}, round(now_s * 1e9))
+            messages = outbox_rows(row, change.row(), [RECEIVER], [], {}, round(now_s * 1e9), news.incident.told_to)
+            news.incident.tell(message["receiver"] for message in messages)
+            assert row["onset_unix_ns"] <= row["detected_unix_ns"]
+            assert row["onset_step"] is None or row["onset_step"] <= row["detected_step"]
             told += len(messages) * (news.what is not Moment.RESOLVED)
     return list(incidents.values()), told
 
@@ -73,3 +77,40 @@ def test_two_faults_at_once_are_told_apart():
         (Kind.STRAGGLER, "rank:1"),
     ]
     assert messages == 2
+
+
+class Judged:
+    """A judge where a detector is expected: answers with what is told."""
+
+    def __init__(self, ranks: int, hosts: int) -> None:
+        self.judge, self.roster, self.told = Judge("gpt", detectors), Roster(), []
+        where = topology(ranks, hosts=hosts).host
+        self.roster.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
+
+    def observe(self, observation: Observation) -> list[Told]:
+        told, failures = self.judge.observe(observation, self.roster)
+        assert not failures
+        self.told += told
+        return told
+
+
+def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_once():
+    judged = Judged(256, 128)
+    job = Clockwork(judged, 256)
+    job.attempt = "wide.0"
+    judged.observe(AttemptStart("wide.0", topology(256, hosts=128), job.now_s))
+    job.train(20)
+    for _ in range(8):
+        job.silent |= set(range(len(job.silent), len(job.silent) + 32))
+        job.train(1)
+    job.train(40)
+    (incident,) = judged.judge.correlator.open
+    assert (incident.kind, incident.scope, len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
+    assert incident.evidence["hosts_hit"] == 128
+    assert incident.summary.startswith("None of the job's 128 hosts has been heard for")
+    moments = [news.what for news in judged.told]
+    assert [moment for moment in moments if moment is not Moment.EVIDENCE] == [Moment.OPENED]
+    job.silent = set()
+    job.train(1)
+    assert incident.evidence["hosts_hit"] == 128
+    assert not incident.goes_on
