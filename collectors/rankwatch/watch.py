@@ -194,6 +194,10 @@ class Watch:
             reason = "break"
             loop.broken_off(sys._getframe().f_back)
             raise
+        except BaseException as error:  # an interruption, at whatever place between two steps it comes
+            reason = "break"
+            loop.cut_short(error, error.__traceback__)
+            raise
         finally:
             loop.leave(reason)
 

@@ -123,7 +123,8 @@ class RankLostDetector(DispatchingDetector):
         if self._expected:
             return []
         noted = self._ends.has_noted(rank)
-        if not noted and (self._left[rank] or (end["code"] == 0 and not is_request(end))):
+        quiet = self._left[rank] or (end["code"] == 0 and not is_request(end))
+        if quiet and not noted and not (self._ends.first and self._is_missed(end, self._ends.first["step"])):
             if len(self._quiet) < EPISODES_MAX:
                 self._quiet[str(rank)] = end
             return self._tell()
@@ -141,7 +142,7 @@ class RankLostDetector(DispatchingDetector):
             self._ends.hear(end)
 
     def _is_missed(self, quiet: End, step: int | None) -> bool:
-        """Whether a rank that ended with code 0 went before its time, as others are in this step."""
+        """Whether a rank that ended in good order went before its time, as others are in this step."""
         if not self._left[quiet["rank"]]:
             return True
         return quiet["step"] is not None and step is not None and step > quiet["step"]
@@ -235,7 +236,7 @@ class RankLostDetector(DispatchingDetector):
         if is_request(first):
             given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
             return Severity.INFO if not given_up and (all_gone or not over) else Severity.CRITICAL
-        harmless = first["code"] == 0 and all(end["code"] == 0 for end in self._ends.also)
+        harmless = first["code"] == 0 and all(end["code"] == 0 or is_request(end) for end in self._ends.also)
         return Severity.WARNING if harmless else Severity.CRITICAL
 
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:

@@ -54,6 +54,7 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
         "error": str(error or "")[:500],
         "where": str(fields.get("where") or "")[:200],
         "exited": exited,
+        "order": fields.get("exit_order") if exited else None,
         "unix_ns": occurrence.unix_ns,
         "heard_s": now_s,
         "time_s": occurrence.time_s,
@@ -87,14 +88,27 @@ def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if not (one["unix_ns"] and other["unix_ns"]):
         return _plainness(one) > _plainness(other)
     before_s = float(other["unix_ns"] - one["unix_ns"]) * 1e-9
-    plain = (_plainness(one) > 1, _plainness(other) > 1)
-    if is_broken_connection(other) and plain[0]:
+    if is_broken_connection(other) and _is_its_own(one):
         return before_s > -DYING_S
-    if is_broken_connection(one) and plain[1]:
+    if is_broken_connection(one) and _is_its_own(other):
         return before_s > DYING_S
-    if one["host"] != other["host"] and abs(before_s) <= CLOCKS_S:
+    if one["host"] == other["host"]:
+        # A signal leaves no note: its victim was first if it was gone before the others, whatever they said by then.
+        if is_broken_connection(other) and is_request(one) and one["order"] is not None:
+            return not _gone_before(other, one)
+        if is_broken_connection(one) and is_request(other) and other["order"] is not None:
+            return _gone_before(one, other)
+    elif abs(before_s) <= CLOCKS_S:
         return _plainness(one) > _plainness(other)
     return before_s > 0
+
+
+def _gone_before(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one["order"] is not None and bool(one["order"] < other["order"])
+
+
+def _is_its_own(end: Mapping[str, Any]) -> bool:
+    return not (is_request(end) or is_broken_connection(end))
 
 
 def _plainness(end: Mapping[str, Any]) -> int:
@@ -160,7 +174,9 @@ class Teardown(Stateful):
         if noted is not None:
             said = {name: noted[name] or end[name] for name in ("error", "where")}
             self._complete(
-                noted | {name: end[name] for name in ("code", "signal", "how", "exited", "grace_s", "abrupt")} | said
+                noted
+                | {name: end[name] for name in ("code", "signal", "how", "exited", "order", "grace_s", "abrupt")}
+                | said
             )
             return
         if not end["exited"]:

@@ -126,6 +126,18 @@ def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
     assert told[0]["where"] in ("<string>:11 in <module>", "<string>:9 in check")
 
 
+def test_what_ends_the_process_between_two_steps_is_no_end_of_the_loop(script):
+    ended = script(
+        "begin = rankwatch.loop.Loop.begin\n"
+        "def leave(loop, step, **how): return sys.exit(3) if step == 2 else begin(loop, step, **how)\n"
+        "rankwatch.loop.Loop.begin = leave\n"
+        "train()"
+    )
+    assert ended.end()[0] == 3
+    assert ended.read()[1].state == "running"
+    assert [(note["type"], note["code"]) for note in ended.notes("exception")] == [("SystemExit", 3)]
+
+
 def test_an_interruption_that_the_script_turns_into_a_status_is_one(script):
     ended = script(
         "try:\n"

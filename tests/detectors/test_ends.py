@@ -149,6 +149,23 @@ def test_a_job_that_others_end_because_a_host_died_was_not_ended_on_request() ->
     assert outcome(findings) == [(Change.OPEN, Severity.CRITICAL, (0,))]
 
 
+def test_a_rank_that_a_signal_ended_was_first_though_its_peer_spoke_before_it_was_gone() -> None:
+    job = Ends(ranks=2)
+    findings = job.raises(1, BROKEN, 6.0)
+    findings += job.exit(0, 6.1, signal=SIGTERM, exit_order=0)
+    findings += job.exit(1, 6.4, code=1, error=BROKEN, exit_order=1)
+    assert on_request(findings), outcome(findings)
+
+
+def test_a_rank_that_went_in_good_order_and_too_early_is_what_the_others_complain_of() -> None:
+    job = Ends(ranks=2)
+    job.step = [50, 49]
+    findings = job.raises(0, BROKEN, 6.0)
+    job.event("rank_left", 1, 5.9, reason="break")
+    findings += job.exit(1, 5.9, left=True) + job.exit(0, 6.0, code=1, error=BROKEN)
+    assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
+
+
 def test_a_rank_that_was_asked_to_end_alone_is_lost_once_the_grace_is_over() -> None:
     job = Ends()
     findings = job.exit(1, signal=SIGTERM)

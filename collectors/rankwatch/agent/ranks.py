@@ -57,6 +57,10 @@ class LocalRank:
     """An exception is ending its process, out of the loop."""
     left_by: str = ""
     """How it said that it has left its loop: end, break or stop."""
+    said_unix_ns: int = 0
+    """When it said either."""
+    last_sign_unix_ns: int = 0
+    """Of a process that was dead when its recorder was found: when it was last heard of."""
     gone_since_s: float | None = None
     """Monotonic time when its process, or its interest in us, was seen to be gone."""
     unlocked_since_s: float | None = None
@@ -113,6 +117,7 @@ class LocalRank:
         if fields.get("type"):
             self.error = f"{fields['type']}: {fields.get('message', '')}"
         self.where = str(fields.get("where", ""))
+        self.said_unix_ns = note.time_unix_ns
         if note.kind == "rank_left":
             self.left_by = str(fields.get("reason", ""))
             return
@@ -214,9 +219,12 @@ class LocalRanks:
             self._not_ours.add(name)
             return None
         slot = reader.directives
-        return LocalRank(
+        rank = LocalRank(
             path, reader, header, _hold(header), settled, settled, directive=slot.read(), proven=slot.proven
         )
+        if rank.process is None and not reader.owner_alive():
+            rank.last_sign_unix_ns = _last_sign_of_life(reader, header)
+        return rank
 
 
 def jobs_in(directory: Path, known: set[str]) -> dict[str, str]:
@@ -266,6 +274,12 @@ def _hold(header: Header) -> RankProcess | None:
         return RankProcess(header.pid, header.start_ticks)
     except OSError:
         return None
+
+
+def _last_sign_of_life(reader: RingReader, header: Header) -> int:
+    block = reader.progress()
+    seen_ns = max(block.step_entered_ns, block.phase_entered_ns, block.outside_ns)
+    return header.start_unix_ns + seen_ns - header.start_monotonic_ns
 
 
 def _read_position(path: str) -> int:

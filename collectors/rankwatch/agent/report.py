@@ -44,8 +44,8 @@ def start_event(rank: LocalRank) -> wire.Event:
     return wire.Event("rank_start", rank.header.start_unix_ns, rank.rank, fields=fields)
 
 
-def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, unix_ns: int) -> wire.Event:
-    """Say how a rank's process ended, and when.
+def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, seen_unix_ns: int) -> wire.Event:
+    """Say how a rank's process ended, and when it began to.
 
     Where the kernel does not tell, what Python said before does; where neither does, that nothing was said means that
     there was no time for it: `abrupt`, by a signal or `os._exit`.
@@ -56,25 +56,24 @@ def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, unix_ns: in
     failed = number is not None or code not in (0, None)
     # A loop that was broken off was left in good order only if that was not what ended the process.
     left = block.state == "left" and (rank.left_by in ("end", "stop") or not failed)
+    broken_off = block.state == "left" and rank.left_by == "break"
+    said = rank.status is not None or broken_off
+    error = rank.error if said and not left else ""
+    if broken_off and code and not error:
+        error = f"SystemExit: {code}"  # Python shut down in good order, and no exception explains the status
     fields: dict[str, Any] = {
         "code": code,
         "signal": number,
         "how": how,
-        "error": "" if left else _error(rank, code),
-        "where": "" if left else rank.where,
+        "error": error,
+        "where": rank.where if said else "",
         "pid": rank.header.pid,
         "left": left,
         "exit_order": rank.exit_order,
         "phase": block.phase,
-        "abrupt": how == "unknown" and not (rank.left_by or left),
+        "abrupt": how == "unknown" and not (said or left),
     }
     if "grace_s" in rank.identity:
         fields["grace_s"] = rank.identity["grace_s"]
+    unix_ns = (rank.said_unix_ns if said else rank.last_sign_unix_ns) or seen_unix_ns
     return wire.Event("process_exit", unix_ns, rank.rank, block.step, fields)
-
-
-def _error(rank: LocalRank, code: int | None) -> str:
-    """What it said, or what follows: a shutdown in good order with a status that no exception explains is an exit()."""
-    if rank.error or not (rank.left_by and code):
-        return rank.error
-    return f"SystemExit: {code}"

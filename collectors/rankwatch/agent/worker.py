@@ -191,7 +191,7 @@ class Worker:
 
     def _tell_exits(self, now_s: float) -> None:
         # In the order in which they ended, which is how the service hears of them.
-        for rank in sorted(self._ranks, key=lambda rank: rank.exit_order or 0):
+        for rank in sorted(self._ranks, key=lambda rank: (rank.last_sign_unix_ns, rank.exit_order or 0)):
             if rank.gone_since_s is None or rank.exit_told:
                 continue
             block = rank.reader.progress()
@@ -202,8 +202,8 @@ class Worker:
             if ended is None and now_s - rank.gone_since_s < REAP_WAIT_S:
                 self._next_tail_s = min(self._next_tail_s, now_s + VIEW_EVERY_S)
                 continue
-            ended_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
-            event = exit_event(rank, block, ended or UNKNOWN_EXIT, ended_unix_ns)
+            seen_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
+            event = exit_event(rank, block, ended or UNKNOWN_EXIT, seen_unix_ns)
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
 
