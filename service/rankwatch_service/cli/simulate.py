@@ -124,7 +124,7 @@ def simulate(
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "say where to: -o FILE for a file, or --live for a running service")
-    world = Job(ranks, steps, seed, step_s, noise, tp=tp, pp=pp, ranks_per_host=ranks_per_host)
+    world = Job(ranks, steps, seed, step_s=step_s, noise=noise, tp=tp, pp=pp, ranks_per_host=ranks_per_host)
     _let_happen(world, fault or [], mix)
     if output is not None:
         _write(world, output, job)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 import numpy as np
@@ -32,6 +32,7 @@ class Job:
     world_size: int = 64
     steps: int = 600
     seed: int = 0
+    _: KW_ONLY
     step_s: float = 1.0
     tick_s: float = 1.0
     """Seconds between ticks; the stream's is one."""
