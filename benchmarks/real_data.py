@@ -133,6 +133,7 @@ def missing_ranks(ranks: int, sequence: list[int]) -> list[int]:
             attempt="dump.0",
             heard=np.ones(ranks, dtype=np.bool_),
             heard_s=np.full(ranks, float(second)),
+            told_s=np.full(ranks, float(second)),
             step=np.full(ranks, step, dtype=np.int64),
             phase=("collective",) * ranks,
             phase_age_s=np.full(ranks, standing),

@@ -139,6 +139,9 @@ class Presence:
     """False: no progress block of this rank has come yet; its other entries mean nothing."""
     heard_s: Floats
     """Stream time when the last block came."""
+    told_s: Floats
+    """When its agent sent the block, on the clock of its host: for differences between blocks of one rank, and for how
+    much later than usual one came. Stream time where the agent does not say."""
     step: Ints
     phase: tuple[str, ...]
     phase_age_s: Floats

@@ -61,7 +61,9 @@ class HangDetector(DispatchingDetector):
         "_moved",
         "_cold_until",
         "_orders",
-        "_cpu",
+        "_was",
+        "_way_s",
+        "_way_at_s",
         "_phase_was",
         "_paused_s",
         "_apart",
@@ -86,8 +88,12 @@ class HangDetector(DispatchingDetector):
         self._moved = False
         self._cold_until = 0
         """The step before which steps may be slower than those of the attempts before."""
-        self._cpu: Floats = np.full((2, ranks), math.nan)
-        """CPU seconds when the newest step was first seen, and the time of that reading."""
+        self._was: Floats = np.full((4, ranks), math.nan)
+        """When the newest step was first seen: CPU seconds, time of that reading, each rank's step, and when it entered
+        that, on the clock of its host."""
+        self._way_s: Floats = np.full(ranks, math.nan)
+        """What the clock of each rank's host is behind, and its blocks take to come, at the least."""
+        self._way_at_s = self.now_s
         self._stands()
 
     def _stands(self) -> None:
@@ -120,9 +126,9 @@ class HangDetector(DispatchingDetector):
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None or not presence.heard.any():
             return ()
-        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
         presence, proper = self._proper(presence)
-        fresh &= proper
+        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s) & proper
+        fresh &= self._in_time(presence, presence.heard & proper, fresh)
         running = fresh & which(presence.state, RUNNING)
         if not running.any():
             return ()
@@ -135,7 +141,7 @@ class HangDetector(DispatchingDetector):
         still = self._standstill(presence, running)
         if still is None:
             return self._close_done()
-        missing = who_is_missing(presence, still.stuck, running, self._cpu, self._config.block_s)
+        missing = who_is_missing(presence, still.stuck, running, self._was[:2], self._config.block_s)
         if not len(self.episodes):
             return self._open(presence, still, missing)
         return self._go_on(still, missing)
@@ -143,11 +149,21 @@ class HangDetector(DispatchingDetector):
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages that can be, and the ranks whose blocks hold numbers: no step outlasts its attempt."""
         ages = np.stack([presence.step_age_s, presence.phase_age_s, presence.outside_s])
-        proper = np.asarray(np.isfinite(ages).all(axis=0))
+        proper = np.asarray(np.isfinite(ages).all(axis=0)) & np.isfinite(presence.told_s)
         ages = np.where(proper, ages, 0.0)
         step_age_s, phase_age_s = np.clip(ages[:2], 0.0, self.now_s - self._attempt_s)
         outside_s = np.clip(ages[2], -1.0, step_age_s)
         return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s, outside_s=outside_s), proper
+
+    def _in_time(self, presence: Presence, known: Bools, fresh: Bools) -> Bools:
+        """Whose blocks come without delay, compared with what is usual for them and with those that come soonest."""
+        delay_s = np.where(known, presence.heard_s - presence.told_s, math.nan)
+        usual_s = self._way_s + self._config.way_forgets * (self.now_s - self._way_at_s)
+        jumped = delay_s - usual_s > self._config.clock_jump_s
+        self._way_s, self._way_at_s = np.where(jumped, delay_s, np.fmin(usual_s, delay_s)), self.now_s
+        late_s = delay_s - self._way_s
+        soonest_s = late_s[fresh].min() if fresh.any() else 0.0
+        return np.asarray(late_s - soonest_s <= self._config.heard_within_s)
 
     def _excused(self, presence: Presence) -> bool:
         """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
@@ -163,24 +179,34 @@ class HangDetector(DispatchingDetector):
             return False
         # Blocks come once a second and say how old the step is: so its beginning is known better than to the tick.
         ahead = running & (presence.step == newest)
+        was, self._was = self._was, _where_each_is(presence)
         entered_s = float((presence.heard_s - presence.step_age_s)[ahead].min())
         if self._newest is not None:
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
                 self._cold_until = newest + self._config.cold_steps if self._patience.knows_steps else newest
             elif not self._standing():
-                took_s = max(entered_s - self._newest_s - self._paused_s, 0.0)
-                self._patience.learn_steps(took_s, newest - self._newest)
+                self._learn_steps(self._was - was, ahead, entered_s - self._newest_s)
                 self._patience.learn_pause(self._paused_s, apart=self._apart)
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
         progressed = self._newest is not None
         self._newest, self._newest_s = newest, entered_s
-        self._cpu = np.stack([presence.cpu_s, presence.heard_s])
         self._stands()
         self._see(presence, running)
         return progressed
+
+    def _learn_steps(self, since: Floats, ahead: Bools, apart_s: float) -> None:
+        """By the ranks' own clocks: what was held up on its way comes all at once, and was not made so fast.
+
+        `apart_s` is what counts where these clocks stand.
+        """
+        known = ahead & np.isfinite(since[2])
+        if known.any():
+            steps, took_s = np.median(since[2:, known], axis=1)
+            took_s = took_s if took_s > 0 else apart_s
+            self._patience.learn_steps(max(float(took_s) - self._paused_s, 0.0), max(int(steps), 1))
 
     def _remember(self, name: str, lasted_s: float) -> None:
         if not len(self.episodes):
@@ -315,6 +341,12 @@ class HangDetector(DispatchingDetector):
             return ""
         who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4])
         return f"; did not arrive: {who} ({missing.decided_by})" if who else "; no rank stands out"
+
+
+def _where_each_is(presence: Presence) -> Floats:
+    """CPU seconds, time of the reading, step, and when it was entered on the host's clock; NaN for ranks not heard."""
+    rows = [presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s]
+    return np.where(presence.heard, np.stack(rows), math.nan)
 
 
 def _as_told(told: Mapping[str, Any]) -> Missing:

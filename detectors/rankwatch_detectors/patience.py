@@ -50,7 +50,12 @@ class HangConfig:
     """Where only a log's lines tell of finished steps, evaluations, saves and waits for data look like any pause: they
     take a few lines every day. Eight are more than that, and not less than `prompt_s`."""
     heard_within_s: float = 5.0
-    """Older progress blocks say nothing about now."""
+    """Older progress blocks say nothing about now, nor do those that came so much later than usual and than others'."""
+    way_forgets: float = 0.01
+    """Seconds a second by which the usual way of a rank's blocks gets longer: a clock that was put back by ten seconds
+    is believed again after a quarter of an hour ..."""
+    clock_jump_s: float = 600.0
+    """... and one that was put back by more than blocks ever take to come, at once."""
     window: int = 256
     """Progress readings that are remembered for the usual step."""
     readings_min: int = 4

@@ -113,6 +113,7 @@ class Clockwork:
             attempt=self.attempt,
             heard=np.ones(self.ranks, dtype=np.bool_),
             heard_s=np.asarray(self.heard_s),
+            told_s=np.asarray(self.heard_s),
             step=np.asarray(self.step, dtype=np.int64),
             phase=tuple(self.phase),
             phase_age_s=age,

@@ -225,6 +225,7 @@ class Player:
             attempt=self._window.attempt,
             heard=heard,
             heard_s=np.full(ranks, now_s),
+            told_s=np.full(ranks, now_s),
             step=np.where(self._steps == newest, max(next_step, newest + 1), self._steps + 1),
             phase=(phase,) * ranks,
             phase_age_s=age,

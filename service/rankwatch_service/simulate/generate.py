@@ -312,6 +312,7 @@ class _Player:
             attempt=self.attempt,
             heard=np.ones(ranks, dtype=np.bool_),
             heard_s=self.heard_s.copy(),
+            told_s=self.heard_s.copy(),
             step=self.shown_step.copy(),
             phase=tuple(phases),
             phase_age_s=age,

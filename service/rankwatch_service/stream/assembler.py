@@ -130,9 +130,7 @@ class Assembler:
             assert plan is not None
             self._windows[family].add_together(plan, bundle.tables[family], bundle.origin[family], now_s)
         told = zip(bundle.batches, arrivals, strict=True)
-        blocks = [block for batch, arrival in told if arrival is Arrival.NEW for block in batch.progress]
-        if blocks:
-            self.board.hear(blocks, now_s)
+        self.board.hear((batch for batch, arrival in told if arrival is Arrival.NEW), now_s)
         yield from self._close_together(now_s)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
@@ -217,7 +215,7 @@ class Assembler:
             self._windows[family].add(rows, now_s)
         if newest and batch.progress:
             # A late message's progress is older than what is known.
-            self.board.hear(batch.progress, now_s)
+            self.board.hear([batch], now_s)
             for block in batch.progress:
                 if block.state in GONE_STATES:
                     self._depart(block.rank, block.state)

@@ -12,7 +12,7 @@ from rankwatch_detectors.base import Presence
 
 GONE_STATES: Final = frozenset({"left", "exited"})
 """States after which a rank reports no more."""
-FLOATS: Final = ("heard_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
+FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 
 
 class Board:
@@ -31,14 +31,18 @@ class Board:
         """How many ranks there is room for."""
         return len(self._heard)
 
-    def hear(self, blocks: Iterable[wire.Progress], now_s: float) -> None:
-        """Take up newer blocks; ranks that the attempt does not have are left out."""
+    def hear(self, batches: Iterable[wire.Batch], now_s: float) -> None:
+        """Take up the newer blocks of these batches; ranks that the attempt does not have are left out."""
         world_size = self.world_size
-        known = [block for block in blocks if block.rank < world_size]
+        told = [(block, batch) for batch in batches for block in batch.progress if block.rank < world_size]
+        if not told:
+            return
+        known = [block for block, _ in told]
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._heard[ranks] = True
         self._floats["heard_s"][ranks] = now_s
         # Of several blocks of one rank the last one stays.
+        self._floats["told_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
         self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
         self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
         self._floats["cpu_s"][ranks] = [block.cpu_s for block in known]
@@ -108,6 +112,7 @@ class Board:
             attempt=self.attempt,
             heard=self._heard.copy(),
             heard_s=self._floats["heard_s"].copy(),
+            told_s=self._floats["told_s"].copy(),
             step=self._ints["step"].copy(),
             phase=tuple(self._texts["phase"]),
             phase_age_s=self._floats["phase_age_s"].copy(),

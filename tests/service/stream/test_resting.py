@@ -283,7 +283,8 @@ def live(service, stream, attempt, steps, pause_s):
         step, outside_s = min(second, steps), float(second - steps)
         ages = {"step_age_s": 0.5 + max(outside_s, 0.0), "outside_s": max(outside_s, -1.0)}
         blocks = tuple(progress(rank, step, **ages) for rank in range(2))
-        service.send(attempt=attempt, progress=blocks, **({"ranks": ranks(2)} if second == 0 else {}))
+        sent = {"sent_unix_ns": service.clock.now_ns, "progress": blocks}
+        service.send(attempt=attempt, **sent, **({"ranks": ranks(2)} if second == 0 else {}))
         service.clock.advance(1.0)
         stream.step()
 
