@@ -11,6 +11,7 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,10 +65,18 @@ class Injector:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self, loop: Loop) -> None:
-        raise ZeroDivisionError("a bug of the script")
+        def divide(*_: Any) -> None:
+            raise ZeroDivisionError("a bug of the script")
+
+        before_update(loop, divide)
 
     def leave(self, loop: Loop) -> None:
-        sys.exit(3)
+        before_update(loop, lambda *_: sys.exit(3))
+
+
+def before_update(loop: Loop, act: Callable[..., None]) -> None:
+    """Act within the step's body: an exception that leaves the loop comes from there."""
+    loop.probe.handed[0].optimizers[0].register_step_pre_hook(act)
 
 
 def middle(loop: Loop) -> torch.nn.Parameter:

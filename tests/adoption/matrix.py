@@ -83,6 +83,7 @@ def main() -> int:
         "--burners", type=int, nargs="+", default=BURNERS, help="each round is run beside each of these"
     )
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES])
+    parser.add_argument("--faults", nargs="+", default=COLUMNS)
     options = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder, opened_world(Path(folder)) as world:
@@ -92,6 +93,8 @@ def main() -> int:
                 for case in CASES:
                     for fault in (None, *case.faults) if case.name in options.cases else ():
                         column = CLEAN if fault is None else fault.name.partition("_")[0]
+                        if column not in options.faults:
+                            continue
                         with burning(burners):
                             wrong = tried(world, case, fault)
                         table.add(case, column, not wrong)
