@@ -10,8 +10,10 @@ rankwatch needs are marked with `# rankwatch`. Everything is decided by the seed
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -142,7 +144,6 @@ def train(options: Options, rank: int, device: torch.device) -> None:
 
     watch = rankwatch.start(job=options.job)  # rankwatch
     watch.torch(replica, optimizer)  # rankwatch: gradient norms, NaN by parameter, fingerprints, waits
-    watch.state(model=model, optimizer=optimizer, keep=2, every=50)  # rankwatch: what a rollback restores
     watch.on_checkpoint(checkpoints.save)  # rankwatch
     watch.on_rollback(lambda checkpoint: checkpoints.load(checkpoint.location))  # rankwatch
 
@@ -151,9 +152,15 @@ def train(options: Options, rank: int, device: torch.device) -> None:
     dist.broadcast_object_list(advice, src=0)
     first = checkpoints.load(advice[0]) if advice[0] else 0
 
+    def make_batches(drawn: int) -> Iterator[Tensor]:
+        return map(corpus.batch, itertools.count(first + drawn))
+
+    # rankwatch: what a rollback restores, and where the data goes on from after it
+    watch.state(model=model, optimizer=optimizer, data=make_batches, keep=3, every=50)
+
     for step in watch.steps(options.steps, start=first):  # rankwatch: pauses and rollbacks happen here
         with watch.phase("data_wait"):
-            tokens = corpus.batch(step).to(device, non_blocking=True)
+            tokens = next(watch.batches).to(device, non_blocking=True)
         optimizer.zero_grad()
         logits = replica(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

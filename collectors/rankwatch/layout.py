@@ -116,6 +116,8 @@ class Directive(NamedTuple):
     location: str = ""
     checkpoint_step: int = -1
     k: int = 0
+    mode: str = ""
+    """For rollback: full, weights; "" from a service that knows no modes: full."""
     proven: str = ""
     """Whatever the order: the newest capture in this rank's memory that proved good. It is kept."""
 

@@ -20,6 +20,8 @@ from rankwatch.meter import Probe, StepMeter
 from rankwatch.recorder import Recorder
 from rankwatch.state import MemoryTier, TrainingState
 
+PLACES_MAX: Final = 64
+"""Saves of which it is remembered where the data was: some bytes each, or what a loader's state takes."""
 TELL_LOST_EVERY_S: Final = 60.0
 """What could not be recorded is told at most this often, as the sum since the last time."""
 
@@ -33,6 +35,9 @@ class Checkpoint(NamedTuple):
     """What its save returned."""
     step: int
     """The step to go on from, as its save said."""
+    mode: str = "full"
+    """What goes back: full (weights, optimizer, schedulers, random states, data, step), weights (the registered objects
+    alone), or relaunch (new processes load it)."""
 
 
 class Loop:
@@ -54,6 +59,7 @@ class Loop:
         self.memory = MemoryTier(0, 1)
         self.save: Callable[[int], Any] | None = None
         self.restore: Callable[[Checkpoint], int] | None = None
+        self.rolled_back: Checkpoint | None = None
         self.next_step = 0
         self.in_step = False
         self.grace_s: float | None = None
@@ -66,7 +72,11 @@ class Loop:
         self._faults = faults
         self._now = now
         self._follower = Follower(recorder, launch, self, now=now, sleep=sleep, end_process=end_process)
-        self._can = ["pause", "resume"]
+        self._allowed = ["pause", "resume"]
+        self._can: list[str] = []
+        self._halved = ""
+        self._drawn: int | None = None
+        self._places: dict[str, tuple[int | None, Any]] = {}
         self._restored_at = -1
         self._edge_ns = 0
         self._edge_cpu_ns = 0
@@ -80,10 +90,35 @@ class Loop:
 
     def allow(self, *actions: str) -> None:
         """Declare what the job can be told to do, besides pause and resume."""
-        fresh = [action for action in actions if action not in self._can]
-        if fresh:
-            self._can += fresh
-            self._recorder.declare({"can": self._can})
+        self._allowed += [action for action in actions if action not in self._allowed]
+        self.declare()
+
+    def declare(self) -> None:
+        """Tell what the job can do by what it has registered until now; no more than what is true of each way back."""
+        can = list(self._allowed)
+        if self.restore is not None:
+            can.append("rollback_disk")
+        if self.state is not None and self.memory.every:
+            can += ["checkpoint"] * ("checkpoint" not in can)
+            can += ["rollback_weights"] if self._by_half else ["rollback_memory", "rollback_weights"]
+        if {"rollback_disk", "rollback_memory"} & set(can):
+            can.append("rollback")
+        if can != self._can:
+            self._can = can
+            self._recorder.declare({"can": can})
+
+    def halve(self, reason: str) -> None:
+        """A rollback to memory would leave something of the script where it is: it is not one in full."""
+        if not self._halved:
+            self._halved = reason
+            self.declare()
+
+    @property
+    def _by_half(self) -> str:
+        """Why a capture in memory takes back the weights, but not all that belongs to them; "" if it does."""
+        if self.state is None or self.state.batches is None:
+            return "watch.state has no data="
+        return self._halved
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
@@ -98,6 +133,8 @@ class Loop:
             The step that begins, another one after a rollback; STOP if the loop is to end.
         """
         try:
+            if self._drawn is not None and self._drawn != self._batches_drawn():
+                self.halve("batches are drawn before the step that uses them begins")
             follower = self._follower
             if self._slot[0] != follower.seen or step >= follower.hold_step:
                 adjoining = False
@@ -125,6 +162,7 @@ class Loop:
         self.in_step = False
         meter = self._meter
         self.next_step = meter.step + 1
+        self._drawn = self._batches_drawn()
         try:
             if self.probe is not None:
                 self.probe.step_end(meter.step, meter.k)
@@ -138,6 +176,10 @@ class Loop:
                 self._tell_lost(now_ns)
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
+
+    def _batches_drawn(self) -> int | None:
+        state = self.state
+        return None if state is None or state.batches is None else state.batches.position
 
     def enter(self) -> None:
         """The loop begins: orders are taken."""
@@ -226,6 +268,10 @@ class Loop:
             fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
         """
         checkpoint = self._id(tier, step)
+        if tier != "memory" and self.state is not None and self.state.batches is not None:
+            self._places[checkpoint] = self.state.batches.position, self.state.batches.state()
+            if len(self._places) > PLACES_MAX:
+                del self._places[next(iter(self._places))]
         noted = {"checkpoint": checkpoint, "tier": tier, "location": location, "shards": 0, **fields}
         self._recorder.note("checkpoint_saved", noted, step, self._meter.k, self._now())
         return checkpoint
@@ -239,7 +285,7 @@ class Loop:
 
     def loaded(self, checkpoint: Checkpoint, seconds: float) -> None:
         """Tell that a checkpoint was loaded."""
-        fields = {"checkpoint": checkpoint.id, "seconds": seconds}
+        fields = {"checkpoint": checkpoint.id, "seconds": seconds, "mode": checkpoint.mode}
         self._recorder.note("checkpoint_loaded", fields, checkpoint.step, self._meter.k, self._now())
 
     def _keep(self, step: int) -> None:
@@ -260,14 +306,26 @@ class Loop:
 
     def refusal(self, directive: Directive) -> str:
         """See `Actions.refusal`."""
-        if directive.action not in self._can:
+        ways = [action for action in self._can if action.startswith("rollback_")]
+        if directive.action not in self._can and not (directive.action == "rollback" and ways):
             return f"this job cannot {directive.action}: it can {', '.join(self._can)}"
-        if directive.action == "rollback" and directive.checkpoint not in self.memory:
-            if directive.checkpoint.startswith("memory:"):
-                self._gone(directive.checkpoint, "it was asked for and is not in memory")
-                return f"{directive.checkpoint} is not in memory any more"
+        return self._no_way_back(directive) if directive.action == "rollback" else ""
+
+    def _no_way_back(self, directive: Directive) -> str:
+        checkpoint, mode = directive.checkpoint, directive.mode or "full"
+        if not checkpoint.startswith("memory:"):
+            if mode != "full":
+                return f"{checkpoint} is on disk: mode {mode} is for captures in memory"
             if self.restore is None:
-                return f"{directive.checkpoint} is on disk, and the job has no on_rollback"
+                return f"{checkpoint} is on disk, and the job has no on_rollback"
+            if self.state is not None and self.state.batches is not None and checkpoint not in self._places:
+                return f"this process did not save {checkpoint}, and does not know where the data was"
+            return ""
+        if checkpoint not in self.memory:
+            self._gone(checkpoint, "it was asked for and is not in memory")
+            return f"{checkpoint} is not in memory any more"
+        if mode == "full" and self._by_half:
+            return f"{checkpoint} would take back the weights alone (mode weights): {self._by_half}"
         return ""
 
     def checkpoint(self, step: int) -> str:
@@ -287,17 +345,21 @@ class Loop:
         if not self._meter.k < directive.k <= layout.K_MAX:
             raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
         begun_ns = self._now()
-        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step)
+        mode = directive.mode or "full"
+        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step, mode)
         if directive.checkpoint in self.memory and self.state is not None:
             capture = self.memory[directive.checkpoint]
-            self.state.restore(capture)
+            self.state.restore(capture, objects_only=mode == "weights")
             step = self._restored_at = capture.step
         elif self.restore is not None:
             step = int(self.restore(checkpoint))
+            if self.state is not None and self.state.batches is not None and checkpoint.id in self._places:
+                self.state.batches.move_to(*self._places[checkpoint.id])
         else:
             raise ValueError(f"nothing here can load {directive.checkpoint}")
         self.memory.drop_after(step)
         self._meter.go_back(step, directive.k)
         fingerprint = self.probe.after_restore() if self.probe is not None else 0
         self.loaded(checkpoint, (self._now() - begun_ns) * 1e-9)
+        self.rolled_back = checkpoint
         return Rollback(step, fingerprint)

@@ -58,10 +58,59 @@ class Batches(Iterator[Any]):
         self._position += 1
         return batch
 
-    def move_to(self, position: int | None) -> None:
+    def state(self) -> Any:
+        """Nothing: the position says it all."""
+        return None
+
+    def move_to(self, position: int | None, state: Any = None) -> None:
         """Rebuild at a position; at None the next batch builds it, as it was at the start."""
+        del state
         self._position = position or 0
         self._iterator = iter(self._build(position)) if position is not None else None
+
+
+class LoaderBatches(Iterator[Any]):
+    """The batches of a loader that keeps its state itself: one iterator for the loop, also after a restore.
+
+    At the end of the loader it ends; iterating over it again begins the next epoch.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._ended = False
+        self._drawn = 0
+
+    @property
+    def position(self) -> int | None:
+        """Batches drawn so far; None before the first was asked for."""
+        return self._drawn if self._iterator is not None else None
+
+    def __iter__(self) -> LoaderBatches:
+        if self._ended:
+            self._iterator, self._ended = iter(self._loader), False
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise
+        self._drawn += 1
+        return batch
+
+    def state(self) -> Any:
+        """The loader's own state, copied."""
+        return copied(self._loader.state_dict())
+
+    def move_to(self, position: int | None, state: Any) -> None:
+        """Give the loader its state back; the iterator is made now unless none had been at that time."""
+        self._loader.load_state_dict(copied(state))
+        self._drawn, self._ended = position or 0, False
+        self._iterator = iter(self._loader) if position is not None else None
 
 
 class TrainingState:
@@ -84,10 +133,9 @@ class TrainingState:
         if data is not None and not callable(data) and not _keeps_state(data):
             raise ValueError("data must be a callable that builds batches at a position, or have a state_dict")
         self._objects = dict(objects)
-        self._data = data if _keeps_state(data) else None
-        self.batches: Iterator[Any] | None = None
+        self.batches: Batches | LoaderBatches | None = None
         if data is not None:
-            self.batches = iter(data) if self._data is not None else Batches(data)
+            self.batches = LoaderBatches(data) if _keeps_state(data) else Batches(data)
 
     def capture(self, step: int) -> Capture:
         """Copy everything. Call it at a step boundary: gradients are not kept."""
@@ -95,25 +143,28 @@ class TrainingState:
             step,
             {name: copied(member.state_dict()) for name, member in self._objects.items()},
             random_states(),
-            self.batches.position if isinstance(self.batches, Batches) else None,
-            copied(self._data.state_dict()) if self._data is not None else None,
+            self.batches.position if self.batches is not None else None,
+            self.batches.state() if self.batches is not None else None,
         )
 
-    def restore(self, capture: Capture) -> None:
+    def restore(self, capture: Capture, *, objects_only: bool = False) -> None:
         """Load a capture into the same objects, clear gradients, move the data, then set the random states.
 
         The capture stays whole: what is loaded are copies, since optimizers keep the tensors they are given.
+
+        Args:
+            capture: what `capture` gave.
+            objects_only: leave the data and the random states where they are.
         """
         for name, member in self._objects.items():
             member.load_state_dict(copied(capture.states[name]))
         for member in self._objects.values():
             if hasattr(member, "zero_grad"):
                 member.zero_grad()
-        if isinstance(self.batches, Batches):
-            self.batches.move_to(capture.position)
-        elif self._data is not None:
-            self._data.load_state_dict(copied(capture.data))
-            self.batches = iter(self._data)
+        if objects_only:
+            return
+        if self.batches is not None:
+            self.batches.move_to(capture.position, capture.data)
         set_random_states(capture.random)
 
 

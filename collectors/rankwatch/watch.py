@@ -95,8 +95,10 @@ class Watch:
         """Register what a rollback must restore.
 
         Args:
-            data: a callable that builds an iterator of batches at a position (batches already drawn); read them from
-                `batches`. Or an iterable with `state_dict` and `load_state_dict`.
+            data: a callable that builds an iterator of batches at a position (batches already drawn), or an iterable
+                with `state_dict` and `load_state_dict`. Read the batches from `batches`, within their step. Without
+                it a rollback to memory would take back the weights alone, which is done only where mode `weights` is
+                asked for.
             keep: captures kept in host memory, each a whole copy of the registered state; 0 = none. From 2 on, one of
                 the places is reserved for the newest capture that proved good.
             every: steps between two captures. A capture is proven by 20 clean steps after it and some 2 s: take more
@@ -111,12 +113,11 @@ class Watch:
         if keep == 1 and self.identity.rank == 0:
             say(f"keep=1: every {every} steps the only capture is replaced, after a fault too; keep=2 reserves a place")
         loop.state = TrainingState(objects, data)
-        if keep:
-            loop.allow("rollback", "checkpoint")
+        loop.declare()
 
     @property
     def batches(self) -> Iterator[Any]:
-        """The batches of `state(data=...)`, at the right position also after a rollback."""
+        """The batches of `state(data=...)`: one iterator, at the right position also after a rollback in full."""
         state = self._loop.state
         if state is None or state.batches is None:
             raise ValueError("watch.batches needs watch.state(data=...)")
@@ -132,10 +133,18 @@ class Watch:
         return save
 
     def on_rollback(self, restore: _Hook) -> _Hook:
-        """Decorator: `restore(checkpoint)` loads a `Checkpoint` and returns the step to go on from."""
+        """Decorator: `restore(checkpoint)` loads a `Checkpoint` from disk and returns the step to go on from.
+
+        It takes back everything that belongs to that step: also where the data is, and what the script counts.
+        """
         self._loop.restore = restore
-        self._loop.allow("rollback")
+        self._loop.declare()
         return restore
+
+    @property
+    def rolled_back(self) -> Checkpoint | None:
+        """What training went back to last inside this process, and in which mode; None as long as it has not."""
+        return self._loop.rolled_back
 
     def allow(self, *actions: str) -> None:
         """Declare what else this job can be told, for instance `relaunch` by a launcher of its own."""
@@ -159,7 +168,7 @@ class Watch:
                 advice = json.load(file)
             if advice["job"] != self.identity.job or not advice["checkpoint"]:
                 return None
-            return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]))
+            return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]), "relaunch")
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - the boundary: a bad file is no advice
@@ -206,7 +215,8 @@ class Watch:
 
         Args:
             step: its number; else the one after the last. After a rollback the number that comes out is the restored
-                one, whatever was asked for. Such a loop cannot be told to stop.
+                one, whatever was asked for. Such a loop cannot be told to stop, and one that numbers all its steps
+                itself goes on counting from where it is: a rollback to memory takes back its weights alone.
         """
         return _Step(self._loop, step)
 
@@ -387,6 +397,8 @@ class _Step:
     def __init__(self, loop: Loop, step: int | None) -> None:
         self._loop = loop
         self._step = loop.next_step if step is None else step
+        if step is not None and loop.next_step:
+            loop.halve("the script numbers its steps itself")
 
     def __enter__(self) -> int:
         return self._loop.begin(self._step)

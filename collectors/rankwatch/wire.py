@@ -72,7 +72,11 @@ class RankInfo(msgspec.Struct, frozen=True):
     replicated: bool = False
     """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
     can: tuple[str, ...] = ()
-    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher)."""
+    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher).
+
+    `rollback` is one in full, inside the processes: of what lies in memory where `rollback_memory` is said too, of what
+    lies on disk where `rollback_disk` is. `rollback_weights`: it can take back its weights alone, from memory.
+    """
     optimizers: int = 0
     """Optimizers that the torch probe watches; 0 = without one."""
     watched: str = ""
@@ -148,7 +152,7 @@ EVENT_KINDS: Final = (
     "process_exit",
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
-    "checkpoint_loaded",  # checkpoint, seconds
+    "checkpoint_loaded",  # checkpoint, seconds, mode
     "checkpoint_gone",  # checkpoint, reason: a rank does not have it in memory any more
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",
@@ -204,6 +208,8 @@ class OrderView(msgspec.Struct, frozen=True):
     """For kill: ranks to end first."""
     renewal: int = 0
     """Counts renewals of the lease: when it grows, agents write the same phase again and ranks' leases begin anew."""
+    mode: str = ""
+    """For rollback: full (weights, optimizer, schedulers, random states, data, step) or weights."""
 
 
 class ResumeAdvice(msgspec.Struct, frozen=True):

@@ -200,7 +200,7 @@ def test_a_rollback_goes_on_from_the_restored_step_in_the_next_attempt(rank):
     rolling_back(rank, lambda checkpoint: asked.append(checkpoint) or checkpoint.step)
     rank.write_after(5, directive("o", "go", "rollback"))
     assert run(rank) == [0, 1, 2, 1, 2, 3, 4, 5]
-    assert [tuple(checkpoint) for checkpoint in asked] == [("local:l.0:1", "/c/1", 1)]
+    assert [tuple(checkpoint) for checkpoint in asked] == [("local:l.0:1", "/c/1", 1, "full")]
     assert (rank.answer.answer, rank.answer.step, rank.answer.k) == ("went", 1, 1)
     entries = [(entry.k, entry.step) for entry in rank.entries if hasattr(entry, "busy_s")]
     assert entries == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]

@@ -113,28 +113,59 @@ def test_data_that_was_not_begun_is_not_begun_by_a_restore():
     assert built == [0]
 
 
-def test_data_with_a_state_of_its_own_is_moved_by_it():
-    class Loader:
-        def __init__(self) -> None:
-            self.at = 0
+class Loader:
+    """Data of one epoch that keeps where it is, and whose iterators cannot be moved."""
 
-        def __iter__(self):
-            while True:
-                self.at += 1
-                yield self.at
+    def __init__(self, batches: int = 100) -> None:
+        self.at = 0
+        self.batches = batches
 
-        def state_dict(self) -> dict:
-            return {"at": self.at}
+    def __iter__(self):
+        random.random()  # as the making of a shuffling loader's iterator does
+        return self._epoch()
 
-        def load_state_dict(self, state: dict) -> None:
-            self.at = state["at"]
+    def _epoch(self):
+        while self.at < self.batches:
+            self.at += 1
+            yield self.at
+        self.at = 0
 
+    def state_dict(self) -> dict:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_data_with_a_state_of_its_own_is_moved_by_it_under_the_loops_feet(at):
     state = TrainingState({}, Loader())
-    assert [next(state.batches) for _ in range(3)] == [1, 2, 3]
-    capture = state.capture(3)
-    assert [next(state.batches) for _ in range(2)] == [4, 5]
+    batches = state.batches  # as a loop holds it
+    drawn = [next(batches) for _ in range(at)]
+    capture = state.capture(at)
+    expected = [(next(batches), random.random()) for _ in range(2)]
     state.restore(capture)
-    assert next(state.batches) == 4
+    assert drawn == list(range(1, at + 1))
+    assert [(next(batches), random.random()) for _ in range(2)] == expected
+
+
+def test_a_loader_has_as_many_epochs_as_are_asked_for():
+    batches = TrainingState({}, Loader(3)).batches
+    assert [list(batches) for _ in range(2)] == [[1, 2, 3], [1, 2, 3]]
+    assert batches.position == 6
+
+
+def test_objects_can_be_taken_back_alone():
+    job, state = a_job()
+    train(job, state, 3)
+    capture = state.capture(3)
+    weights = list(job.weights)
+    train(job, state, 2)
+    drawn = random.getstate()
+    state.restore(capture, objects_only=True)
+    assert (job.weights, job.gradient) == (weights, None)
+    assert random.getstate() == drawn
+    assert state.batches.position == 5
 
 
 def test_the_end_of_the_data_is_the_loops_business():

@@ -7,6 +7,7 @@ import pytest
 
 from rankwatch import layout
 from rankwatch.layout import Directive
+from rankwatch.reader import RingReader
 from tests.support.recorders import Rank
 
 
@@ -355,8 +356,6 @@ def test_a_checkpoint_order_without_a_hook_makes_a_capture(rank):
 
 
 def test_what_the_job_can_do_grows_with_what_it_registers(rank):
-    from rankwatch.reader import RingReader
-
     def can() -> list[str]:
         reader = RingReader(rank.recorder.path)
         found = reader.header.identity.get("can", [])
@@ -367,7 +366,97 @@ def test_what_the_job_can_do_grows_with_what_it_registers(rank):
     assert can() == ["pause", "resume", "checkpoint"]
     rank.watch.on_rollback(lambda checkpoint: 0)
     next(rank.watch.steps(1))
-    assert can() == ["pause", "resume", "checkpoint", "rollback", "stop"]
+    assert can() == ["pause", "resume", "checkpoint", "stop", "rollback_disk", "rollback"]
+    rank.watch.state(data=lambda position: iter(()), keep=2)
+    assert can()[-4:] == ["rollback_disk", "rollback_memory", "rollback_weights", "rollback"]
+
+
+def can_of(rank: Rank) -> set[str]:
+    reader = RingReader(rank.recorder.path)
+    found = {action for action in reader.header.identity.get("can", []) if action.startswith("rollback")}
+    reader.close()
+    return found
+
+
+def test_without_its_data_a_job_can_take_back_its_weights_alone(rank):
+    rank.watch.state(model=Model(), keep=2)
+    assert can_of(rank) == {"rollback_weights"}
+
+
+def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_can_take_back_its_weights_alone(rank, tmp_path):
+    rank.watch.state(model=Model(), data=lambda position: iter(range(100)), keep=2)
+    assert can_of(rank) == {"rollback", "rollback_memory", "rollback_weights"}
+    for step in range(5, 7):
+        assert can_of(rank) == {"rollback", "rollback_memory", "rollback_weights"}
+        with rank.watch.step(step):
+            next(rank.watch.batches)
+    assert can_of(rank) == {"rollback_weights"}
+
+    other = Rank(tmp_path / "other")
+    other.watch.state(model=Model(), data=lambda position: iter(range(3)), keep=2)
+    for _ in other.watch.batches:
+        with other.watch.step():
+            pass
+    assert can_of(other) == {"rollback_weights"}
+
+
+def going_back(rank: Rank, checkpoint: str, mode: str, at: int = 5) -> None:
+    """An order of all three phases, written ahead: at step `at` back to a checkpoint."""
+    fields = {"action": "rollback", "step": at, "checkpoint": checkpoint, "k": 1, "mode": mode}
+    fields |= {"checkpoint_step": int(checkpoint.rpartition(":")[2]), "location": "/c"}
+    rank._put(Directive("o", "l.0", "hold", **fields))
+    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
+    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+
+
+def test_mode_weights_takes_back_what_is_registered_and_leaves_the_data_and_random_states(rank):
+    going_back(rank, "memory:l.0:2", "weights")
+    model = Model()
+    rank.watch.state(model=model, data=lambda position: iter(range(position, 100)), keep=4, every=2)
+    drawn, before, states = [], [], []
+    for step in rank.watch.steps(7):
+        before.append((list(model.weight), random.getstate()))
+        drawn.append((step, next(rank.watch.batches)))
+        model.train(1.0)
+        states.append(random.getstate())
+    assert drawn == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]
+    assert before[5] == (before[2][0], states[4])
+    assert rank.watch.rolled_back == ("memory:l.0:2", "/c", 2, "weights")
+    assert rank.notes("checkpoint_loaded")[0]["mode"] == "weights"
+
+
+@pytest.mark.parametrize("mode", ["", "full"])
+def test_a_rollback_in_full_is_refused_where_the_data_would_stay_where_it_is(rank, mode):
+    going_back(rank, "memory:l.0:2", mode)
+    rank.watch.state(model=Model(), keep=4, every=2)
+    assert list(rank.watch.steps(7)) == list(range(7))
+    assert rank.answer.answer == "failed"
+    assert (
+        rank.answer.detail == "memory:l.0:2 would take back the weights alone (mode weights): watch.state has no data="
+    )
+    assert rank.watch.rolled_back is None
+
+
+def test_a_rollback_to_disk_moves_the_data_to_where_it_was_at_the_save(rank):
+    seen = []
+    going_back(rank, "local:l.0:2", "full")
+    rank.watch.state(data=lambda position: iter(range(position, 100)))
+    rank.watch.on_rollback(lambda checkpoint: seen.append(checkpoint) or checkpoint.step)
+    drawn = []
+    for step in rank.watch.steps(7):
+        drawn.append((step, next(rank.watch.batches)))
+        if step == 1:
+            rank.watch.checkpoint_saved(2, "/c")
+    assert drawn == [(step, step) for step in (0, 1, 2, 3, 4, 2, 3, 4, 5, 6)]
+    assert seen == [("local:l.0:2", "/c", 2, "full")]
+
+
+def test_a_checkpoint_that_another_process_saved_is_refused_where_the_data_could_not_follow(rank):
+    going_back(rank, "local:k.0:2", "full")
+    rank.watch.state(data=lambda position: iter(range(position, 100)))
+    rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
+    assert list(rank.watch.steps(7)) == list(range(7))
+    assert "does not know where the data was" in rank.answer.detail
 
 
 @pytest.mark.parametrize(("place", "tier"), [("/c/1", "local"), ("file:///c", "local"), ("s3://b/c", "remote")])
@@ -407,7 +496,7 @@ def test_the_advice_for_a_relaunch_is_read_and_a_bad_file_is_none(rank, tmp_path
     assert rank.watch.resume is None
     advice = {"job": "gpt", "checkpoint": "local:k.0:40", "location": "/c/40", "step": 40}
     for content, expected in [
-        (json.dumps(advice), ("local:k.0:40", "/c/40", 40)),
+        (json.dumps(advice), ("local:k.0:40", "/c/40", 40, "relaunch")),
         (json.dumps({**advice, "checkpoint": ""}), None),
         (json.dumps({**advice, "job": "other"}), None),
     ]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Engine, event, insert, select
+from sqlalchemy import Engine, event, insert, select, update
 
 from rankwatch.wire import OrderView, View
 from rankwatch_service.api.board import orders_of
@@ -42,6 +42,7 @@ class DrivenWorld(World):
         self.also_asked: list[tuple[float, str]] = []
         """(seconds from the start, action) of further commands."""
         store_job(self.engine, self)
+        self.store_checkpoint("memory:l.0:0")
 
     # ---- Clock -------------------------------------------------------------------------------------------------------
 
@@ -59,12 +60,40 @@ class DrivenWorld(World):
         assert row is not None
         return row["state"]
 
-    def ask(self, command_id: str, action: str) -> None:
+    def ask(self, command_id: str, action: str, **params: str) -> None:
         row = commands.new_command(
-            command_id, "j", "l.0", action, params={}, reason="", requested_by="test", now_unix_ns=self.now_ns
+            command_id, "j", "l.0", action, params=params, reason="", requested_by="test", now_unix_ns=self.now_ns
         )
         with write(self.engine) as connection:
             commands.add(connection, row)
+
+    def store_checkpoint(self, checkpoint: str, verdict: str = "good") -> None:
+        tier, attempt, step = checkpoint.split(":")
+        with write(self.engine) as connection:
+            connection.execute(
+                insert(Checkpoint).values(
+                    job="j",
+                    id=checkpoint,
+                    attempt=attempt,
+                    step=int(step),
+                    tier=tier,
+                    location="" if tier == "memory" else f"/{step}",
+                    shards_expected=1,
+                    shards=[0],
+                    seconds=0.1,
+                    bytes=1,
+                    verdict=verdict,
+                    verdict_reason="",
+                    saved_unix_ns=self.now_ns,
+                )
+            )
+
+    def can(self, *actions: str) -> None:
+        """What the ranks say from now on that they can be told to do."""
+        with write(self.engine) as connection:
+            topology = connection.scalar(select(Attempt.topology))
+            assert topology is not None
+            connection.execute(update(Attempt).values(topology=topology | {"can": list(actions)}))
 
     def _look(self) -> None:
         with read(self.engine) as connection:
@@ -126,7 +155,7 @@ class DrivenWorld(World):
 
 
 def store_job(engine: Engine, world: World) -> None:
-    """What stream would have stored of the job by now: its attempt with its ranks, and a checkpoint to go back to."""
+    """What stream would have stored of the job by now: its attempt with its ranks."""
     ranks = [{"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in world.ranks]
     with write(engine) as connection:
         connection.execute(
@@ -154,22 +183,5 @@ def store_job(engine: Engine, world: World) -> None:
                 last_step=None,
                 topology={"ranks": ranks, "can": CAN, "replicated": True},
                 number=1,
-            )
-        )
-        connection.execute(
-            insert(Checkpoint).values(
-                job="j",
-                id="memory:l.0:0",
-                attempt="l.0",
-                step=0,
-                tier="memory",
-                location="",
-                shards_expected=1,
-                shards=[0],
-                seconds=0.1,
-                bytes=1,
-                verdict="good",
-                verdict_reason="",
-                saved_unix_ns=START_NS,
             )
         )

@@ -43,6 +43,8 @@ class Rank:
     over: set[str] = field(default_factory=set)
     acted: list[tuple[str, str, int]] = field(default_factory=list)
     """(order, action, step)"""
+    lacks: set[str] = field(default_factory=set)
+    """Checkpoints that it cannot load, whatever the ledger says."""
 
     def progress(self) -> Progress:
         return Progress(
@@ -330,6 +332,10 @@ class World:
                 rank.over.add(news.order)
                 rank.reply(news, "released", rank.step)
                 rank.pending = None
+        if rank.pending is not None and rank.step >= rank.pending.step and rank.pending.checkpoint in rank.lacks:
+            rank.over.add(rank.pending.order)
+            rank.reply(rank.pending, "failed", rank.step)
+            rank.pending = None
         if rank.pending is not None and rank.step >= rank.pending.step:
             rank.state = rank.mode = "held"
             rank.reply(rank.pending, "held", rank.step)

@@ -157,6 +157,7 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
         location=view.location,
         checkpoint_step=view.checkpoint_step,
         k=view.k,
+        mode=view.mode,
         proven=rank.proven,
     )
     if rank.directive == directive and rank.renewal == view.renewal:

@@ -11,10 +11,13 @@ from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
 from rankwatch_service.control import commands
 from rankwatch_service.control.driver import current_orders
-from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Tier, newest_good
-from rankwatch_service.control.training import checkpoints
+from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, Tier, newest_good
+from rankwatch_service.control.policy import Action
+from rankwatch_service.control.rollback import USABLE
+from rankwatch_service.control.training import checkpoints, launch_of
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Command
+from rankwatch_service.store.models import Command, Job
+from rankwatch_service.store.models import Order as OrderRow
 
 CLOSED_NS: Final = 10 * 10**9
 """How long a closed order is still told, so that agents clear its slots; a stream says everything that often."""
@@ -49,7 +52,7 @@ class OrderBoard:
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     """All open orders of a job, oldest first, and those that were closed a moment ago."""
     entries = checkpoints(connection, job)
-    advice = newest_good(entries, SURVIVES_PROCESSES)
+    advice = _ordered(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
     proven = newest_good(entries, (Tier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
@@ -65,3 +68,15 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
         stacks=tuple(StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ()))) for row in stacks),
         proven=proven.id if proven else "",
     )
+
+
+def _ordered(connection: Connection, job: str, entries: list[Entry]) -> Entry | None:
+    """Where a relaunch was told to go on from, until the launch after it has begun."""
+    newest = select(OrderRow.attempt, OrderRow.checkpoint).where(
+        OrderRow.job == job, OrderRow.action == Action.RELAUNCH, OrderRow.checkpoint != ""
+    )
+    order = connection.execute(newest.order_by(OrderRow.phase_unix_ns.desc()).limit(1)).one_or_none()
+    attempt = connection.scalar(select(Job.attempt).where(Job.name == job))
+    if order is None or attempt is None or launch_of(order.attempt) != launch_of(attempt):
+        return None
+    return next((entry for entry in entries if entry.id == order.checkpoint and entry.verdict in USABLE), None)

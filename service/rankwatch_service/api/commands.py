@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, func, select
 
 from rankwatch_service.api.access import Identity, Require, Scope
 from rankwatch_service.api.context import Ctx
@@ -17,9 +17,10 @@ from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import ProblemError, not_found
 from rankwatch_service.control import commands
 from rankwatch_service.control.ledger import Verdict
-from rankwatch_service.control.order import Outcome
+from rankwatch_service.control.order import Outcome, S
 from rankwatch_service.control.policy import Action
-from rankwatch_service.control.training import checkpoints, current_attempt
+from rankwatch_service.control.rollback import RollbackMode, way_back, why_none
+from rankwatch_service.control.training import checkpoints, current_attempt, host_views, read_training
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command as CommandRow
 from rankwatch_service.store.models import Incident
@@ -30,7 +31,10 @@ router = APIRouter(tags=["commands"])
 REASON_CHARS_MAX: Final = 1_000
 EXPIRES_S_MAX: Final = 900.0
 RANKS_MAX: Final = 1_024
-PARAMS: Final[dict[str, set[str]]] = {Action.ROLLBACK: {"checkpoint"}, Action.RELAUNCH: {"culprits"}}
+UNHEARD_NS: Final = 20 * S
+"""Agents tell of themselves every second. After a restart of ours the last of them is back within 5 s."""
+
+PARAMS: Final[dict[str, set[str]]] = {Action.ROLLBACK: {"checkpoint", "mode"}, Action.RELAUNCH: {"culprits"}}
 """What each action takes; the others take nothing."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
@@ -43,7 +47,8 @@ class NewCommand(BaseModel):
     model_config = ConfigDict(extra="forbid")
     action: Action
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
-    """{"checkpoint": id} for rollback (default: the newest good one), {"culprits": [ranks]} for relaunch."""
+    """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
+    (default: in full where the job can, else by a relaunch). For relaunch: {"culprits": [ranks]}."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
@@ -64,6 +69,9 @@ class Command(BaseModel):
     approval_required: bool
     state: str
     result: str
+    mode: str
+    """Of a rollback, what goes back: full (weights, optimizer, schedulers, random states, data, step), weights, or
+    relaunch; empty before it begins, and where ranks of an older version do not say."""
     applied_step: int | None
     requested_unix_ns: int
     expires_unix_ns: int
@@ -79,6 +87,8 @@ class Try(BaseModel):
     step: int
     try_number: int
     checkpoint: str
+    mode: str
+    refused: bool
     phase_unix_ns: int
     detail: str
 
@@ -97,19 +107,26 @@ class Empty(BaseModel):
 
 @router.post("/jobs/{job}/commands", status_code=201, response_model=Command)
 def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, identity: Commander) -> Response:
-    """Ask a job for something. It is carried out on all ranks at the same step, or on none."""
+    """Ask a job for something. It is carried out on all ranks at the same step, or on none.
+
+    What cannot be done now is refused at once (409): nobody is there to do it, the job cannot, or there is no
+    checkpoint to go back to.
+    """
 
     def work(connection: Connection) -> Command:
         now = context.clock.unix_ns()
         attempt = current_attempt(connection, job, now)
         if attempt is None:
             raise not_found("job", job)
+        params = _params(connection, job, body)
+        if obstacle := _obstacle(connection, job, attempt, body, now):
+            raise ProblemError(409, obstacle)
         row = commands.new_command(
             f"cmd_{secrets.token_hex(8)}",
             job,
             attempt,
             body.action,
-            params=_params(connection, job, body),
+            params=params,
             reason=body.reason,
             requested_by=identity.actor,
             now_unix_ns=now,
@@ -153,7 +170,11 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
     """One command with its tries."""
     with read(context.engine) as connection:
         row = _find(connection, command_id, identity)
-        tries = select(OrderRow.__table__).where(OrderRow.command_id == row["id"]).order_by(OrderRow.try_number)
+        tries = (
+            select(OrderRow.__table__)
+            .where(OrderRow.command_id == row["id"])
+            .order_by(func.length(OrderRow.id), OrderRow.id)
+        )
         orders = [Try.model_validate(one) for one in connection.execute(tries).mappings()]
     return CommandDetail(**row, orders=orders)
 
@@ -206,6 +227,8 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
     unknown = sorted(set(body.params) - PARAMS.get(body.action, set()))
     if unknown:
         raise ProblemError(422, f"{body.action} takes no {', '.join(unknown)}")
+    if (mode := body.params.get("mode")) is not None and mode not in tuple(RollbackMode):
+        raise ProblemError(422, f"params.mode must be one of {', '.join(RollbackMode)}")
     if (wanted := body.params.get("checkpoint")) is not None:
         entry = next((entry for entry in checkpoints(connection, job) if entry.id == wanted), None)
         if entry is None:
@@ -215,6 +238,24 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
     if (culprits := body.params.get("culprits")) is not None and not _are_ranks(culprits):
         raise ProblemError(422, f"params.culprits must be a list of up to {RANKS_MAX} ranks")
     return body.params
+
+
+def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, now_unix_ns: int) -> str:
+    """Why the job cannot do this now; empty if it may be tried. The driver asks again when it is its turn."""
+    views = host_views(connection, job, (attempt,))
+    if not any(now_unix_ns - view.at_unix_ns < UNHEARD_NS for view in views.values()):
+        return f"nobody can tell job {job}: no agent of attempt {attempt} was heard of for {UNHEARD_NS // S} s"
+    training = read_training(connection, job, attempt)
+    if body.action is Action.ROLLBACK:
+        mode, wanted = body.params.get("mode", ""), body.params.get("checkpoint", "")
+        entries = checkpoints(connection, job)
+        way = way_back(entries, training.can, mode, wanted=wanted)
+        return "" if way is not None else why_none(entries, training.can, mode)
+    # An attempt whose ranks have not introduced themselves yet has no hosts.
+    if training.hosts and body.action not in training.can:
+        told = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
+        return f"the job cannot be told to {body.action}; it can be told: {told}"
+    return ""
 
 
 def _are_ranks(value: Any) -> bool:

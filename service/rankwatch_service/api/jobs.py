@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -14,6 +15,7 @@ from rankwatch_service.api.numbers import Number
 from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, newest_good, save_interval_s
+from rankwatch_service.control.rollback import way_back
 from rankwatch_service.control.training import checkpoints
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
@@ -55,7 +57,9 @@ class SaveAdvice(BaseModel):
     """What the ledger says about saving."""
 
     rollback_to: str | None
-    """Id of the newest good checkpoint."""
+    """Id of the checkpoint that a rollback goes back to now."""
+    rollback_mode: str | None
+    """What it would take back: full or relaunch."""
     relaunch_from: str | None
     """The same among those that survive the processes."""
     save_s: Number | None
@@ -147,7 +151,7 @@ def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
         **_shown(row).model_dump(),
         topology=topology,
         can=sorted(topology.get("can", ())),
-        checkpoints=advise(entries, failures - 1, observed_s),
+        checkpoints=advise(entries, topology.get("can", ()), failures - 1, observed_s),
         orders=orders,
     )
 
@@ -180,14 +184,15 @@ def list_checkpoints(
         return fetch_page(connection, query, order, window, context.seal, purpose, Checkpoint.model_validate)
 
 
-def advise(entries: list[Entry], failures: int, observed_s: float) -> SaveAdvice:
+def advise(entries: list[Entry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
     """The ledger's advice. Every new attempt but the first is counted as a failure that training went back for."""
     complete = [entry for entry in entries if len(entry.shards) >= entry.shards_expected]
     save_s = complete[-1].seconds if complete else None
-    target = newest_good(entries)
+    back = way_back(entries, can)
     resume = newest_good(entries, SURVIVES_PROCESSES)
     return SaveAdvice(
-        rollback_to=target.id if target else None,
+        rollback_to=back.entry.id if back else None,
+        rollback_mode=back.mode if back else None,
         relaunch_from=resume.id if resume else None,
         save_s=save_s,
         interval_s=save_interval_s(save_s, failures, observed_s) if save_s is not None else None,

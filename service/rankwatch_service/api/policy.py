@@ -16,6 +16,7 @@ from rankwatch_service.api.problem import ProblemError
 from rankwatch_service.control import audit, policy
 from rankwatch_service.control.policy_table import read_policy, write_policy
 from rankwatch_service.control.records import encode_control
+from rankwatch_service.control.rollback import RollbackMode
 from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.store.engine import read, write
 
@@ -39,6 +40,8 @@ class Rule(BaseModel):
     confidence_min: Annotated[float, Field(ge=0, le=1)] = 0.0
     mode: policy.Mode
     action: policy.Action | Nothing = ""
+    rollback_mode: RollbackMode | Nothing = ""
+    """For rollback; empty: in full, else by a relaunch."""
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Rule:
@@ -46,6 +49,8 @@ class Rule(BaseModel):
             raise ValueError("a rule that only notifies has no action")
         if self.mode is not policy.Mode.NOTIFY and self.action not in policy.POLICY_ACTIONS:
             raise ValueError(f"action must be one of {', '.join(policy.POLICY_ACTIONS)}")
+        if self.rollback_mode and self.action != policy.Action.ROLLBACK:
+            raise ValueError("only a rule that orders a rollback has a rollback_mode")
         return self
 
 
@@ -90,7 +95,14 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
         raise ProblemError(422, "two rules have the same id")
     rules = tuple(
         policy.Rule(
-            rule.id, rule.mode, str(rule.kind), str(rule.severity), rule.job, rule.confidence_min, str(rule.action)
+            rule.id,
+            rule.mode,
+            str(rule.kind),
+            str(rule.severity),
+            rule.job,
+            rule.confidence_min,
+            str(rule.action),
+            str(rule.rollback_mode),
         )
         for rule in body.rules
     )

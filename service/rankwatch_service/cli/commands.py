@@ -33,7 +33,7 @@ def list_commands(
             "id": lambda one: output.short_id(one["id"]),
             "job": lambda one: output.plain(one["job"]),
             "action": lambda one: output.plain(one["action"]),
-            "state": lambda one: output.state(one["state"]),
+            "state": output.command_state,
             "step": lambda one: output.plain(one["applied_step"]),
             "by": lambda one: output.plain(one["requested_by"]),
             "requested": lambda one: output.moment(one["requested_unix_ns"]),

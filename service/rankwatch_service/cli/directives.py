@@ -13,6 +13,7 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
+from rankwatch_service.control.rollback import RollbackMode
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import Client
@@ -27,6 +28,13 @@ REASON = Annotated[str, typer.Option(help="Why; it stands in the audit and on th
 WAIT = Annotated[bool, typer.Option("--wait", help="Wait until it is applied; exit with 1 if it is not.")]
 WAIT_S = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.")]
 CHECKPOINT = Annotated[str | None, typer.Option(help="Its id; else the newest good one.")]
+MODE = Annotated[
+    RollbackMode | None,
+    typer.Option(
+        help="full: weights, optimizer, schedulers, random states, data and step. weights: the registered objects "
+        "alone. relaunch: new processes. Else in full where the job can, and by a relaunch where it cannot."
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ def _plain(name: str, text: str) -> Action:
 def _rollback(
     job: NAME,
     checkpoint: CHECKPOINT = None,
+    mode: MODE = None,
     reason: REASON = "",
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
@@ -63,7 +72,8 @@ def _rollback(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    params = {"checkpoint": checkpoint} if checkpoint else {}
+    params = {"checkpoint": checkpoint, "mode": mode}
+    params = {name: str(value) for name, value in params.items() if value}
     request(connect(url, token), job, "rollback", params, reason, wait_s if wait else None, as_json)
 
 
@@ -71,7 +81,7 @@ ACTIONS: Final = (
     _plain("pause", "Hold all ranks of a job at the same step until they are resumed."),
     _plain("resume", "Let a paused job go on."),
     _plain("checkpoint", "Have a job save a checkpoint now."),
-    Action("rollback", "Take a job back to a checkpoint, inside its processes.", _rollback),
+    Action("rollback", "Take a job back to a checkpoint, inside its processes where it can.", _rollback),
     _plain("relaunch", "End a job's processes; its launcher starts them again from the newest good checkpoint."),
     _plain("stop", "End a job's training loop, on all ranks at the same step."),
 )
@@ -93,7 +103,7 @@ def request(
     else:
         step = f" at step {command['applied_step']}" if command.get("applied_step") is not None else ""
         told = f": {command['result']}" if command.get("result") else ""
-        output.note(f"{action} {job}: {command['state']}{step}{told} ({command['id']})")
+        output.note(f"{action} {job}: {output.command_state(command)}{step}{told} ({command['id']})")
     if wait_s is not None and command["state"] != "applied":
         raise typer.Exit(Status.FINDINGS)
 

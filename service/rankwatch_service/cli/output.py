@@ -121,6 +121,12 @@ def short_id(full_id: str) -> Text:
     return identifier(short(full_id))
 
 
+def command_state(command: Mapping[str, Any]) -> Text:
+    """A command's state; for a rollback with what goes back: `applied (full)`."""
+    mode = f" ({command['mode']})" if command.get("mode") else ""
+    return Text(plain(command["state"] + mode).plain, style=STATE_STYLES.get(command["state"], ""))
+
+
 def moment(unix_ns: int | None) -> Text:
     """A time as UTC, to the second."""
     if unix_ns is None:

@@ -50,7 +50,8 @@ def new_command(
         job: the job.
         attempt: the only attempt it may touch.
         action: one of `policy.Action`, or `STACKS`.
-        params: {"checkpoint": id} for rollback, {"culprits": [ranks]} for relaunch, {"ranks": [ranks]} for stacks.
+        params: {"checkpoint": id, "mode": mode} for rollback, {"culprits": [ranks]} for relaunch, {"ranks": [ranks]}
+            for stacks.
         reason: why, for people.
         requested_by: who, for people.
         now_unix_ns: now.
@@ -73,6 +74,7 @@ def new_command(
         "approval_required": approval_required,
         "state": "requested",
         "result": "",
+        "mode": "",
         "applied_step": None,
         "requested_unix_ns": now_unix_ns,
         "expires_unix_ns": now_unix_ns + int(within_s * 1e9),
@@ -96,10 +98,23 @@ def get(connection: Connection, command_id: str) -> RowMapping | None:
     return connection.execute(select(Command.__table__).where(Command.id == command_id)).mappings().one_or_none()
 
 
-def settle(connection: Connection, command_id: str, outcome: Outcome, actor: str, now_unix_ns: int) -> bool:
-    """Move an open command on; False if it is finished already and nothing was done."""
+def settle(
+    connection: Connection, command_id: str, outcome: Outcome, actor: str, now_unix_ns: int, mode: str = ""
+) -> bool:
+    """Move an open command on; False if it is finished already and nothing was done.
+
+    Args:
+        connection: of a `write`.
+        command_id: the command.
+        outcome: what becomes of it.
+        actor: who says so.
+        now_unix_ns: now.
+        mode: for a rollback: what it takes back.
+    """
     final = outcome.state not in OPEN
     changes: dict[str, Any] = {"state": outcome.state, "result": outcome.result}
+    if mode:
+        changes["mode"] = mode
     if outcome.state == "applied":
         changes |= {"applied_step": outcome.step, "applied_unix_ns": now_unix_ns}
     if final:
@@ -109,11 +124,11 @@ def settle(connection: Connection, command_id: str, outcome: Outcome, actor: str
     if row is None:
         return False
     if final or outcome.state == "approved":
-        fields = {"result": outcome.result, "step": outcome.step}
+        fields = {"result": outcome.result, "step": outcome.step} | ({"mode": mode} if mode else {})
         audit.append(
             connection, now_unix_ns, actor, f"command.{row.action}.{outcome.state}", command_id, "ok", fields=fields
         )
-    told = {"id": command_id, "action": row.action, "state": outcome.state, "result": outcome.result}
+    told = {"id": command_id, "action": row.action, "state": outcome.state, "result": outcome.result, "mode": mode}
     tell(connection, "command", row.job, told, now_unix_ns)
     return True
 

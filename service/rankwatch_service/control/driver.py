@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, upd
 
 from rankwatch_service.clock import Clock
 from rankwatch_service.control import commands
-from rankwatch_service.control.ledger import Entry, Verdict, newest_good
+from rankwatch_service.control.ledger import Entry, Tier
 from rankwatch_service.control.order import (
     BEFORE_DO,
     KILL_NS_MAX,
@@ -28,6 +28,7 @@ from rankwatch_service.control.orders import advance
 from rankwatch_service.control.pace import Paces
 from rankwatch_service.control.policy import Action
 from rankwatch_service.control.records import OrderPhase, encode_control
+from rankwatch_service.control.rollback import RollbackMode, Way, knows_modes, way_back, why_none
 from rankwatch_service.control.training import (
     checkpoints,
     current_attempt,
@@ -73,15 +74,18 @@ class Driver:
         if moved is order and outcome is None:
             return
         with write(self._engine) as connection:
-            if _store(connection, order, moved):
-                self._after(connection, order, moved, outcome, now.now_unix_ns)
+            if not _store(connection, order, moved):
+                return
+            if moved.refused and outcome is not None and _another_way(connection, order):
+                outcome = None  # the command stays open, and the next order takes that way
+            self._after(connection, order, moved, outcome, now.now_unix_ns)
 
     def _after(
         self, connection: Connection, before: Order, order: Order, outcome: Outcome | None, now_unix_ns: int
     ) -> None:
         """What belongs to a move, in its transaction."""
         if outcome is not None:
-            commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns)
+            commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
         if order.phase is before.phase:
             return
         self._record(connection, order, now_unix_ns)
@@ -105,9 +109,11 @@ class Driver:
             k=order.k,
             checkpoint=order.checkpoint,
             checkpoint_step=order.checkpoint_step,
+            mode=order.mode,
         )
         self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
         told = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
+        told |= {"mode": order.mode}
         commands.tell(connection, "command", order.job, told | {"detail": order.detail}, now_unix_ns)
 
     def _situation(self, connection: Connection, order: Order) -> Situation:
@@ -159,7 +165,7 @@ class Driver:
                 commands.settle(connection, row["id"], order, ACTOR, now)
                 return
             connection.execute(insert(OrderRow).values(**_columns(order)))
-            commands.settle(connection, row["id"], Outcome("sent"), ACTOR, now)
+            commands.settle(connection, row["id"], Outcome("sent"), ACTOR, now, order.mode)
             self._record(connection, order, now)
 
 
@@ -215,31 +221,55 @@ def _due(command: RowMapping, now_unix_ns: int) -> bool:
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 
+def _way(connection: Connection, command: RowMapping) -> Way | Outcome:
+    """How a rollback is carried out next, or why it cannot be: ways that ranks have refused are not tried again."""
+    rows = connection.execute(
+        select(OrderRow.mode, OrderRow.checkpoint).where(OrderRow.command_id == command["id"], OrderRow.refused)
+    )
+    refused = {(mode or RollbackMode.FULL, Tier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
+    entries = checkpoints(connection, command["job"])
+    can = read_training(connection, command["job"], command["attempt"]).can
+    mode, wanted = command["params"].get("mode", ""), command["params"].get("checkpoint", "")
+    way = way_back(entries, can, mode, wanted=wanted, refused=refused)
+    return way if way is not None else Outcome("refused", why_none(entries, can, mode))
+
+
+def _another_way(connection: Connection, order: Order) -> bool:
+    """Whether a rollback that ranks have just refused can be carried out in another way."""
+    command = commands.get(connection, order.command_id)
+    assert command is not None  # an order's row goes when its command's does
+    return order.action == Action.ROLLBACK and isinstance(_way(connection, command), Way)
+
+
 def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) -> Order | Outcome:
     """The next try of a command, or why there is none."""
-    tries = connection.scalar(select(func.count()).where(OrderRow.command_id == command["id"])) or 0
-    k = k_of(command["attempt"])
     target: Entry | None = None
-    if command["action"] == Action.ROLLBACK:
-        entries = checkpoints(connection, command["job"])
-        wanted = command["params"].get("checkpoint")
-        target = next((e for e in entries if e.id == wanted), None) if wanted else newest_good(entries)
-        if target is None or target.verdict in (Verdict.GONE, Verdict.INCOMPLETE):
-            return Outcome(
-                "refused", f"there is no checkpoint {wanted} to go back to" if wanted else "no good checkpoint"
-            )
-        k += 1
-    relaunch = command["action"] == Action.RELAUNCH
+    action, mode, k = command["action"], "", k_of(command["attempt"])
+    if action == Action.ROLLBACK:
+        way = _way(connection, command)
+        if isinstance(way, Outcome):
+            return way
+        target = way.entry
+        mode = way.mode if knows_modes(read_training(connection, command["job"], command["attempt"]).can) else ""
+        if way.mode is RollbackMode.RELAUNCH:
+            action, mode = Action.RELAUNCH, way.mode
+        else:
+            k += 1
+    checkpoint = target.id if target else ""
+    mine = OrderRow.command_id == command["id"]
+    number = connection.scalar(select(func.count()).where(mine)) or 0
+    tries = connection.scalar(select(func.count()).where(mine, OrderRow.checkpoint == checkpoint)) or 0
+    relaunch = action == Action.RELAUNCH
     return Order(
-        id=f"{command['id']}.{tries + 1}",
+        id=f"{command['id']}.{number + 1}",
         command_id=command["id"],
         job=command["job"],
         attempt=command["attempt"],
-        action=command["action"],
+        action=action,
         phase=Phase.KILL if relaunch else Phase.VIEW,
         step=-1,
         try_number=tries + 1,
-        checkpoint=target.id if target else "",
+        checkpoint=checkpoint,
         location=target.location if target else "",
         checkpoint_step=target.step if target else -1,
         k=k,
@@ -248,6 +278,7 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
         lease_unix_ns=now_unix_ns + (KILL_NS_MAX if relaunch else VIEW_NS_MAX),
         detail="",
         version=1,
+        mode=mode,
     )
 
 
@@ -264,7 +295,7 @@ def _first_word(
     if current is None or current != command["attempt"]:
         return Outcome("refused", f"attempt {command['attempt']} has ended; the job is at {current}")
     training = read_training(connection, job, current)
-    if training.can and action not in training.can:
+    if training.can and action not in training.can and action != Action.ROLLBACK:
         return Outcome("refused", f"the job cannot be told to {action}")
     if action == Action.RESUME:
         paused = any(order.action == Action.PAUSE for order in orders)

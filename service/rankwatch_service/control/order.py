@@ -83,6 +83,10 @@ class Order:
     """Until when this phase may last. For a hold: until when `do` may be written."""
     detail: str
     version: int
+    mode: str = ""
+    """For rollback: full or weights, or relaunch where the action is that instead; "" where the ranks know no modes."""
+    refused: bool = False
+    """A rank said that it cannot do this."""
 
     def wire(self) -> OrderView:
         """The order as agents hear it."""
@@ -100,6 +104,7 @@ class Order:
             k=self.k,
             culprits=self.culprits,
             renewal=self.version,
+            mode=self.mode,
         )
 
 

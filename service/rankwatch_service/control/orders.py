@@ -90,7 +90,7 @@ def _hold(order: Order, now: Situation) -> Advance:
     answers = {rank: p.answer for rank, p in ranks.items() if p.order == order.id}
     if refusing := sorted(rank for rank, answer in answers.items() if answer == "failed"):
         why = f"rank {refusing[0]}: {ranks[refusing[0]].answer_detail or 'refused'}"
-        return _release(order, now, why), Outcome("refused", why)
+        return _release(replace(order, refused=True), now, why), Outcome("refused", why)
     standing = [r for r, p in ranks.items() if answers.get(r) == "held" and p.answer_step == order.step]
     gone_on = sorted(
         r for r, p in ranks.items() if r not in standing and (r in answers or p.step > order.step) and p.state != "held"

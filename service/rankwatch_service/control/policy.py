@@ -14,8 +14,9 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rankwatch_detectors.base import Severity
-from rankwatch_service.control.ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, Entry, Ledger, Tier
+from rankwatch_service.control.ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, Ledger, Tier
 from rankwatch_service.control.records import PolicyRuleRecord, PolicySet
+from rankwatch_service.control.rollback import Way, possible, way_back
 
 HOUR_NS: Final = 3_600 * 10**9
 
@@ -54,6 +55,8 @@ class Rule:
     job: str = ""
     confidence_min: float = 0.0
     action: str = ""
+    rollback_mode: str = ""
+    """For rollback: full, weights or relaunch; "" = in full, else by a relaunch."""
 
     def matches(self, incident: Facts) -> bool:
         """Whether this rule speaks about this incident."""
@@ -123,7 +126,7 @@ class Decision:
     rule: str = ""
     action: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """For rollback: {"checkpoint": id}. For relaunch: {"culprits": [ranks]}."""
+    """For rollback: {"checkpoint": id}, with "mode" where the rule names one. For relaunch: {"culprits": [ranks]}."""
     approval_required: bool = False
 
 
@@ -151,8 +154,8 @@ def decide(
     if rule.mode is Mode.NOTIFY:
         return Decision(Mode.NOTIFY, "the rule only tells", rule.id)
     params: dict[str, Any] = {}
-    if rule.action == Action.ROLLBACK and (target := rollback_target(incident, ledger)) is not None:
-        params = {"checkpoint": target.id}
+    if rule.action == Action.ROLLBACK and (way := rollback_way(incident, ledger, capabilities, rule.rollback_mode)):
+        params = {"checkpoint": way.entry.id} | ({"mode": rule.rollback_mode} if rule.rollback_mode else {})
     if rule.action == Action.RELAUNCH:
         params = {"culprits": list(incident.ranks)}
     suggestion = Decision(Mode.SUGGEST, "the rule only proposes", rule.id, rule.action, params)
@@ -164,15 +167,15 @@ def decide(
     return Decision(Mode.ACT, f"rule {rule.id}", rule.id, rule.action, params, approval)
 
 
-def rollback_target(incident: Facts, ledger: Ledger) -> Entry | None:
-    """The newest good checkpoint before the onset, in the fastest tier that survives what failed."""
+def rollback_way(incident: Facts, ledger: Ledger, capabilities: Collection[str], mode: str = "") -> Way | None:
+    """The way back to before the onset, from the newest good checkpoint in a tier that survives what failed."""
     tiers: tuple[Tier, ...] = SPEED
     if incident.hosts_lost:
         tiers = SURVIVES_HOSTS
     elif incident.processes_lost or incident.hung:
         tiers = SURVIVES_PROCESSES
     # A save at the onset's step holds the state after that step on some loops and before it on others: not taken.
-    return ledger.newest_good(tiers, incident.onset_step)
+    return way_back(ledger.entries, capabilities, mode, survives=tiers, before_step=incident.onset_step)
 
 
 def policy_record(policy: Policy) -> PolicySet:
@@ -180,7 +183,16 @@ def policy_record(policy: Policy) -> PolicySet:
     return PolicySet(
         policy.hands_off,
         tuple(
-            PolicyRuleRecord(rule.id, rule.kind, rule.severity, rule.job, rule.confidence_min, rule.mode, rule.action)
+            PolicyRuleRecord(
+                rule.id,
+                rule.kind,
+                rule.severity,
+                rule.job,
+                rule.confidence_min,
+                rule.mode,
+                rule.action,
+                rule.rollback_mode,
+            )
             for rule in policy.rules
         ),
         asdict(policy.limits),
@@ -190,7 +202,16 @@ def policy_record(policy: Policy) -> PolicySet:
 def policy_of(record: PolicySet) -> Policy:
     """The policy that a control record tells. Limits that a later version has added take their defaults."""
     rules = tuple(
-        Rule(rule.id, Mode(rule.mode), rule.kind, rule.severity, rule.job, rule.confidence_min, rule.action)
+        Rule(
+            rule.id,
+            Mode(rule.mode),
+            rule.kind,
+            rule.severity,
+            rule.job,
+            rule.confidence_min,
+            rule.action,
+            rule.rollback_mode,
+        )
         for rule in record.rules
     )
     return Policy(rules, Limits(**record.limits), record.hands_off)
@@ -213,7 +234,10 @@ def _obstacle(
         return "hands off is switched on"
     if incident.hung and incident.severity != Severity.CRITICAL:
         return "a hang that is not critical may yet be a step that ends"
-    if rule.action not in capabilities:
+    able = rule.action in capabilities
+    if rule.action == Action.ROLLBACK:
+        able = bool(capabilities) and possible(rule.rollback_mode, capabilities)
+    if not able:
         return f"the job cannot be told to {rule.action}"
     if incident.confidence < limits.confidence_min:
         return f"confidence {incident.confidence:.2f} is below {limits.confidence_min:.2f}"

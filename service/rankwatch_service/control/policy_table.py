@@ -17,7 +17,17 @@ def read_policy(connection: Connection) -> Policy:
     """The policy in force; the default one where nobody has set any."""
     rows = connection.execute(select(PolicyRule.__table__).order_by(PolicyRule.position, PolicyRule.id))
     rules = tuple(
-        Rule(row.id, Mode(row.mode), row.kind, row.severity, row.job, row.confidence_min, row.action) for row in rows
+        Rule(
+            row.id,
+            Mode(row.mode),
+            row.kind,
+            row.severity,
+            row.job,
+            row.confidence_min,
+            row.action,
+            row.rollback_mode,
+        )
+        for row in rows
     )
     stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
     known = {field.name for field in fields(Limits)}
@@ -38,6 +48,7 @@ def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> No
             "confidence_min": rule.confidence_min,
             "mode": rule.mode,
             "action": rule.action,
+            "rollback_mode": rule.rollback_mode,
         }
         for position, rule in enumerate(policy.rules)
     ]

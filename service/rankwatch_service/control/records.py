@@ -26,6 +26,8 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     k: int = 0
     checkpoint: str = ""
     checkpoint_step: int = -1
+    mode: str = ""
+    """For rollback: full or weights."""
 
 
 class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"):
@@ -75,6 +77,7 @@ class PolicyRuleRecord(msgspec.Struct, frozen=True):
     confidence_min: float
     mode: str
     action: str
+    rollback_mode: str = ""
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):

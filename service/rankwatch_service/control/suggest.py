@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, Ledger
-from rankwatch_service.control.policy import Action, Decision, Facts, rollback_target
+from rankwatch_service.control.policy import Action, Decision, Facts, rollback_way
+from rankwatch_service.control.rollback import RollbackMode, Way
 
 WAIT: Final = "wait"
 INVESTIGATE: Final = "investigate"
@@ -59,15 +60,17 @@ def suggest(
     """Compare the ways out of an incident.
 
     Returns:
-        What `Incident.suggestion` holds: {action, reason, checkpoint, cost_gpu_hours, break_even_s, alternatives:
-        [{action, cost_gpu_hours, reason}]}. Costs are GPU-hours; those of waiting and investigating are for one hour of
-        it. An unknown cost is null. The policy's own choice comes first where it has made one.
+        What `Incident.suggestion` holds: {action, reason, mode, checkpoint, cost_gpu_hours, break_even_s,
+        alternatives: [{action, cost_gpu_hours, reason}]}. Mode and checkpoint are those of a rollback. Costs are
+        GPU-hours; those of waiting and investigating are for one hour of it. An unknown cost is null. The policy's own
+        choice comes first where it has made one.
     """
     ways = _ORDER_OF_WAYS.get(incident.kind, (WAIT, Action.PAUSE))
-    target = rollback_target(incident, ledger)
+    back = rollback_way(incident, ledger, capabilities)
+    target = back.entry if back else None
     resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)
     last = WAIT if WAIT in ways else INVESTIGATE
-    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, target)]
+    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, back)]
     chosen = decision.action if decision.action in fit else fit[0]
     costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
     cost = costs[chosen]
@@ -75,6 +78,7 @@ def suggest(
     return {
         "action": chosen,
         "reason": _REASONS[chosen],
+        "mode": back.mode if chosen == Action.ROLLBACK and back else None,
         "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
         "cost_gpu_hours": cost,
         "break_even_s": cost / loss_per_s
@@ -86,10 +90,11 @@ def suggest(
     }
 
 
-def _possible(way: str, capabilities: Collection[str], target: Entry | None) -> bool:
-    if way in (WAIT, INVESTIGATE):
-        return True
-    return way in capabilities and (way != Action.ROLLBACK or target is not None)
+def _possible(way: str, capabilities: Collection[str], back: Way | None) -> bool:
+    if way == Action.ROLLBACK:
+        # One by relaunch stands there under that name.
+        return bool(capabilities) and back is not None and back.mode is not RollbackMode.RELAUNCH
+    return way in (WAIT, INVESTIGATE) or way in capabilities
 
 
 def _cost_gpu_hours(

@@ -95,7 +95,8 @@ class JobStream:
             case OrderPhase():
                 self._portrait.order(record.action, record.phase, now_s)
                 if record.phase in ("do", "go", "kill"):
-                    self.books.note(f"{record.action}: {record.phase}", record.step, now_s)
+                    what = f"{record.action} ({record.mode})" if record.mode else record.action
+                    self.books.note(f"{what}: {record.phase}", record.step, now_s)
                 fields = {
                     "order": record.order,
                     "phase": record.phase,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.control.commands import STACKS, new_command
 from rankwatch_service.control.ledger import Ledger
-from rankwatch_service.control.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_target
+from rankwatch_service.control.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_way
 from rankwatch_service.control.suggest import Figures, suggest
 from rankwatch_service.stream.causes import STANDS_STILL
 from rankwatch_service.stream.incidents import Incident, derived, unix_ns
@@ -87,8 +87,8 @@ class Responder:
         """Fill in the incident's price, suggestion and checkpoint; returns rows of commands that follow from it."""
         looked = facts(incident, situation.world_size)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
-        target = rollback_target(looked, ledger)
-        incident.checkpoint = None if target is None else target.id
+        back = rollback_way(looked, ledger, situation.can)
+        incident.checkpoint = None if back is None else back.entry.id
         decision = self._decide(looked, situation, policy, ledger)
         figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
         incident.suggestion = {

@@ -11,7 +11,7 @@ from rankwatch_service.control.policy import Mode, policy_of
 from rankwatch_service.control.records import PolicySet, ReceiversSet, SilenceSet, decode_control
 from rankwatch_service.control.training import store_views
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Checkpoint
+from rankwatch_service.store.models import Attempt, Checkpoint, Job
 
 RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
@@ -68,6 +68,9 @@ def test_a_refused_write_keeps_no_reply_under_its_key(api, job):
         {"action": "pause", "params": {"checkpoint": "x"}},
         {"action": "rollback", "params": {"checkpoint": "../../etc/passwd"}},
         {"action": "rollback", "params": {"checkpoint": ["x"]}},
+        {"action": "rollback", "params": {"mode": "half"}},
+        {"action": "rollback", "params": {"mode": ["full"]}},
+        {"action": "pause", "params": {"mode": "full"}},
         {"action": "relaunch", "params": {"culprits": ["0; rm"]}},
         {"action": "relaunch", "params": {"culprits": [True]}},
         {"action": "pause", "surprise": 1},
@@ -218,3 +221,78 @@ def test_a_body_that_does_not_say_that_it_is_json_is_not_read_as_json(api, conte
     )
     assert answer.status_code == 422
     assert api.get("/api/v1/policy").json()["hands_off"] is False
+
+
+def told(api, job, *, can=None, views_age_s=0.0):
+    """A job whose ranks have introduced themselves, with what they say that they can be told to do."""
+    now = api.clock.unix_ns()
+    store_views(api.engine, [View(job, "l.0", "h", "b", 0, ())], now - int(views_age_s * 1e9))
+    ranks = [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}]
+    with write(api.engine) as connection:
+        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now}
+        columns = {"state": "running", "world_size": 1, "ranks_reporting": 1, "step": 5, "step_time_s": 0.1}
+        connection.execute(insert(Job).values(name=job, attempt="l.0", loss=None, **columns, **times))
+        connection.execute(
+            insert(Attempt).values(
+                job=job, attempt="l.0", number=1, started_unix_ns=now, ended_unix_ns=None, world_size=1, first_step=0,
+                last_step=5, topology={"ranks": ranks, "can": list(can or ()), "replicated": True},
+            )
+        )  # fmt: skip
+
+
+def saved(api, job, tier, step, verdict="good"):
+    row = {
+        "job": job, "id": f"{tier}:l.0:{step}", "attempt": "l.0", "step": step, "tier": tier, "location": "/x",
+        "shards_expected": 1, "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": verdict, "verdict_reason": "",
+        "saved_unix_ns": step,
+    }  # fmt: skip
+    with write(api.engine) as connection:
+        connection.execute(insert(Checkpoint).values(**row))
+
+
+def refused_at_once(api, job, action, **params):
+    answer = api.post(f"/api/v1/jobs/{job}/commands", {"action": action, "params": params})
+    assert answer.status_code == 409
+    assert api.get("/api/v1/commands", params={"job": job}).json()["items"] == []
+    return answer.json()["detail"]
+
+
+@pytest.mark.parametrize("can", [(), ("stop",), ("rollback_weights", "resume", "stop")])
+def test_a_job_that_cannot_be_paused_is_not_asked_to(api, can):
+    told(api, "steered", can=can)
+    assert "cannot be told to pause; it can be told: " in refused_at_once(api, "steered", "pause")
+
+
+def test_a_job_whose_agents_are_silent_is_not_asked_for_anything(api):
+    told(api, "alone", can=("pause",), views_age_s=25.0)
+    assert "no agent of attempt l.0 was heard of for 20 s" in refused_at_once(api, "alone", "pause")
+
+
+def test_a_rollback_without_a_checkpoint_to_go_back_to_is_refused_at_once(api):
+    told(api, "bare", can=("rollback", "rollback_memory", "relaunch"))
+    assert refused_at_once(api, "bare", "rollback") == "there is no checkpoint to go back to"
+    saved(api, "bare", "memory", 4, "unproven")
+    assert "no good checkpoint to go back to: 1 unproven (memory)" in refused_at_once(api, "bare", "rollback")
+    made = api.post("/api/v1/jobs/bare/commands", {"action": "rollback", "params": {"checkpoint": "memory:l.0:4"}})
+    assert made.status_code == 201
+
+
+def test_a_rollback_that_would_be_one_by_half_is_refused_and_weights_are_the_explicit_choice(api):
+    told(api, "half", can=("rollback_weights",))
+    saved(api, "half", "memory", 4)
+    assert "mode weights would take back its weights alone, to memory:l.0:4" in refused_at_once(api, "half", "rollback")
+    assert "cannot go back in mode relaunch" in refused_at_once(api, "half", "rollback", mode="relaunch")
+    made = api.post("/api/v1/jobs/half/commands", {"action": "rollback", "params": {"mode": "weights"}})
+    assert (made.status_code, made.json()["params"], made.json()["mode"]) == (201, {"mode": "weights"}, "")
+    advice = api.get("/api/v1/jobs/half").json()["checkpoints"]
+    assert (advice["rollback_to"], advice["rollback_mode"]) == (None, None)
+
+
+def test_a_policy_rule_may_say_what_a_rollback_takes_back(api):
+    rule = {"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback", "rollback_mode": "weights"}
+    assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
+    assert api.get("/api/v1/policy").json()["rules"][0]["rollback_mode"] == "weights"
+    [record] = records(api, PolicySet)
+    assert policy_of(record).rules[0].rollback_mode == "weights"
+    for wrong in ({"action": "pause"}, {"rollback_mode": "half"}):
+        assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule | wrong]}).status_code == 422

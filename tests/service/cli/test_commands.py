@@ -7,8 +7,10 @@ import sys
 import pytest
 from sqlalchemy import insert, update
 
+from rankwatch.wire import View
 from rankwatch_service.api.access import Scope
 from rankwatch_service.cli import main
+from rankwatch_service.control.training import store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
@@ -46,6 +48,8 @@ def api(tmp_path_factory):
         api.url = url
         with write(api.engine) as connection:
             fill(connection)
+        # An agent that tells of itself and obeys nothing.
+        store_views(api.engine, [View("gpt-small", "launch.0", "h", "b", 0, ())], 2**62)
         yield api
 
 
@@ -150,6 +154,18 @@ def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to
     assert "rollback" in err or "still" in err
     with write(api.engine) as connection:
         connection.execute(update(Command).values(state="cancelled"))
+
+
+def test_what_a_rollback_takes_back_is_asked_for_and_shown_beside_applied(terminal, to, api):
+    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "weights", *to)
+    assert (status, "the job cannot go back in mode weights" in err) == (2, True)
+    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "full", "--json", *to)
+    (command,) = [json.loads(out)] if out.startswith("{") else json.loads(out)
+    assert (status, command["params"]) == (0, {"mode": "full"}), err
+    with write(api.engine) as connection:
+        mine = update(Command).where(Command.id == command["id"])
+        connection.execute(mine.values(state="applied", mode="full", applied_step=480))
+    assert "applied (full)" in terminal.run("commands", "--job", "gpt-small", *to)[1]
 
 
 def test_silences_are_added_listed_and_ended(terminal, to):

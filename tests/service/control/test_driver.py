@@ -8,7 +8,7 @@ from rankwatch_service.api.board import orders_of
 from rankwatch_service.control.audit import verify
 from rankwatch_service.control.records import OrderPhase, decode_control
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Checkpoint, Command, Feed
+from rankwatch_service.store.models import Checkpoint, Command, Feed, Job
 from tests.support.driven_world import CrashError, DrivenWorld
 from tests.support.training_world import S
 
@@ -189,3 +189,126 @@ def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(tmp_path):
         connection.execute(update(Checkpoint).values(verdict="gone"))
     assert proven() == ""
     world.engine.dispose()
+
+
+WHOLE = ("pause", "resume", "rollback", "rollback_memory", "rollback_disk", "rollback_weights", "relaunch")
+
+
+def rolled_back(world: DrivenWorld) -> tuple[str, str, list[tuple[str, str, bool]]]:
+    """(state, mode) of the command, and (checkpoint, mode, refused) of each of its orders."""
+    with read(world.engine) as connection:
+        row = connection.execute(select(Command.state, Command.mode).where(Command.id == "c")).one()
+    return row.state, row.mode, [(order.checkpoint, order.mode, order.refused) for order in world.orders]
+
+
+@pytest.mark.parametrize(
+    ("can", "mode"),
+    [(WHOLE, "full"), (("rollback", "relaunch"), "")],
+    ids=["ranks that say what goes back", "ranks of an older version"],
+)
+def test_a_rollback_says_beside_applied_what_went_back(tmp_path, can, mode):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*can)
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", mode, [("memory:l.0:0", mode, False)])
+    with read(world.engine) as connection:
+        told = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
+    assert [one["mode"] for one in told] == [mode]
+    check(world)
+
+
+def test_what_a_rank_has_not_in_memory_is_loaded_from_disk_by_itself(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2")
+    world.store_checkpoint("local:l.0:1")
+    world.ranks[-1].lacks.add("memory:l.0:2")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("applied", "full", [("memory:l.0:2", "full", True), ("local:l.0:1", "full", False)])
+    assert {rank.weights for rank in world.ranks} == {"local:l.0:1@1"}
+    check(world)
+
+
+def test_where_no_rank_can_load_it_either_the_job_is_relaunched_from_it(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2")
+    world.store_checkpoint("local:l.0:1")
+    for rank in world.ranks:
+        rank.lacks |= {"memory:l.0:2", "local:l.0:1"}
+    world.run(seconds=60.0)
+    tries = [("memory:l.0:2", "full", True), ("local:l.0:1", "full", True), ("local:l.0:1", "relaunch", False)]
+    assert rolled_back(world) == ("applied", "relaunch", tries)
+    assert {rank.state for rank in world.ranks} == {"exited"}
+    check(world)
+
+
+def test_where_there_is_no_other_way_a_refusal_is_final(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback", "rollback_memory")
+    world.ranks[0].lacks.add("memory:l.0:0")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("refused", "full", [("memory:l.0:0", "full", True)])
+    assert {rank.weights for rank in world.ranks} == {"fresh"}
+    check(world)
+
+
+def test_a_job_that_could_take_back_its_weights_alone_is_relaunched_unless_that_was_asked_for(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights", "relaunch")
+    world.store_checkpoint("local:l.0:0")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:0", "relaunch", False)])
+    check(world)
+
+
+def test_weights_alone_go_back_where_a_person_has_chosen_that(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights", "relaunch")
+    world._begin = lambda: (world.ask("c", "rollback", mode="weights"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "weights", [("memory:l.0:0", "weights", False)])
+    assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
+    check(world)
+
+
+def test_where_nothing_but_the_weights_could_go_back_it_is_refused_and_that_is_named(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights")
+    world.run(seconds=2.0)
+    assert (world.command, world.orders) == ("refused", [])
+    assert "mode weights would take back its weights alone, to memory:l.0:0" in world.result
+    check(world)
+
+
+def test_a_checkpoint_that_was_lost_after_it_was_asked_for_gives_way_to_an_older_one(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2", "gone")
+    world._begin = lambda: (world.ask("c", "rollback", checkpoint="memory:l.0:2"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
+    check(world)
+
+
+def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_next_launch_has_begun(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("local:l.0:1")
+    world.store_checkpoint("local:l.0:2")
+
+    def advised() -> str:
+        with read(world.engine) as connection:
+            resume = orders_of(connection, "j", world.now_ns).resume
+        assert resume is not None
+        return resume.checkpoint
+
+    assert advised() == "local:l.0:2"
+    world._begin = lambda: (world.ask("c", "rollback", checkpoint="local:l.0:1", mode="relaunch"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:1", "relaunch", False)])
+    assert advised() == "local:l.0:1"
+    with write(world.engine) as connection:
+        connection.execute(update(Job).values(attempt="m.0"))
+    assert advised() == "local:l.0:2"
+    check(world)

@@ -1,7 +1,7 @@
 // One incident: is it real and how bad, where, since when, what to do. All of that on one screen.
 
 import { get, now, path, post } from "./api.js";
-import { direct, DIRECTIVES } from "./directives.js";
+import { direct, DIRECTIVES, outcome } from "./directives.js";
 import { fill, h, icon } from "./dom.js";
 import { comparison, facts, sorted } from "./evidence.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "./format.js";
@@ -210,7 +210,7 @@ function lastGood(checkpoint) {
 
 function done(one) {
   const step = one.applied_step === null ? "" : ` at step ${number(one.applied_step)}`;
-  return h("li", {}, h("b", {}, words(one.action)), " ", statePill(one.state), step, h("div", { class: "muted break" }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")));
+  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")));
 }
 
 function told(notifications) {

@@ -2,7 +2,7 @@
 
 import { get, now, path } from "./api.js";
 import { Chart, plotly } from "./charts.js";
-import { direct, DIRECTIVES } from "./directives.js";
+import { able, direct, DIRECTIVES, outcome } from "./directives.js";
 import { fill, h, icon } from "./dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "./format.js";
 import { HeatMap, KIND } from "./heatmap.js";
@@ -85,7 +85,7 @@ async function load() {
 
 const showHead = whenChanged((state, can, orders, command) => {
   const fits = { pause: state === "running", resume: state === "paused" };
-  const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (can.includes(action) || action === "resume"));
+  const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (able(can, action) || action === "resume"));
   fill(
     head,
     h(
@@ -212,7 +212,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
     listed("Commands", commands, "None so far.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, statePill(one.state))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, outcome(one))),
     ),
     listed("Attempts", attempts, "None yet.", (one) =>
       h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no step yet" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),

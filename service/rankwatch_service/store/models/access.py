@@ -45,6 +45,8 @@ class PolicyRule(Base):
     mode: Mapped[str]
     action: Mapped[str]
     """For act: pause, checkpoint, rollback, relaunch, stop."""
+    rollback_mode: Mapped[str] = mapped_column(default="", server_default="")
+    """For rollback: "" = in full, else by a relaunch."""
 
 
 class Setting(Base):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import Base
@@ -32,6 +32,8 @@ class Command(Base):
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
+    mode: Mapped[str] = mapped_column(default="", server_default="")
+    """For rollback, what goes back: full, weights or relaunch; "" before it begins, and where the ranks do not say."""
     applied_step: Mapped[int | None]
     requested_unix_ns: Mapped[int]
     expires_unix_ns: Mapped[int]
@@ -61,6 +63,10 @@ class Order(Base):
     lease_unix_ns: Mapped[int]
     detail: Mapped[str]
     version: Mapped[int]
+    mode: Mapped[str] = mapped_column(default="", server_default="")
+    """For rollback: full or weights; relaunch where the order is one for that."""
+    refused: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """A rank said that it cannot do this; another way back may be tried."""
 
 
 class AgentView(Base):
