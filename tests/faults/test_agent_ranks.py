@@ -190,6 +190,25 @@ def test_a_process_that_closes_its_recorder_and_goes_on_is_let_go(tmp_path: Path
         assert len(service.rows()) == 5
 
 
+def test_between_two_steps_the_agent_says_for_how_long_and_within_one_it_does_not(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment),
+    ):
+        rank.do("steps", 5)
+
+        def told() -> list[wire.Progress]:
+            return [block for batch in service.batches for block in batch.progress]
+
+        until(lambda: len(told()) >= 3)
+        first, last = told()[0], told()[-1]
+        assert 0 <= first.outside_s < last.outside_s <= last.step_age_s
+        rank.do("hang", "forward")
+        until(lambda: told()[-1].step == 5)
+        assert told()[-1].outside_s == -1.0
+
+
 def test_torn_records_are_counted_and_the_others_arrive(tmp_path: Path) -> None:
     with AgentService() as service, RecordingRank(tmp_path) as rank:
         rank.do("steps", 3)

@@ -45,6 +45,16 @@ def train(probe, model, optimizer, step=0, data=None, clip=None, reach=slice(Non
     return norm
 
 
+def test_what_follows_the_optimizers_step_is_outside_of_the_loops_step(sink, model, optimizer):
+    probe = TorchProbe(sink, model, optimizer)
+    for step in range(3):
+        sink.is_outside = False  # the loop's boundary
+        train(probe, model, optimizer, step)
+    assert sink.is_outside
+    model(batch())  # an evaluation
+    assert sink.is_outside
+
+
 def test_the_total_norm_is_recorded_as_it_was_before_clipping(sink, model, optimizer):
     probe = TorchProbe(sink, model, optimizer)
     norm = train(probe, model, optimizer, clip=0.01)
