@@ -14,7 +14,8 @@ import sys
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-ENDS_PROCESS: Final = ("SystemExit", "KeyboardInterrupt")
+INTERRUPTED: Final = "KeyboardInterrupt"
+ENDS_PROCESS: Final = ("SystemExit", INTERRUPTED)
 """What is raised to end a process; others may be caught outside the loop and be no more than a way out of it."""
 _WHERE_CHARACTERS_MAX: Final = 160
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)
@@ -22,14 +23,14 @@ _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)
 
 def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
     """Type, message, place and, as far as it follows from these, exit code."""
-    kind = type(error).__name__
-    # What ends the handling of an interruption is that interruption: `except KeyboardInterrupt: sys.exit(1)`.
-    if isinstance(error, SystemExit) and _was_interrupted(error):
-        return {"type": "KeyboardInterrupt", "message": "", "where": place(trace)}
-    fields = {"type": kind, "message": str(error), "where": place(trace)}
-    if isinstance(error, SystemExit):
-        return fields | {"code": _code(error)}
-    return fields if isinstance(error, KeyboardInterrupt) else fields | {"code": 1}
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "where": place(trace)}
+    if not isinstance(error, KeyboardInterrupt):
+        fields["code"] = _code(error) if isinstance(error, SystemExit) else 1
+    # What ends the handling of an interruption is that interruption: `except KeyboardInterrupt: sys.exit(1)`, or a
+    # clean-up that finds the peers gone.
+    if fields["type"] != INTERRUPTED and _was_interrupted(error):
+        fields |= {"type": INTERRUPTED, "message": f"then {fields['type']}: {fields['message']}"}
+    return fields
 
 
 def place(trace: TracebackType | None) -> str:

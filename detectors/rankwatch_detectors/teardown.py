@@ -125,7 +125,8 @@ def _plainness(end: Mapping[str, Any]) -> int:
 def told(end: Mapping[str, Any]) -> str:
     """How it ended, as the rest of a sentence that begins with the rank."""
     if end["error"].startswith(INTERRUPTED):
-        return f"was interrupted (SIGINT, {INTERRUPTED})"
+        then = end["error"].splitlines()[0].removeprefix(f"{INTERRUPTED}: ")
+        return f"was interrupted (SIGINT, {INTERRUPTED}{then and ', '}{then})"
     if is_request(end) and end["code"] is not None:
         return f"was asked to end and did so with exit code {end['code']}"
     where = f" at {end['where']}" if end["where"] else ""
@@ -199,6 +200,6 @@ class Teardown(Stateful):
 
     def _complete(self, end: End) -> None:
         # They are one and the same, or after a restart from a snapshot copies of each other.
-        for known in (self.first, *self._firsts.values(), *self.also):
+        for known in (self.first, self._firsts[end["host"]], *self.also):
             if known["rank"] == end["rank"]:
                 known.update(end)

@@ -3,7 +3,8 @@
 Silence is not health. Progress blocks come once a second whatever training does, paused jobs included, so a host of
 which none came for some seconds is unknown from then on. That its collector is silent does not mean that its ranks are
 gone: those are `rank_lost`. What many hosts have in common within seconds, a sender, a switch or a job that was killed,
-has one reason: it is one episode that grows. It ends when all of them are heard again, and by nothing else.
+has one reason: it is one episode that grows. It ends when all of them are heard again, and by nothing else. Whoever
+falls silent while the job is being ended on request is no news: whether all ranks ended is `rank_lost`'s to tell.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,21 @@ class TelemetryLostDetector(DispatchingDetector):
         "_gaps",
         "_tick_s",
         "_groups",
+        "_asked",
     )
 
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
         self._listening_s = 0.0
         self._tick_s: float | None = None
         self._gaps: dict[str, list[list[float]]] = {}
+        self._asked = False
+        """A rank of this attempt was asked to end: agents may be killed with the last ones before they can tell."""
         self._groups: dict[str, dict[str, Any]] = {}
         """Of each open episode: its reason, its hosts in the order in which they came, and when the newest one did."""
 
@@ -74,13 +79,16 @@ class TelemetryLostDetector(DispatchingDetector):
         number = {host: index for index, host in enumerate(self._hosts)}
         self._host_of = np.asarray([number[host] for host in hosts], dtype=np.int64)
         if new_attempt:
-            self._gaps, self._groups = {}, {}
+            self._gaps, self._groups, self._asked = {}, {}, False
             self._listening_s = self.now_s
         for group in self._groups.values():
             group["hosts"] = [host for host in group["hosts"] if host in number]
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]
+        if occurrence.kind in ENDS and same_launch and is_request(end_of(occurrence, self.now_s)):
+            self._asked = True
         if occurrence.kind == "gap" and occurrence.host in self._hosts:
             missing = float(occurrence.fields.get("missing", 0))
             gaps = [*self._gaps.get(occurrence.host, []), [occurrence.time_s, missing]]
@@ -101,7 +109,7 @@ class TelemetryLostDetector(DispatchingDetector):
         told = {host for group in self._groups.values() for host in group["hosts"]}
         # That the stream was away makes nobody silent; and nobody heard.
         listening_s = self.now_s - self._listening_s
-        for reason in ("silent", "gaps"):
+        for reason in ("gaps",) if self._asked else ("silent", "gaps"):
             hosts = [
                 host
                 for host in self._hosts

@@ -147,7 +147,19 @@ def test_an_interruption_that_the_script_turns_into_a_status_is_one(script):
         "finally: pass"
     )
     assert ended.end()[0] == 1
-    assert [note["type"] for note in ended.notes("exception")] == ["KeyboardInterrupt"]
+    (note,) = ended.notes("exception")
+    assert (note["type"], note["message"], note["code"]) == ("KeyboardInterrupt", "then SystemExit: 1", 1)
+
+
+def test_a_clean_up_that_fails_after_an_interruption_is_that_interruption(script):
+    ended = script(
+        "try:\n"
+        "    for step in watch.steps(9): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "finally: raise RuntimeError('Connection closed by peer')"
+    )
+    assert ended.end()[0] == 1
+    (note,) = ended.notes("exception")
+    assert (note["type"], note["message"]) == ("KeyboardInterrupt", "then RuntimeError: Connection closed by peer")
 
 
 def test_a_second_interruption_does_not_silence_the_first(script):

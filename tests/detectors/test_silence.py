@@ -183,6 +183,13 @@ def test_a_few_missing_messages_are_no_loss_and_many_are() -> None:
     assert [f.change for f in job.stand(70)] == [Change.CLOSE]
 
 
+def test_hosts_that_fall_silent_while_the_job_is_being_ended_are_no_news() -> None:
+    job = watched_job(hosts=4)
+    event(job, "process_exit", 0, attempt="wide.0", signal=15, code=None)
+    job.silent = {1, 2, 3}
+    assert job.stand(60) == []
+
+
 def test_a_new_attempt_ends_what_was_said_about_the_old_one() -> None:
     job = watched_job()
     job.silent = {0, 1, 2, 3}

@@ -122,8 +122,9 @@ class LocalRank:
             self.left_by = str(fields.get("reason", ""))
             return
         self.ending = not fields.get("left")
-        code = fields.get("code", 1)
-        self.status = (None, signal.SIGINT) if fields.get("type") == "KeyboardInterrupt" else (code, None)
+        # Python ends a process that was interrupted, and nothing more, by the same signal.
+        interrupted = fields.get("type") == "KeyboardInterrupt" and "code" not in fields
+        self.status = (None, signal.SIGINT) if interrupted else (fields.get("code", 1), None)
 
     def refresh_identity(self) -> bool:
         """Read the identity again if the rank has declared more; True if so."""
