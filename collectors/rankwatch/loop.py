@@ -17,6 +17,7 @@ from rankwatch.ending import ENDS_PROCESS, breaking, described
 from rankwatch.faults import Faults
 from rankwatch.layout import Directive
 from rankwatch.meter import Probe, StepMeter
+from rankwatch.notices import LOOK_EVERY_NS, NoticeReader
 from rankwatch.recorder import Recorder
 from rankwatch.state import MemoryTier, TrainingState
 
@@ -82,6 +83,9 @@ class Loop:
         self._edge_cpu_ns = 0
         self._told: dict[str, int] = {}
         self._next_told_ns = 0
+        self.notices: NoticeReader | None = None
+        """Where this rank says for its host what its agent has to say."""
+        self._next_look_ns = 0
         recorder.on_switch_off.append(self._take_slot)
         self._take_slot()
 
@@ -174,6 +178,9 @@ class Loop:
             meter.end(now_ns, self._edge_cpu_ns)
             if self._recorder.dropped and now_ns >= self._next_told_ns:
                 self._tell_lost(now_ns)
+            if self.notices is not None and now_ns >= self._next_look_ns:
+                self._next_look_ns = now_ns + LOOK_EVERY_NS
+                self.notices.look()
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
 

@@ -24,6 +24,8 @@ class Later:
 
     reason: str
     after_s: float | None = None
+    for_a_person: bool = False
+    """Waiting alone mends nothing: a wrong token, another job's token, no service named."""
 
 
 Outcome = Accepted | Refused | Later

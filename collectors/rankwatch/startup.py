@@ -16,7 +16,9 @@ from types import TracebackType
 from typing import Final
 
 from rankwatch import layout
+from rankwatch.console import say
 from rankwatch.identity import identify, this_start
+from rankwatch.notices import notice_path
 from rankwatch.recorder import Recorder, directories
 from rankwatch.spawn import ensure_agent
 from rankwatch.stacks import STACK_SIGNAL, StackFile
@@ -101,11 +103,16 @@ def start(
     if grace_s is not None:
         watch.tell_grace(grace_s)
     _take_stack_signal(watch, recorder, stack_signal)
+    if directory is not None and identity.local_rank == 0:
+        named = env.get("RANKWATCH_DIR")
+        if named and os.path.realpath(directory) != os.path.realpath(named):
+            say(f"RANKWATCH_DIR={named} cannot be written; recording in {directory}")
+        watch.say_notices(notice_path(directory, identity.job))
     if agent and directory is not None:
         try:
             ensure_agent(directory, identity.job, env, url=url, token_file=token_file)
         except OSError as error:
-            _log.warning("no agent could be started, and nobody reads what is recorded: %s", error)
+            say(f"no agent could be started, and nobody reads what is recorded: {error}")
     _make_current(watch)
     return watch
 

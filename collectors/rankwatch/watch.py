@@ -23,6 +23,7 @@ from rankwatch.faults import Faults
 from rankwatch.identity import Identity
 from rankwatch.loop import Checkpoint, Loop
 from rankwatch.meter import NOTHING, StepMeter
+from rankwatch.notices import NoticeReader
 from rankwatch.recorder import Recorder
 from rankwatch.stacks import StackFile
 from rankwatch.state import Capture, MemoryTier, TrainingState
@@ -367,6 +368,10 @@ class Watch:
         """Note the exception that ends this process; the loop was not left then."""
         self._loop.crashed(error, trace)
 
+    def say_notices(self, path: str) -> None:
+        """Say in the training output what the agent of this host has to say; it leaves that in this file."""
+        self._loop.notices = NoticeReader(path, say)
+
     def at_exit(self) -> None:
         """Python shuts down: tell what ends this process where nobody has yet, and close."""
         self._loop.process_ends()
@@ -383,6 +388,9 @@ class Watch:
             if not self._loop.in_step:
                 self._loop.leave("end")
             self._loop.tell_left()
+            if self._loop.notices is not None:
+                self._loop.notices.look()
+                self._loop.notices = None
             if self.stacks is not None:
                 self.stacks.close()
                 self.stacks = None

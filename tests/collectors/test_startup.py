@@ -269,7 +269,9 @@ def test_an_agent_that_cannot_be_started_does_not_stop_the_job(script):
         "watch = rankwatch.start('gpt', launch='other')\n"
         "train()"
     )
-    assert script(body).end() == (0, "")
+    status, said = script(body).end()
+    assert status == 0
+    assert said == "rankwatch: no agent could be started, and nobody reads what is recorded: no processes left\n"
 
 
 def test_a_mistake_in_the_setup_is_a_value_error(script):

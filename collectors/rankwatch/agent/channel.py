@@ -26,6 +26,10 @@ class Unreachable(Exception):  # noqa: N818 - a fact about the network, not a mi
     """The service did not answer, or not in a way that can be understood. Always worth another try."""
 
 
+class Unconfigured(Unreachable):
+    """No service is named, or not in a way that could be called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the service said."""

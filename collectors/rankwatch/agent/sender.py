@@ -27,6 +27,8 @@ MEMORY_EASY_BYTES: Final = 1024 * 1024
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 2.0
 """A refused connection costs next to nothing, and a service that is back should hear of hangs at once."""
+TELL_AFTER_S: Final = 10.0
+"""A service that is started anew is back sooner; one that stays away for longer is told to whoever trains."""
 RETRY_AFTER_MAX_S: Final = 30.0
 """The longest wait that a service can ask for."""
 
@@ -68,12 +70,20 @@ class Sender(threading.Thread):
         self._losses = Losses()
         self._deadline_s: float | None = None
         self._failures = 0
+        self._failing_since_s = 0.0
+        self._way_trouble = ""
+        self._refused = ""
         self._spool_trouble = ""
 
     @property
     def behind(self) -> bool:
         """True while the service does not answer: then fewer, larger messages are better."""
         return self._failures > 0
+
+    @property
+    def trouble(self) -> str:
+        """What a person must know about the way to the service; "" while there is nothing."""
+        return "; ".join(text for text in (self._way_trouble, self._refused, self._spool_trouble) if text)
 
     @property
     def idle(self) -> bool:
@@ -157,6 +167,7 @@ class Sender(threading.Thread):
         self._recovered()
         if isinstance(outcome, Refused):
             _log.warning("refused: %s %s", outcome.reason, outcome.detail)
+            self._refused = f"some telemetry was refused and is lost: {outcome.reason} {outcome.detail}".strip()
             with self._condition:
                 self._losses += all_records(body, outcome.reason)
         return True
@@ -164,7 +175,11 @@ class Sender(threading.Thread):
     def _wait(self, outcome: Later) -> None:
         self._failures += 1
         if self._failures == 1:
+            self._failing_since_s = self._clock.monotonic_s()
             _log.warning("the service does not take telemetry: %s; spooling", outcome.reason)
+        lasting = self._clock.monotonic_s() - self._failing_since_s >= TELL_AFTER_S
+        if outcome.for_a_person or lasting:
+            self._way_trouble = f"telemetry is kept here and not taken by the service: {outcome.reason}"
         self._spill()
         # Jitter, so that the agents of a large job do not all come back in the same moment.
         if outcome.after_s is not None:
@@ -181,6 +196,7 @@ class Sender(threading.Thread):
         if self._failures:
             _log.info("the service takes telemetry again after %d failures", self._failures)
         self._failures = 0
+        self._way_trouble = ""
 
     def _spill(self) -> None:
         """Move what waits in memory to disk, as far as it goes."""
@@ -240,10 +256,11 @@ class Sender(threading.Thread):
         except OSError as error:
             self._spool_failed(error)
             return None
+        self._spool_trouble = ""
         return spool
 
     def _spool_failed(self, error: OSError) -> None:
         # Once for each new trouble: the next try comes within seconds and says the same.
-        if str(error) != self._spool_trouble:
+        if not self._spool_trouble.endswith(f": {error}"):
             _log.warning("nothing can be spooled, memory has to do: %s", error)
-        self._spool_trouble = str(error)
+        self._spool_trouble = f"nothing can be spooled, memory has to do: {error}"

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from rankwatch import wire
-from rankwatch.agent.channel import Answer, Channel, Unreachable
+from rankwatch.agent.channel import Answer, Channel, Unconfigured, Unreachable
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
@@ -26,6 +26,8 @@ MSGPACK: Final = "application/msgpack"
 NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))
 """Answers that mean this very message will never be taken. All others may change: 401 with a new token, 404 with the
 right service behind the URL, 429 and 5xx by waiting."""
+FOR_A_PERSON: Final = frozenset((401, 403, 404))
+"""Answers of which waiting alone makes no other."""
 INBOX_MAX: Final = 64
 """Orders waiting for the main loop, which looks several times a second; each is the whole state, so old ones may go."""
 RECONNECT_FIRST_S: Final = 0.2
@@ -49,6 +51,8 @@ class Line:
         self._find = find
         self._timeout_s = timeout_s
         self._channel: Channel | None = None
+        self.url = ""
+        """Of the service that was called last."""
 
     def post(self, path: str, body: bytes) -> Answer:
         """POST a msgpack body.
@@ -61,7 +65,7 @@ class Line:
         except Unreachable:
             self.close()
             raise
-        if answer.status in (401, 403, 404):
+        if answer.status in FOR_A_PERSON:
             self.close()  # the service, or our token, may be another one by the next time
         return answer
 
@@ -87,9 +91,10 @@ class Line:
             try:
                 endpoint = self._find()
             except (ValueError, OSError) as error:
-                raise Unreachable(str(error)) from error
+                raise Unconfigured(str(error)) from error
             if endpoint is None:
-                raise Unreachable("no service is configured")
+                raise Unconfigured("no service is named: start `rankwatch up` here, or set RANKWATCH_URL")
+            self.url = endpoint.url
             self._channel = Channel(endpoint) if self._timeout_s is None else Channel(endpoint, self._timeout_s)
         return self._channel
 
@@ -105,12 +110,22 @@ class HttpPublisher:
         try:
             answer = self._line.post("/api/v1/telemetry", body)
         except Unreachable as error:
-            return Later(str(error))
+            return Later(str(error), for_a_person=isinstance(error, Unconfigured))
         if 200 <= answer.status < 300:
             return Accepted()
         if answer.status in NEVER_ACCEPTED:
             return Refused(f"refused_{answer.status}", answer.body[:500].decode("utf-8", "replace"))
+        if answer.status in FOR_A_PERSON:
+            return Later(f"{self._line.url} says {answer.status}: {_detail(answer)}", answer.retry_after_s, True)
         return Later(f"status {answer.status}", answer.retry_after_s)
+
+
+def _detail(answer: Answer) -> str:
+    """What a problem says in words."""
+    try:
+        return str(msgspec.json.decode(answer.body)["detail"])
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
+        return "no reason is given"
 
 
 class Inbox:

@@ -25,6 +25,7 @@ from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.stacks import Stacks
 from rankwatch.agent.uplink import FindEndpoint, Inbox, OrderStream, ViewPoster
+from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.reader import Note, Progress
 
 TAIL_EVERY_S: Final = 0.15
@@ -89,6 +90,7 @@ class Worker:
         now_s = self._clock.monotonic_s()
         self._next_tail_s = self._next_progress_s = self._next_view_s = now_s
         self._alone_since_s = now_s + FIRST_RANK_WITHIN_S - END_AFTER_S
+        self._shown: str | None = None
 
     def run(self) -> None:
         """Work until the job has ended here; when told to stop, until the ends of its ranks are told."""
@@ -143,6 +145,19 @@ class Worker:
             self._post_views(now_s)
         self._ranks.settle(self._setting.sender.take_settled())
         self._clear_away(now_s)
+        self._show_trouble()
+
+    def _show_trouble(self) -> None:
+        """Leave a notice for whoever trains, and take it back when it holds no more."""
+        trouble = self._setting.sender.trouble
+        if trouble == self._shown:
+            return
+        self._shown = trouble
+        path = notice_path(str(self._setting.directory), self._setting.job)
+        try:
+            write_notice(path, Notice(self._setting.job, trouble, self._clock.unix_ns()))
+        except OSError as error:
+            _log.warning("no notice can be left: %s", error)
 
     # ---- ranks come and go -------------------------------------------------------------------------------------------
 

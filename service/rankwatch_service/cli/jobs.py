@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from typing import Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+
+NOTICE_NS: Final = 24 * 3_600 * 10**9
+"""Older notices are those of agents that were killed."""
+
+STANDING: Final = ("stalled", "paused", "lost")
 
 app = typer.Typer(help="List jobs, or look at one.", invoke_without_command=True)
 
@@ -20,6 +27,7 @@ def list_jobs(
     """List jobs, newest first, or look at one."""
     if context.invoked_subcommand is not None:
         return
+    _say_notices()
     output.show(
         connect(url, token).items("/api/v1/jobs", limit),
         as_json,
@@ -27,11 +35,11 @@ def list_jobs(
             "job": lambda job: output.plain(job["name"]),
             "state": lambda job: output.state(job["state"]),
             "step": lambda job: output.plain(job["step"]),
-            "s/step": lambda job: output.plain(job["step_time_s"]),
-            "loss": lambda job: output.plain(job["loss"]),
+            "s/step": lambda job: _rate(job, "step_time_s"),
+            "loss": lambda job: _rate(job, "loss"),
             "ranks": lambda job: output.plain(f"{job['ranks_reporting']}/{job['world_size']}"),
             "attempt": lambda job: output.plain(job["attempt"]),
-            "last seen": lambda job: output.moment(job["last_seen_unix_ns"]),
+            "last step": lambda job: output.moment(job["last_progress_unix_ns"]),
         },
         "no job has reported yet",
     )
@@ -59,6 +67,25 @@ def show_job(
         },
         "no attempt yet",
     )
+
+
+def _say_notices() -> None:
+    """What agents on this machine have to say: jobs that the service has not heard of, and why."""
+    from rankwatch.notices import notices_here
+    from rankwatch_service.clock import SystemClock
+
+    now = SystemClock().unix_ns()
+    for notice in notices_here(os.environ, os.getuid()):
+        if now - notice.unix_ns < NOTICE_NS:
+            output.note(f"job {output.plain(notice.job)} on this machine: {output.plain(notice.text)}")
+
+
+def _rate(job: dict[str, Any], name: str) -> Text:
+    """A figure of the newest steps; dim where the job does not move, and it is one of before."""
+    told = output.plain(job[name])
+    if job["state"] in STANDING:
+        told.stylize("dim")
+    return told
 
 
 def _value(name: str, value: Any) -> output.Cell:

@@ -139,6 +139,28 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
     sender.close(0.1)
 
 
+def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(service: Service, sender: Sender) -> None:
+    service.answer = lambda _seq: Later("status 503")
+    sender.put(parcel(0))
+    until(lambda: service.asked > 2)
+    assert sender.trouble == ""
+    service.answer = lambda _seq: Later("the token is not known", for_a_person=True)
+    until(lambda: sender.trouble)
+    assert "the token is not known" in sender.trouble
+    service.answer = lambda _seq: Accepted()
+    until(lambda: sender.trouble == "")
+
+
+def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(service: Service) -> None:
+    service.answer = lambda _seq: Refused("refused_422", "no such metric")
+    sender = Sender(one_by_one(service), no_disk, SystemClock())
+    sender.start()
+    sender.put(parcel(0))
+    until(lambda: "refused_422 no such metric" in sender.trouble)
+    assert "nothing can be spooled" in sender.trouble
+    sender.close(0.1)
+
+
 def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 20_000)
     service.answer = lambda _seq: Later("connection refused")

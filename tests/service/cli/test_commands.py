@@ -5,11 +5,13 @@ import socket
 import sys
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import delete, insert, update
 
+from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import View
 from rankwatch_service.api.access import Scope
 from rankwatch_service.cli import main
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.control.training import store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
@@ -294,3 +296,25 @@ def test_tokens_are_made_listed_and_revoked_in_the_database(terminal, tmp_path):
     assert "revoked" in terminal.run("token", "list", *where)[1]
     assert terminal.run("token", "create", "sam", "--scope", "everything", *where)[0] == 2
     assert terminal.run("token", "revoke", "nope", *where)[0] == 2
+
+
+def test_jobs_says_what_keeps_a_job_of_this_machine_from_being_heard(terminal, to, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
+    now = SystemClock().unix_ns()
+    write_notice(notice_path(str(tmp_path), "mine"), Notice("mine", "the token is not known", now))
+    write_notice(notice_path(str(tmp_path), "old"), Notice("old", "long ago", now - 2 * 24 * 3_600 * 10**9))
+    _, out, err = terminal.run("jobs", *to)
+    assert "job mine on this machine: the token is not known" in err
+    assert "long ago" not in err
+    assert "gpt-small" in out
+
+
+def test_a_list_that_is_cut_off_says_so(terminal, to, api):
+    with write(api.engine) as connection:
+        rows = [incident_row(id=f"inc_{n:024d}", job="many", state="resolved") for n in range(3)]
+        connection.execute(insert(Incident), rows)
+    _, out, err = terminal.run("incidents", "--job", "many", "--limit", "2", *to)
+    with write(api.engine) as connection:
+        connection.execute(delete(Incident).where(Incident.job == "many"))
+    assert len(out.splitlines()) == 3
+    assert "only 2 of 3 are shown" in err
