@@ -20,6 +20,7 @@ from rankwatch.console import say
 from rankwatch.identity import identify, this_start
 from rankwatch.notices import notice_path
 from rankwatch.recorder import Recorder, directories
+from rankwatch.rivals import launches_at_once
 from rankwatch.spawn import ensure_agent
 from rankwatch.stacks import STACK_SIGNAL, StackFile
 from rankwatch.state import Capture
@@ -90,9 +91,12 @@ def start(
         topology=topology,
         start=this_start,
     )
+    places = directories(env, os.getuid())
+    if identity.local_rank == 0 and (others := launches_at_once(places, identity.job, identity.launch)):
+        say(f"job {identity.job!r} trains on this host already, as launch {others[0]!r}: give one another job= name")
     recorder = Recorder.create(
         identity._asdict(),
-        directories(env, os.getuid()),
+        places,
         monotonic_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
     )

@@ -320,3 +320,16 @@ def test_the_watch_starts_no_thread_and_opens_no_socket(script):
         " if os.path.exists(f'/proc/self/fd/{fd}'))"
     )
     assert done.end() == (0, "")
+
+
+def test_two_jobs_of_one_name_on_one_host_are_told_in_the_training_output(script):
+    first = script("print('in', flush=True); time.sleep(60)", RANKWATCH_LAUNCH="first")
+    assert first.line() == "in"
+    for launch, told in (("first", False), ("second", True)):
+        other = script("print('in', flush=True)", RANKWATCH_LAUNCH=launch)
+        _, errors = other.end()
+        assert ("job 'gpt' trains on this host already, as launch 'first'" in errors) is told
+    first.process.kill()
+    first.end()
+    after = script("print('in', flush=True)", RANKWATCH_LAUNCH="third")
+    assert "trains on this host already" not in after.end()[1]

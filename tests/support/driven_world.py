@@ -42,7 +42,6 @@ class DrivenWorld(World):
         self.also_asked: list[tuple[float, str]] = []
         """(seconds from the start, action) of further commands."""
         store_job(self.engine, self)
-        self.store_checkpoint("memory:l.0:0")
 
     # ---- Clock -------------------------------------------------------------------------------------------------------
 
@@ -68,25 +67,7 @@ class DrivenWorld(World):
             commands.add(connection, row)
 
     def store_checkpoint(self, checkpoint: str, verdict: str = "good") -> None:
-        tier, attempt, step = checkpoint.split(":")
-        with write(self.engine) as connection:
-            connection.execute(
-                insert(Checkpoint).values(
-                    job="j",
-                    id=checkpoint,
-                    attempt=attempt,
-                    step=int(step),
-                    tier=tier,
-                    location="" if tier == "memory" else f"/{step}",
-                    shards_expected=1,
-                    shards=[0],
-                    seconds=0.1,
-                    bytes=1,
-                    verdict=verdict,
-                    verdict_reason="",
-                    saved_unix_ns=self.now_ns,
-                )
-            )
+        store_checkpoint(self.engine, checkpoint, self.now_ns, verdict)
 
     def can(self, *actions: str) -> None:
         """What the ranks say from now on that they can be told to do."""
@@ -155,7 +136,7 @@ class DrivenWorld(World):
 
 
 def store_job(engine: Engine, world: World) -> None:
-    """What stream would have stored of the job by now: its attempt with its ranks."""
+    """What stream would have stored of the job by now: its attempt with its ranks, and a checkpoint to go back to."""
     ranks = [{"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in world.ranks]
     with write(engine) as connection:
         connection.execute(
@@ -184,4 +165,16 @@ def store_job(engine: Engine, world: World) -> None:
                 topology={"ranks": ranks, "can": CAN, "replicated": True},
                 number=1,
             )
+        )
+    store_checkpoint(engine, "memory:l.0:0", START_NS)
+
+
+def store_checkpoint(engine: Engine, checkpoint: str, saved_unix_ns: int, verdict: str = "good") -> None:
+    """An entry of the ledger, by its id."""
+    tier, attempt, step = checkpoint.split(":")
+    columns = {"seconds": 0.1, "bytes": 1, "verdict": verdict, "verdict_reason": "", "saved_unix_ns": saved_unix_ns}
+    columns |= {"location": "" if tier == "memory" else f"/{step}", "shards_expected": 1, "shards": [0]}
+    with write(engine) as connection:
+        connection.execute(
+            insert(Checkpoint).values(job="j", id=checkpoint, attempt=attempt, step=int(step), tier=tier, **columns)
         )

@@ -16,7 +16,7 @@ from rankwatch_service.api.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.problem import not_found
 from rankwatch_service.control.ledger import SURVIVES_PROCESSES, Entry, newest_good, save_interval_s
 from rankwatch_service.control.rollback import way_back
-from rankwatch_service.control.training import checkpoints
+from rankwatch_service.control.training import checkpoints, launches_at_once
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Checkpoint as CheckpointRow
@@ -51,6 +51,8 @@ class Job(BaseModel):
     last_progress_unix_ns: int | None
     incidents: int
     worst_severity: str | None
+    launches_at_once: list[str] = []
+    """Launches that train under this name right now, where they are several: two jobs with one name."""
 
 
 class SaveAdvice(BaseModel):
@@ -132,7 +134,11 @@ def list_jobs(
     query = any_of(query, JobRow.state, state)
     order = (JobRow.last_seen_unix_ns, JobRow.name)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, order, window, context.seal, f"jobs {state}", _shown, counted=True)
+        page = fetch_page(connection, query, order, window, context.seal, f"jobs {state}", _shown, counted=True)
+        several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
+    for job in page.items:
+        job.launches_at_once = several.get(job.name, [])
+    return page
 
 
 @router.get("/{job}")
@@ -145,10 +151,11 @@ def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
         open_orders = select(OrderRow.__table__).where(OrderRow.job == job, OrderRow.phase != "closed")
         orders = [OpenOrder.model_validate(one) for one in connection.execute(open_orders).mappings()]
         entries = checkpoints(connection, job)
+        several = launches_at_once(connection, [job], context.clock.unix_ns())
         failures = connection.scalar(select(func.count()).where(AttemptRow.job == job)) or 1
     observed_s = (row["last_seen_unix_ns"] - row["first_seen_unix_ns"]) / 1e9
     return JobDetail(
-        **_shown(row).model_dump(),
+        **_shown(row).model_dump() | {"launches_at_once": several.get(job, [])},
         topology=topology,
         can=sorted(topology.get("can", ())),
         checkpoints=advise(entries, topology.get("can", ()), failures - 1, observed_s),

@@ -28,8 +28,9 @@ def list_jobs(
     if context.invoked_subcommand is not None:
         return
     _say_notices()
+    jobs = list(connect(url, token).items("/api/v1/jobs", limit))
     output.show(
-        connect(url, token).items("/api/v1/jobs", limit),
+        jobs,
         as_json,
         {
             "job": lambda job: output.plain(job["name"]),
@@ -43,6 +44,12 @@ def list_jobs(
         },
         "no job has reported yet",
     )
+    for job in jobs:
+        if job["launches_at_once"]:
+            launches = " and ".join(job["launches_at_once"])
+            output.note(
+                f"{job['name']}: launches {launches} train under this name at once; give each a job name of its own"
+            )
 
 
 @app.command("show")

@@ -96,6 +96,25 @@ def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str |
     return connection.scalar(select(Job.attempt).where(Job.name == job))
 
 
+def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: int) -> dict[str, list[str]]:
+    """Of these jobs, those under whose name several launches train right now, with their launches.
+
+    Such are two jobs with one name: their steps, checkpoints and orders cannot be told apart.
+    """
+    live = (AgentView.job.in_(jobs), AgentView.at_unix_ns > now_unix_ns - LIVE_NS)
+    launches = defaultdict(set)
+    for job, attempt in connection.execute(select(AgentView.job, AgentView.attempt).where(*live).distinct()):
+        launches[job].add(launch_of(attempt))
+    several = [job for job, mine in launches.items() if len(mine) > 1]
+    # A launch that has just ended is still told of: only ranks that train count. Hardly ever is there any to decode.
+    training = defaultdict(set)
+    ranks_of = select(AgentView.job, AgentView.attempt, AgentView.ranks)
+    for job, attempt, ranks in connection.execute(ranks_of.where(*live, AgentView.job.in_(several))):
+        if any(rank.state in ("running", "held") for rank in _RANKS.decode(ranks)):
+            training[job].add(launch_of(attempt))
+    return {job: sorted(mine) for job, mine in training.items() if len(mine) > 1}
+
+
 def superseded(connection: Connection, job: str, attempt: str, k: int, since_unix_ns: int) -> bool:
     """Whether agents have told, after `since_unix_ns`, of a newer attempt than `attempt` or its rollback number `k`."""
     others = connection.execute(

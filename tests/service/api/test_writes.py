@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy import insert
 
-from rankwatch.wire import View
+from rankwatch.wire import Progress, View
 from rankwatch_service.api.access import Scope
 from rankwatch_service.control.policy import Mode, policy_of
 from rankwatch_service.control.records import PolicySet, ReceiversSet, SilenceSet, decode_control
@@ -255,6 +255,26 @@ def refused_at_once(api, job, action, **params):
     assert answer.status_code == 409
     assert api.get("/api/v1/commands", params={"job": job}).json()["items"] == []
     return answer.json()["detail"]
+
+
+def test_two_launches_that_train_under_one_name_are_told_until_one_of_them_ends(api):
+    told(api, "shared", can=("pause",))
+    told(api, "alone", can=("pause",))
+
+    def at_once(**launches):
+        now = api.clock.unix_ns()
+        for launch, state in launches.items():
+            ranks = (Progress(0, 7, "", 0.0, 0.0, state=state),)
+            store_views(api.engine, [View("shared", f"{launch}.0", "h", "b", 0, ranks)], now)
+        listed = {job["name"]: job["launches_at_once"] for job in api.get("/api/v1/jobs").json()["items"]}
+        assert listed["alone"] == []
+        assert api.get("/api/v1/jobs/shared").json()["launches_at_once"] == listed["shared"]
+        return listed["shared"]
+
+    assert at_once(l="running") == []
+    assert at_once(l="running", m="held") == ["l", "m"]
+    assert at_once(l="exited", m="running") == []
+    assert at_once(l="left", m="running") == []
 
 
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_weights", "resume", "stop")])

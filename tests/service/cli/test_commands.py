@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from rankwatch.notices import Notice, notice_path, write_notice
-from rankwatch.wire import View
+from rankwatch.wire import Progress, View
 from rankwatch_service.api.access import Scope
 from rankwatch_service.cli import main
 from rankwatch_service.clock import SystemClock
@@ -156,6 +156,15 @@ def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to
     assert "rollback" in err or "still" in err
     with write(api.engine) as connection:
         connection.execute(update(Command).values(state="cancelled"))
+
+
+def test_two_jobs_of_one_name_are_told_beside_the_list_of_jobs(terminal, to, api):
+    for launch in ("launch", "other"):
+        ranks = (Progress(0, 7, "", 0.0, 0.0),)
+        store_views(api.engine, [View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks)], 2**62)
+    assert "launches launch and other train under this name at once" in terminal.run("jobs", *to)[2]
+    store_views(api.engine, [View("gpt-small", "other.0", "of-other", "b", 0, ())], 1)
+    assert "at once" not in terminal.run("jobs", *to)[2]
 
 
 def test_what_a_rollback_takes_back_is_asked_for_and_shown_beside_applied(terminal, to, api):

@@ -74,7 +74,7 @@ async function load() {
       mayDo("command"),
     ]);
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
-    showHead(job.state, job.can, job.orders, command);
+    showHead(job.state, job.can, job.orders, command, job.launches_at_once);
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
     showAges();
@@ -83,7 +83,7 @@ async function load() {
   });
 }
 
-const showHead = whenChanged((state, can, orders, command) => {
+const showHead = whenChanged((state, can, orders, command, launches) => {
   const fits = { pause: state === "running", resume: state === "paused" };
   const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (able(can, action) || action === "resume"));
   fill(
@@ -93,6 +93,7 @@ const showHead = whenChanged((state, can, orders, command) => {
       { class: "line" },
       h("h1", { class: "break" }, name),
       statePill(state),
+      launches.length > 1 && h("span", { class: "pill warning", title: `${launches.join(" and ")} train under this name: give each a job name of its own` }, `${launches.length} launches at once`),
       orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
       command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
     ),
