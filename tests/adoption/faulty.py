@@ -51,7 +51,11 @@ class Injector:
             handle.remove()
             return gradient * float("nan")
 
-        handle = middle(loop).register_hook(poison)
+        parameter = middle(loop)
+        if hasattr(parameter, "to_local"):  # FSDP2 computes with parameters of its own: the weight is what can be had
+            parameter.detach().to_local().view(-1)[0] = float("nan")
+            return
+        handle = parameter.register_hook(poison)
 
     nan_for_good = nan
 

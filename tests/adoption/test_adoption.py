@@ -1,32 +1,55 @@
 """Each script once as it is, when nothing may be told, and once with a fault, which is named and nothing else.
 
-`make adoption` tries all faults with all scripts, three times, also beside CPU burners.
+Two run at a time; those whose fault is a matter of time run alone. `make adoption` tries all faults with all scripts,
+three times, also beside CPU burners.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.adoption.cases import CASES, Case, Fault, rotated
-from tests.adoption.world import opened_world
+from tests.adoption.cases import CASES, SLOW, Case, Fault, rotated
+from tests.adoption.world import Outcome, opened_world
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
+AT_A_TIME = 2
 FAULTS = [(case, fault) for case in CASES for fault in (case.faults if case.all_in_test else [rotated(case)])]
+
+Run = tuple[Case, Fault | None]
+Outcomes = Callable[[Case, Fault | None], Outcome]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with opened_world(tmp_path_factory.mktemp("adoption")) as world:
-        yield world
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """Starts what the selected tests will ask for, and waits for what one asks for."""
+    wanted = [item.callspec.params for item in request.session.items if item.module is request.module]
+    runs = [(one["case"], one.get("fault")) for one in wanted]
+    with opened_world(tmp_path_factory.mktemp("adoption")) as world, ThreadPoolExecutor(AT_A_TIME) as pool:
+        started: dict[Run, Future[Outcome]] = {run: pool.submit(world.run, *run) for run in runs if run[1] is not SLOW}
+
+        def outcome(case: Case, fault: Fault | None) -> Outcome:
+            if fault is SLOW:
+                for other in started.values():
+                    other.exception()
+                return world.run(case, fault)
+            return started[case, fault].result()
+
+        yield outcome
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_is_told_of_a_script_with_which_all_is_well(world, case: Case):
-    outcome = world.clean(case)
+def test_nothing_is_told_of_a_script_with_which_all_is_well(outcomes: Outcomes, case: Case):
+    outcome = outcomes(case, None)
     assert outcome.loud == [], outcome
 
 
 @pytest.mark.parametrize(("case", "fault"), FAULTS, ids=lambda one: one.name)
-def test_a_fault_is_named_and_nothing_else(world, case: Case, fault: Fault):
-    outcome = world.faulty(case, fault, rank=1)
-    assert outcome.told(fault, 1), outcome
+def test_a_fault_is_named_and_nothing_else(outcomes: Outcomes, case: Case, fault: Fault):
+    outcome = outcomes(case, fault)
+    assert outcome.told(fault), outcome
     assert len(outcome.loud) == 1, outcome

@@ -24,6 +24,7 @@ RUN_S = 120.0
 TOLD_S = 90.0
 """What is not told by then is not told."""
 LOOK_S = 0.1
+FAULTY_RANK = 1
 TORCHRUN = (
     sys.executable,
     "-m",
@@ -49,10 +50,10 @@ class Outcome:
         """Incidents that somebody is told of."""
         return [incident for incident in self.incidents if incident["severity"] != "info"]
 
-    def told(self, fault: Fault, rank: int) -> bool:
+    def told(self, fault: Fault) -> bool:
         """Whether this fault was found, and its rank named where that can be known."""
         return any(
-            incident["kind"] == fault.kind and (rank in incident["ranks"] or not fault.names_rank)
+            incident["kind"] == fault.kind and (FAULTY_RANK in incident["ranks"] or not fault.names_rank)
             for incident in self.loud
         )
 
@@ -81,8 +82,11 @@ class World:
         }
         self.service = Service(folder / "service", 0, self._environment)
 
-    def clean(self, case: Case) -> Outcome:
-        """Run a script as it is."""
+    def run(self, case: Case, fault: Fault | None) -> Outcome:
+        """Run a script as it is, or let one of its ranks have a fault."""
+        return self._clean(case) if fault is None else self._faulty(case, fault)
+
+    def _clean(self, case: Case) -> Outcome:
         with self._job(case, None) as job:
             if case.name == "ctrl_c":
                 job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
@@ -91,10 +95,9 @@ class World:
             assert code == 0 or case.name == "ctrl_c", job.output
             return self._outcome(job)
 
-    def faulty(self, case: Case, fault: Fault, rank: int) -> Outcome:
-        """Run a script of which one rank has a fault."""
-        with self._job(case, f"{fault.name} {rank} {case.step}") as job:
-            if fault.kind == "hang" or (case.name == "ctrl_c" and fault.kind != "rank_lost"):
+    def _faulty(self, case: Case, fault: Fault) -> Outcome:
+        with self._job(case, f"{fault.name} {FAULTY_RANK} {case.step}") as job:
+            if fault.kind == "hang":
                 deadline_s = time.monotonic() + TOLD_S
                 while time.monotonic() < deadline_s and not (self._incidents(job, severity="critical") or job.ended):
                     time.sleep(LOOK_S)
