@@ -1,6 +1,7 @@
 """How well the detectors find injected faults, and how rarely they find what is not there.
 
     python benchmarks/detection.py [--seeds 5] [--sizes 8,64,1024,16384] [--only TEXT] [--markdown FILE] [--processes N]
+    python benchmarks/detection.py --beside [--seeds 5]            faults in jobs that have a way of their own
     python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
     python benchmarks/detection.py --clean 8=20,64=10,1024=4,16384=1 [--step-s 20]      job-weeks without a fault
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
@@ -24,6 +25,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Final
 
+from beside import alone, beside, wandering
 from clean_runs import BUDGETS, calibration, false_rates
 from peer_lines import beside_peers
 from scoring import Score, score
@@ -64,8 +66,8 @@ def cells(case: Case, got: Score) -> list[str]:
         # Below five rows it is the rule of five slow rows that decides, not the statistics.
         f"{got.typical / bound:.1f}" if bound >= 1 else "-",
         str(len(got.false)),
-        f"{got.incidents / got.roots:.1f}",
-        f"{got.told / got.roots:.1f}",
+        f"{got.incidents / max(got.roots, 1):.1f}",
+        f"{got.told / max(got.roots, 1):.1f}",
     ]
 
 
@@ -111,7 +113,7 @@ def _measured(
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
     """A case holds functions, which do not travel to other processes; its name does."""
-    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT)
+    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *beside(), *alone(), *wandering())
     return line(next(case for case in every if case.name == name), range(seeds))
 
 
@@ -130,6 +132,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=_sizes, default=[8, 64, 1024], help="ranks of the slow-rank lines")
     parser.add_argument("--only", default="", help="only lines with this in their name, and nothing else")
+    parser.add_argument("--beside", action="store_true", help="faults in jobs that have a way of their own")
     parser.add_argument("--peers", action="store_true", help="beside other projects' rules")
     parser.add_argument("--clean", type=_weeks, metavar="RANKS=WEEKS,…", help="job-weeks without a fault, by size")
     parser.add_argument("--calibration", type=_sizes, metavar="RANKS,…", help="what comes of larger budgets, by size")
@@ -148,6 +151,10 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         lines, totals = beside_peers(cases, range(chosen.seeds))
         yield "### Line by line\n\n" + table(PEERS_HEAD, lines)
         yield "### All lines that a rule can answer\n\n" + table(["rule", "found", "named", "delay", "false"], totals)
+        return
+    if chosen.beside:
+        cases = [case for case in (*beside(), *alone(), *wandering()) if chosen.only in case.name]
+        yield "### In jobs with a way of their own\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
         return
     if chosen.clean:
         head = ["ranks", "job-weeks", "false incidents", "per job-week", "95 % upper bound", "all that was told"]

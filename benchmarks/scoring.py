@@ -53,6 +53,7 @@ class Score:
     """False ones that were told for information only."""
     roots: int = 0
     incidents: int = 0
+    """Not counted: facts of the job, and what was told for information before anything was wrong."""
     told: int = 0
     """Openings and updates of incidents: what receivers are sent, apart from the end."""
 
@@ -61,7 +62,7 @@ class Score:
         job = case.job(seed)
         findings, incidents, messages = judged(job)
         self.roots += len(job.labels)
-        self.incidents += len(incidents)
+        self.incidents += sum(_counts(incident, job) for incident in incidents)
         self.told += messages
         for label in job.labels:
             self._look_for(label, findings, case.cause)
@@ -110,6 +111,14 @@ class Score:
     def typical(self) -> float:
         """Median delay; NaN where nothing was named."""
         return statistics.median(self.delays) if self.delays else float("nan")
+
+
+def _counts(incident: Incident, job: Job) -> bool:
+    """Whether an incident has to have a root cause."""
+    begun = [label for label in job.labels if label.at_step <= (incident.detected_step or 0)]
+    if incident.first.standing:
+        return incident.severity is not Severity.INFO
+    return bool(begun) or incident.severity is not Severity.INFO
 
 
 def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:

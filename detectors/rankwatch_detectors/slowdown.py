@@ -4,8 +4,9 @@ A bank of CUSUMs on the logarithm of the step time against the job's own level. 
 is judged is the step without what its slowest rank adds to the median rank, and the step as it was has to agree:
 single slow ranks, and bursts that wander over many, are no slowdown of the job. Where ranks share cores with
 others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A job that
-becomes faster learns its new level at once. What grows too slowly for that baseline, which follows it, is told by the
-anchor: the best level that the job has kept up in this launch.
+becomes faster learns its new level at once. Where the level wanders by itself, a slowdown has to be larger than that,
+and what came and went three times is told once, as the job's own way. What grows too slowly for the baseline, which
+follows it, is told by the anchor: the best level that the job has kept up in this launch.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurre
 from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
-from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.followed import Followed, FollowedConfig
 from rankwatch_detectors.median import median
 from rankwatch_detectors.shift import Crossing, ShiftBank
+from rankwatch_detectors.wandering import Wandering, WanderingConfig
 from rankwatch_detectors.witness import SUSPECT_EVIDENCE, own_seconds
 
 WHOLE, REST = 0, 1
@@ -46,6 +50,10 @@ class SlowdownConfig:
     planned changes of a run cost less."""
     mild_ratio: float = 1.05
     """Below it a slowdown is worth knowing: planned changes of a run cost as much."""
+    brief_ratio: float = 1.1
+    """Below it a slowdown is worth knowing as long as it may pass by itself, as most of these do ..."""
+    brief_s: float = 900.0
+    """... within a quarter of an hour."""
     rows_min: int = 5
     shared_ratio_min: float = 1.3
     """On shared cores caches and neighbours move CPU time by a tenth and more."""
@@ -57,8 +65,8 @@ class SlowdownConfig:
     baseline: BaselineConfig = field(
         default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
     )
-    clear_share: float = 0.4
-    clear_rows: int = 16
+    wandering: WanderingConfig = field(default_factory=WanderingConfig)
+    followed: FollowedConfig = field(default_factory=FollowedConfig)
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     retell_factor: float = 3.0
     """A drift whose excess has become so many times what was told is told again."""
@@ -79,11 +87,13 @@ class SlowdownDetector(DispatchingDetector):
         "_skipped_rows",
         "_step_s",
         "_since_s",
-        "_excess",
-        "_calm",
         "_amount",
         "_anchor",
         "_schedule",
+        "_followed",
+        "_grown",
+        "_wandering",
+        "standing",
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
@@ -98,6 +108,10 @@ class SlowdownDetector(DispatchingDetector):
         self._schedule = Schedule(config.schedule)
         self._accelerated = False
         self._step_s = 1.0
+        self._followed = Followed(config.followed)
+        self._wandering = Wandering(config.wandering)
+        self.standing = Episodes(self.kind)
+        """That the job's pace comes and goes, once it is told."""
         self._relearn()
         self._reset()
 
@@ -106,8 +120,8 @@ class SlowdownDetector(DispatchingDetector):
         known = bool(self._baseline.ready().all())
         self._skipped_rows = self._config.settle_rows if known else self._config.skipped_rows
         self._since_s: float | None = None
-        self._excess = 0.0
-        self._calm = 0
+        self._grown: list[float] = []
+        """Effect, onset and rows of what an open slowdown went over into: told with the next row, after its end."""
         self._bank.clear(2)
 
     def _relearn(self) -> None:
@@ -117,14 +131,17 @@ class SlowdownDetector(DispatchingDetector):
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._accelerated = any(start.topology.device_uuid)
+        findings: list[Finding] = []
         if new_launch:
             # Another launch may have another batch size, another code version, another number of ranks.
             self._relearn()
             self._anchor.clear()
             self._schedule.clear()
+            self._wandering.clear()
+            findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
         if new_attempt:
             self._reset()
-        return ()
+        return findings
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         declared = occurrence.kind == "declared" and occurrence.attempt == self.attempt
@@ -159,9 +176,11 @@ class SlowdownDetector(DispatchingDetector):
         least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
         crossing = self._verified(limit, math.log(least))
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
-        calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not len(self.episodes))
+        calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
-        return [*findings, *(self._drift(frame, float(views[REST])) if cpu_s is None else ())]
+        self._wandering.push(float(views[REST]))
+        drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
+        return [*findings, *drift, *self._pattern(frame, seconds)]
 
     def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
         """Tell that the job has left the best level that it kept up, and what becomes of that."""
@@ -170,10 +189,11 @@ class SlowdownDetector(DispatchingDetector):
             anchor.clear()
         anchor.push(log_seconds, frame.step)
         if not len(self.episodes):
-            return self._open_drift(frame) if anchor.left else ()
-        told = self.episodes.told("job")
-        if "best_s" not in told["evidence"]:
+            left = anchor.left and anchor.excess > self._wandering.range and not self._grown
+            return self._open_drift(frame) if left else ()
+        if not self._drifts:
             return ()
+        told = self.episodes.told("job")
         if anchor.back:
             return self.episodes.close("job", frame.step, self.now_s, "Steps take no longer than at their best again.")
         words = self._words_of_drift()
@@ -185,15 +205,16 @@ class SlowdownDetector(DispatchingDetector):
         return self.episodes.update("job", detected_step=frame.step, detected_time_s=self.now_s, **words)
 
     def _open_drift(self, frame: Frame) -> list[Finding]:
-        words, onset = self._words_of_drift(), self._anchor.onset_step
+        onset = frame.step if self._anchor.onset_step is None else self._anchor.onset_step
+        lasted_s = (frame.step - onset) * self._step_s
+        words = self._words_of_drift()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
-        onset = frame.step if onset is None else onset
         return self.episodes.open(
             "job",
             attempt=self.attempt,
             onset_step=onset,
             detected_step=frame.step,
-            onset_time_s=self.now_s - (frame.step - onset) * self._step_s,
+            onset_time_s=self.now_s - lasted_s,
             detected_time_s=self.now_s,
             confidence=0.8,
             **words,
@@ -232,23 +253,29 @@ class SlowdownDetector(DispatchingDetector):
         crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == REST), None)
         if crossing is None:
             return None
-        proof = self._baseline.verify(crossing, limit, effect_min)
+        proof = self._baseline.verify(crossing, limit, max(effect_min, self._wandering.reach))
         agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
         if proof is Proof.GIVEN and agreed:
             return crossing
         settled = crossing.rows > self._config.settle_rows and not agreed
-        if (proof is Proof.FAILED or settled) and not len(self.episodes):
+        if (proof is Proof.FAILED or settled) and not self._is_slow:
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
             self._bank.clear_rank(REST)
+            if self._wandering.is_pattern and agreed and crossing.effect >= effect_min:
+                self._wandering.came_and_went(crossing.effect)
         return None
 
     def _decide(
         self, crossing: Crossing | None, frame: Frame, residual: float, seconds: float, *, shared: bool
     ) -> list[Finding]:
         config = self._config
-        if len(self.episodes):
-            drifts = "best_s" in self.episodes.told("job")["evidence"]
-            return [] if drifts else self._follow(frame, residual)
+        if self._grown:
+            effect, onset_step, rows = self._grown
+            self._grown = []
+            crossing = self._risen_to(effect, int(onset_step), int(rows))
+            return self._open(crossing, frame, seconds, shared=shared)
+        if self._is_slow:
+            return self._follow(frame, residual, seconds, shared=shared)
         if crossing is not None and crossing.effect < 0:
             self._relearn()
             self._bank.clear(2)
@@ -260,38 +287,72 @@ class SlowdownDetector(DispatchingDetector):
             self._since_s = self.now_s
         if shared and self.now_s - self._since_s < config.shared_duration_s:
             return []
+        if self._drifts:
+            self._grown = [crossing.effect, crossing.onset_step, crossing.rows]
+            summary = f"Since step {crossing.onset_step} the job is slower by more than it has drifted."
+            return self.episodes.close("job", frame.step, self.now_s, summary)
         return self._open(crossing, frame, seconds, shared=shared)
 
-    def _follow(self, frame: Frame, residual: float) -> list[Finding]:
-        config = self._config
-        told = math.log(self.episodes.told("job")["evidence"]["ratio"])
-        self._excess += (residual - self._excess) / config.clear_rows
-        self._calm = self._calm + 1 if self._excess < config.clear_share * told else 0
-        if self._calm < config.clear_rows:
-            return []
-        self._bank.clear(2)
-        self._since_s = None
-        self._anchor.pass_over()
-        summary = f"Steps take as long as before again since step {frame.step - self._calm + 1}."
-        return self.episodes.close("job", frame.step, self.now_s, summary)
+    @property
+    def _drifts(self) -> bool:
+        """Whether what is open is a drift, which the baseline follows: a shift on top of it is another slowdown."""
+        return "job" in self.episodes and "best_s" in self.episodes.told("job")["evidence"]
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether a shift is open, or about to be: the baseline stays where it was before."""
+        return bool(self._grown or len(self.episodes)) and not self._drifts
+
+    def _follow(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
+        """Watch the open episode: over, lasting, or slower still?"""
+        config, followed, known = self._config, self._followed, self.episodes.told("job")
+        told = math.log(known["evidence"]["ratio"])
+        followed.push(residual, self._wandering.reach)
+        if followed.is_over:
+            self._wandering.came_and_went(told)
+            self._bank.clear(2)
+            self._since_s = None
+            self._anchor.pass_over()
+            summary = f"Steps take as long as before again since step {frame.step - followed.calm_rows + 1}."
+            return self.episodes.close("job", frame.step, self.now_s, summary)
+        if followed.has_risen:
+            return self._rise(frame, seconds, shared=shared)
+        lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.mild_ratio)
+        if known["severity"] == Severity.INFO and lasts and not followed.calm_rows:
+            summary = f"{known['summary']} It has not passed by itself."
+            changes = {"detected_step": frame.step, "detected_time_s": self.now_s, "summary": summary}
+            return self.episodes.update("job", severity=Severity.WARNING, **changes)
+        return []
+
+    def _rise(self, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
+        """A slow job has become slower still: more of the same while it grows, another one where it had settled."""
+        followed = self._followed
+        onset_step = frame.step - followed.risen_rows + 1
+        if followed.is_another:
+            self._grown = [followed.excess, onset_step, followed.risen_rows]
+            summary = f"It goes on as a larger slowdown since step {onset_step}."
+            return self.episodes.close("job", frame.step, self.now_s, summary)
+        crossing = self._risen_to(followed.excess, onset_step, followed.risen_rows)
+        return self._open(crossing, frame, seconds, shared=shared)
+
+    def _risen_to(self, effect: float, onset_step: int, rows: int) -> Crossing:
+        """A shift that was seen against an open episode, as strong as a test against its level would be."""
+        gained = (math.log(self._config.followed.rise_ratio) / float(self._baseline.sigma()[REST])) ** 2
+        return Crossing(REST, effect, onset_step, rows, rows * gained / 2)
 
     def _open(self, crossing: Crossing, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
         ratio = math.exp(crossing.effect)
-        self._excess, self._calm = crossing.effect, 0
-        usual = seconds / ratio
+        self._followed.begin(crossing.effect)
+        usual, onset_step = seconds / ratio, crossing.onset_step
         what = "CPU time per step" if shared else "step time"
-        return self.episodes.open(
-            "job",
-            attempt=self.attempt,
-            severity=Severity.INFO if ratio < self._config.mild_ratio else Severity.WARNING,
-            onset_step=crossing.onset_step,
-            detected_step=frame.step,
-            onset_time_s=self.now_s - crossing.rows * self._step_s,
-            detected_time_s=self.now_s,
-            score=crossing.effect / float(self._baseline.sigma()[REST]) * math.sqrt(crossing.rows),
-            confidence=1.0 - math.exp(-crossing.evidence / 4),
-            summary=f"The job's {what} is {ratio:.2f} times its usual {usual:.3g} s since step {crossing.onset_step}.",
-            evidence={
+        fields: dict[str, Any] = {
+            "severity": Severity.INFO if ratio < self._config.brief_ratio else Severity.WARNING,
+            "detected_step": frame.step,
+            "detected_time_s": self.now_s,
+            "score": crossing.effect / float(self._baseline.sigma()[REST]) * math.sqrt(crossing.rows),
+            "confidence": 1.0 - math.exp(-crossing.evidence / 4),
+            "summary": f"The job's {what} is {ratio:.2f} times its usual {usual:.3g} s since step {onset_step}.",
+            "evidence": {
                 "ratio": ratio,
                 "seconds": seconds,
                 "usual_s": usual,
@@ -300,6 +361,34 @@ class SlowdownDetector(DispatchingDetector):
                 "log_likelihood_ratio": crossing.evidence,
                 "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
             },
+        }
+        if "job" in self.episodes:
+            return self.episodes.update("job", **fields)
+        onset_s = self.now_s - crossing.rows * self._step_s
+        return self.episodes.open("job", attempt=self.attempt, onset_step=onset_step, onset_time_s=onset_s, **fields)
+
+    def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
+        """Tell once that the pace comes and goes, and when it has stayed for good."""
+        bouts = self._wandering.bouts
+        if "job" in self.standing:
+            summary = "The job's pace has not changed by itself for a long time."
+            return [] if self._wandering.is_pattern else self.standing.close("job", frame.step, self.now_s, summary)
+        if not self._wandering.is_pattern or len(self.episodes):
+            return []
+        low, high = math.exp(min(bouts)), math.exp(max(bouts))
+        return self.standing.open(
+            "job",
+            attempt=self.attempt,
+            severity=Severity.INFO,
+            onset_step=frame.step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=max(bouts) / float(self._baseline.sigma()[REST]),
+            confidence=0.9,
+            summary=f"The job's pace wanders: {len(bouts)} times it was {low:.2f} to {high:.2f} times slower and came "
+            "back by itself. What is no larger is not told again.",
+            evidence={"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
         )
 
 

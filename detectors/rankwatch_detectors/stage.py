@@ -57,7 +57,10 @@ class StageConfig:
 
 
 class StageDetector(DispatchingDetector):
-    """Names slow stages; scope "stage:N". Silent in jobs of fewer than three. Memory: 16 bytes for each rank."""
+    """Names slow stages; scope "stage:N", for the fact the heaviest one's. Silent in jobs of fewer than three.
+
+    Memory: 16 bytes for each rank.
+    """
 
     kind: Kind = Kind.SLOWDOWN
     STATE: ClassVar[tuple[str, ...]] = (
@@ -184,7 +187,7 @@ class StageDetector(DispatchingDetector):
         told = ", ".join(f"{ratios[str(stage)]:.2f} times as long (stage {stage})" for stage in heavy)
         light = np.delete(by_stage, heavy)
         return self.standing.open(
-            f"stage:{heavy[0]}" if len(heavy) == 1 else "job",
+            f"stage:{heavy[0]}",
             attempt=self.attempt,
             severity=Severity.INFO,
             onset_step=frame.step - config.standing_rows,

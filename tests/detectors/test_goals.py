@@ -1,7 +1,7 @@
 """Each line of the labelled suite, with one seed: found, rightly named, soon enough, and nothing else said.
 
-What is asked of a line stands in `benchmarks/suite.py`; `benchmarks/detection.py` prints the figures over many seeds. A
-quarter and two steps are added here, so that another version of numpy is no failure.
+What is asked of a line stands in `benchmarks/suite.py` and `beside.py`; `benchmarks/detection.py` prints the figures
+over many seeds. A quarter and two steps are added here, so that another version of numpy is no failure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from beside import alone, beside, wandering
 from scoring import score
 from suite import FAULTS, SILENT, Case, straggler, stragglers
 
@@ -30,3 +31,18 @@ def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case)
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
 def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
     assert score(case, range(1)).false == []
+
+
+@pytest.mark.parametrize("case", [*beside()], ids=lambda case: case.name)
+def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.found, got.named) == (got.labels, got.labels)
+    assert max(got.delays) <= 1.25 * case.delay_max + 2
+    assert got.false == []
+    assert got.incidents == got.roots
+
+
+@pytest.mark.parametrize("case", [*alone(), *wandering()], ids=lambda case: case.name)
+def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from scoring import judged
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Observation, Occurrence
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Occurrence, Severity
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.scenario import Job
@@ -123,3 +124,72 @@ def test_progress_ends_the_loop() -> None:
     detector.observe(AttemptStart("b.0", topology(4), 10.0))
     assert detector.observe(AttemptStart("c.0", topology(4), 20.0))
     assert [f.change for f in detector.observe(frame(6, {"loss": [1.0] * 4}, attempt="c.0"))] == [Change.CLOSE]
+
+
+def told(findings: list[Finding]) -> list[tuple[str, str, bool]]:
+    return [(f.change, f.severity, f.evidence.get("standing", False)) for f in findings if f.change is not Change.CLOSE]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_came_and_went_three_times_is_one_pattern_told_once(seed: int) -> None:
+    findings = found(Job(8, 5000, seed).wander(0.05, 0.09, 150))
+    assert {severity for _, severity, _ in told(findings)} == {Severity.INFO}
+    patterns = [index for index, (_, _, standing) in enumerate(told(findings)) if standing]
+    assert len(patterns) == 1
+    assert len(opened(findings)) <= 5
+
+
+def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -> None:
+    job = Job(8, 7400, 1)
+    job.levels = [(step, 1.08 if bout % 2 == 0 else 1.0) for bout, step in enumerate(range(200, 1400, 100))]
+    findings = found(job.slow_all(7300, 1.08))
+    assert told(findings) == [("open", "info", False)] * 3 + [("open", "info", True), ("open", "info", False)]
+    assert [f.change for f in findings if f.evidence.get("standing")] == [Change.OPEN, Change.CLOSE]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slowdown_that_is_none_of_its_wandering_is_told_at_once(seed: int) -> None:
+    findings = found(Job(8, 3000, seed).wander(0.05, 0.09, 150).slow_all(2800, 1.3))
+    assert any(f.severity is Severity.WARNING and 2800 < (f.detected_step or 0) <= 2812 for f in findings)
+
+
+def test_bouts_that_take_a_third_of_the_job_are_told_each_time() -> None:
+    job = Job(8, 1400, 1)
+    for at in range(200, 1400, 200):
+        job.slow_all(at, 1.5, until_step=at + 100)
+    assert told(found(job)) == [("open", "warning", False)] * 6
+
+
+def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an_hour() -> None:
+    job = Job(8, 1600, 1).slow_all(300, 1.08)
+    (first, second) = found(job)
+    assert (first.change, first.severity) == (Change.OPEN, Severity.INFO)
+    assert (second.change, second.severity) == (Change.UPDATE, Severity.WARNING)
+    assert 900.0 <= second.detected_time_s - second.onset_time_s <= 930.0
+
+
+def test_a_slow_job_that_becomes_slower_still_has_another_slowdown() -> None:
+    incidents = judged(Job(8, 900, 1).slow_all(300, 1.2).slow_all(600, 1.2))[1]
+    assert [(incident.state, incident.first.onset_step in range(at - 2, at + 12)) for incident, at in zip(
+        incidents, (300, 600), strict=True
+    )] == [("resolved", True), ("open", True)]  # fmt: skip
+
+
+def test_a_slowdown_that_grows_is_one() -> None:
+    job = Job(8, 700, 1)
+    job.levels = [(300 + step, 1.0 + step / 200) for step in range(100)]
+    (incident,) = judged(job)[1]
+    assert incident.evidence["ratio"] == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize("cut", [250, 530, 618, 700, 1250])
+def test_a_snapshot_taken_anywhere_goes_on_as_if_nothing_had_been(cut: int) -> None:
+    job = Job(8, 1300, 1).wander(0.05, 0.09, 100).slow_all(600, 1.3)
+    observations = list(job.observations())
+    wanted = judge(observations, [SlowdownDetector(SlowdownConfig())])
+    at = next(index for index, one in enumerate(observations) if isinstance(one, Frame) and one.step == cut)
+    first, second = SlowdownDetector(SlowdownConfig()), SlowdownDetector(SlowdownConfig())
+    findings = judge(observations[:at], [first])
+    second.restore(first.snapshot())
+    assert findings + judge(observations[at:], [second]) == wanted
+    assert len(wanted) >= 2

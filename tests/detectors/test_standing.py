@@ -43,7 +43,7 @@ def test_a_heavy_stage_is_one_fact_for_information_whatever_its_size(factor: flo
     ("later", "news"),
     [
         pytest.param(
-            lambda job: job.slow_all(300, 1.08), ("slowdown", "warning", "job", False, ()), id="all slower"
+            lambda job: job.slow_all(300, 1.08), ("slowdown", "info", "job", False, ()), id="all slower"
         ),
         pytest.param(
             lambda job: job.congest(300, 3.0), ("slowdown", "warning", "job", False, ()), id="collectives"
@@ -66,7 +66,7 @@ def test_several_heavy_stages_are_one_fact() -> None:
     job = Job(32, 100, 3, pp=4)
     job.stage_weights = (1.2, 1.0, 1.0, 1.5)
     (incident,) = judged(job)[1]
-    assert line(incident) == ("slowdown", "info", "job", True, ())
+    assert line(incident) == FACT
     assert list(incident.evidence["ratios"]) == ["3", "0"]
 
 

@@ -125,6 +125,7 @@ class _Player:
         load = self._load()
         load = load * math.prod(factor for at_step, factor in job.ramps if self.step >= at_step)
         wave = 1.0 + job.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
+        wave *= next((level for at_step, level in reversed(job.levels) if self.step >= at_step), 1.0)
         work = 0.7 * job.step_s * wave * self.silicon * noise * load
         work = work * math.prod(_grown(self.step, *drift) for drift in job.drifts)
         trained = self.step - self.first_step

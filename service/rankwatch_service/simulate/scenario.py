@@ -85,6 +85,8 @@ class Job:
     """From a step on, the loss climbs to so many times what it was, over so many steps."""
     drifts: list[tuple[int, float, int]] = field(default_factory=list)
     """From a step on, every rank's work grows to so many times what it was, over so many steps."""
+    levels: list[tuple[int, float]] = field(default_factory=list)
+    """From a step on, until the next of them, the whole job takes so many times as long."""
     lean_host: int | None = None
     """A host that has one device less than the others."""
     launch: str = "launch"
@@ -306,6 +308,16 @@ class Job:
     def absent(self, rank: int, from_step: int, until_step: int) -> Job:
         """A rank's step records do not come, or not yet."""
         self.missing.append((rank, from_step, until_step))
+        return self
+
+    def wander(self, low: float, high: float, every: int = 300) -> Job:
+        """The pace goes from level to level, a share between two others apart, every few hundred steps."""
+        random = np.random.default_rng(self.seed)
+        step, level = self.start_step, 1.0
+        while (step := step + int(random.integers(every // 3, 2 * every))) < self.steps:
+            apart = 1.0 + random.uniform(low, high)
+            level = level / apart if level > 1.0 + high / 2 else level * apart
+            self.levels.append((step, level))
         return self
 
     def daily_wave(self, amplitude: float) -> Job:

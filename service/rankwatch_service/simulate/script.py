@@ -277,6 +277,15 @@ HARMLESS: Final[dict[str, Entry]] = {
         {"amplitude": Parameter(number(0.0, 0.5), "share of the step time", 0.02)},
         lambda job, amplitude: job.daily_wave(amplitude),
     ),
+    "wander": Entry(
+        "a pace that goes from level to level by itself",
+        {
+            "low": Parameter(number(0.0, 0.5), "share of the step time, at least", 0.05),
+            "high": Parameter(number(0.0, 0.5), "and at most", 0.13),
+            "every": Parameter(integer(3), "steps between, about", 300),
+        },
+        lambda job, low, high, every: job.wander(low, high, every),
+    ),
     "batch_ramp": Entry(
         "a schedule makes the batches larger", {"at": AT, "factor": _slower(1.5)},
         lambda job, at, factor: job.ramp(at, factor),

@@ -1,0 +1,69 @@
+"""A shift that is open, row by row: is it over, has it grown, or has another one come on top of it?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankwatch_detectors.state import Stateful
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedConfig:
+    """When an open shift is told of again."""
+
+    clear_share: float = 0.4
+    """It is over when the smoothed excess stays below this share of what was told ..."""
+    clear_rows: int = 16
+    """... for so many rows."""
+    rise_ratio: float = 1.05
+    """What becomes larger by so much, and by `rise_share` of what was told, ..."""
+    rise_share: float = 0.3
+    rise_rows: int = 16
+    """... for so many rows, is news: another shift ..."""
+    sharp_rows: int = 48
+    """... if the second half of the rise took no longer, and the same one, grown, if it did ..."""
+    growing_rows: int = 64
+    """... or if it was told no longer ago."""
+
+
+class Followed(Stateful):
+    """One open shift of a series of logarithms."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("excess", "calm_rows", "risen_rows", "_told", "_half_risen_rows", "_rows")
+
+    def __init__(self, config: FollowedConfig) -> None:
+        self._config = config
+        self.begin(0.0)
+
+    def begin(self, effect: float) -> None:
+        """A shift of this size was told."""
+        self._told = self.excess = effect
+        self.calm_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
+
+    def push(self, residual: float, reach: float) -> None:
+        """Take a row: how far it lies above the level before the shift, and how far the level wanders by itself."""
+        config = self._config
+        self._rows += 1
+        self.excess += (residual - self.excess) / config.clear_rows
+        self.calm_rows = self.calm_rows + 1 if self.excess < config.clear_share * self._told else 0
+        rise, least = self.excess - self._told, max(math.log(config.rise_ratio) + reach, config.rise_share * self._told)
+        self.risen_rows = self.risen_rows + 1 if rise > least else 0
+        self._half_risen_rows = self._half_risen_rows + 1 if rise > least / 2 else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the level is back where it was."""
+        return self.calm_rows >= self._config.clear_rows
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether it has become larger."""
+        return self.risen_rows >= self._config.rise_rows
+
+    @property
+    def is_another(self) -> bool:
+        """Whether what has risen came at once, on top of a shift that had settled."""
+        sharp = self._half_risen_rows <= self.risen_rows + self._config.sharp_rows
+        return sharp and self._rows > self._config.growing_rows + self.risen_rows
