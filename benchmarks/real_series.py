@@ -11,7 +11,7 @@ from typing import Any
 
 from overheard import overheard, told
 
-from rankwatch_detectors.base import Finding, Kind, Observation
+from rankwatch_detectors.base import Finding, Kind, Observation, Severity
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source
@@ -64,14 +64,15 @@ class Heard:
 
 
 def listen(path: Path, mapping: dict[str, str]) -> Heard:
-    """Replay one file; findings for what was seen, incidents for whom it would have disturbed."""
+    """Replay one file; findings for what was seen, incidents for whom it would have disturbed: no facts of the job."""
     heard = Heard([], [], 0)
     player = Player()
     judge = overheard(heard.findings)
     for observation in _played(player, RowReader(open_source(path), mapping).rows(), heard):
         for news in told(judge, observation, player.roster):
-            if news.what is Moment.OPENED:
-                incident = news.incident
+            incident = news.incident
+            fact = incident.first.standing and incident.severity is Severity.INFO
+            if news.what is Moment.OPENED and not fact:
                 step = -1 if incident.detected_step is None else incident.detected_step
                 heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
     return heard

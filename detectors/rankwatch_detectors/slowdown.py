@@ -48,6 +48,9 @@ class SlowdownConfig:
     bare_ratio_min: float = 1.045
     """Where nothing but the step time is known, five percent of it, of which a short run may show half a percent less:
     planned changes of a run cost less."""
+    bare_duration_s: float = 60.0
+    """There a slowdown below `brief_ratio` has to have cost steps for a minute: whose doing it is nobody can say, and
+    short steps wait for a disk or a neighbour now and then."""
     mild_ratio: float = 1.05
     """Below it a slowdown is worth knowing: planned changes of a run cost as much."""
     brief_ratio: float = 1.1
@@ -175,6 +178,8 @@ class SlowdownDetector(DispatchingDetector):
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
         least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
         crossing = self._verified(limit, math.log(least))
+        if crossing is not None and added_s is None and self._is_passing(crossing):
+            crossing = None
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
@@ -264,6 +269,11 @@ class SlowdownDetector(DispatchingDetector):
             if self._wandering.is_pattern and agreed and crossing.effect >= effect_min:
                 self._wandering.came_and_went(crossing.effect)
         return None
+
+    def _is_passing(self, crossing: Crossing) -> bool:
+        """Whether a small shift may still be one of a few seconds."""
+        small = 0.0 < crossing.effect < math.log(self._config.brief_ratio)
+        return small and crossing.rows * self._step_s < self._config.bare_duration_s
 
     def _decide(
         self, crossing: Crossing | None, frame: Frame, residual: float, seconds: float, *, shared: bool
