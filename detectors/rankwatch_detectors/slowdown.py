@@ -26,10 +26,9 @@ from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.followed import Followed, FollowedConfig
-from rankwatch_detectors.median import median
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.wandering import Wandering, WanderingConfig
-from rankwatch_detectors.witness import SUSPECT_EVIDENCE, own_seconds
+from rankwatch_detectors.witness import SUSPECT_EVIDENCE, added_by_one_s
 
 WHOLE, REST = 0, 1
 """The step as it was, and without what its slowest rank added: two rows of baseline and bank."""
@@ -168,7 +167,7 @@ class SlowdownDetector(DispatchingDetector):
         if self._rows <= self._skipped_rows:
             return ()
         self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
-        added_s = 0.0 if cpu_s is not None else _added_by_one(frame)
+        added_s = 0.0 if cpu_s is not None else added_by_one_s(frame)
         rest_s = seconds - (added_s or 0.0)
         # A rank whose own work is longer than the step is no part of it.
         views = np.log([seconds, rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
@@ -178,8 +177,7 @@ class SlowdownDetector(DispatchingDetector):
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
         least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
         crossing = self._verified(limit, math.log(least))
-        if crossing is not None and added_s is None and self._is_passing(crossing):
-            crossing = None
+        crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
@@ -330,8 +328,8 @@ class SlowdownDetector(DispatchingDetector):
         lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.mild_ratio)
         if known["severity"] == Severity.INFO and lasts and not followed.calm_rows:
             summary = f"{known['summary']} It has not passed by itself."
-            changes = {"detected_step": frame.step, "detected_time_s": self.now_s, "summary": summary}
-            return self.episodes.update("job", severity=Severity.WARNING, **changes)
+            now = {"detected_step": frame.step, "detected_time_s": self.now_s}
+            return self.episodes.update("job", severity=Severity.WARNING, summary=summary, **now)
         return []
 
     def _rise(self, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
@@ -400,14 +398,3 @@ class SlowdownDetector(DispatchingDetector):
             "back by itself. What is no larger is not told again.",
             evidence={"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
         )
-
-
-def _added_by_one(frame: Frame) -> float | None:
-    """Seconds by which the slowest rank's own work is longer than the median rank's; None where nobody reports it."""
-    own = own_seconds(frame)
-    if own is None:
-        return None
-    measured = own[np.isfinite(own)]
-    if not measured.size:
-        return None
-    return max(float(measured.max()) - median(measured), 0.0)

@@ -14,6 +14,7 @@ from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.budget import threshold, usual_step_s
 from rankwatch_detectors.dispatch import finite, where_usable
 from rankwatch_detectors.load import LoadConfig, LoadModel
+from rankwatch_detectors.median import median
 from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.state import Stateful
@@ -164,3 +165,14 @@ def cpu_seconds(frame: Frame) -> Floats | None:
     """CPU time of each rank's training thread. NaN where not measured, None where nobody measures it."""
     cpu = finite(frame, "busy_cpu_s")
     return None if cpu is None else where_usable(cpu, np.nan)
+
+
+def added_by_one_s(frame: Frame) -> float | None:
+    """Seconds by which the slowest rank's own work is longer than the median rank's; None where nobody reports it."""
+    own = own_seconds(frame)
+    if own is None:
+        return None
+    measured = own[np.isfinite(own)]
+    if not measured.size:
+        return None
+    return max(float(measured.max()) - median(measured), 0.0)
