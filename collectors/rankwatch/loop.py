@@ -139,6 +139,7 @@ class Loop:
         try:
             if self._drawn is not None and self._drawn != self._batches_drawn():
                 self.halve("batches are drawn before the step that uses them begins")
+            self._drawn = None  # what a step draws that is then broken off was drawn within it
             follower = self._follower
             if self._slot[0] != follower.seen or step >= follower.hold_step:
                 adjoining = False

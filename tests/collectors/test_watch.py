@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 import math
@@ -391,6 +392,14 @@ def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_can_take_
         with rank.watch.step(step):
             next(rank.watch.batches)
     assert can_of(rank) == {"rollback_weights"}
+
+    broken = Rank(tmp_path / "broken")
+    broken.watch.state(model=Model(), data=lambda position: iter(range(9)), keep=2)
+    for _ in range(3):
+        with contextlib.suppress(MemoryError), broken.watch.step():
+            next(broken.watch.batches)
+            raise MemoryError
+    assert "rollback" in can_of(broken)
 
     other = Rank(tmp_path / "other")
     other.watch.state(model=Model(), data=lambda position: iter(range(3)), keep=2)

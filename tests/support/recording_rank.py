@@ -126,9 +126,9 @@ class _Rank:
         for _ in self.watch.steps(int(steps)):
             time.sleep(0.01)
 
-    def do_keep(self, keep: str, every: str) -> None:
+    def do_keep(self, keep: str, every: str, data: str = "with_data") -> None:
         """Keep captures in memory from now on, of a job without weights."""
-        self.watch.state(data=itertools.count, keep=int(keep), every=int(every))
+        self.watch.state(data=itertools.count if data == "with_data" else None, keep=int(keep), every=int(every))
 
     def do_close(self) -> None:
         self.watch.close()
