@@ -79,7 +79,7 @@ def test_a_rank_slow_from_the_start_stays_a_warning_and_what_comes_later_is_told
     slow = ("straggler", "warning", "rank:2", True, (2,))
     assert told(Job(16, 420, 1).slow(2, 0, 1.3).slow_all(300, 1.08)) == [
         slow,
-        ("slowdown", "warning", "job", False, ()),
+        ("slowdown", "info", "job", False, ()),
     ]
     later = told(Job(16, 420, 1).slow(2, 0, 1.3).slow(2, 300, 1.2))
     assert later == [slow, ("straggler", "warning", "rank:2", False, (2,))]
