@@ -53,16 +53,31 @@ def loop() -> Job:
     return job
 
 
+def flaps() -> Job:
+    job = small()
+    for turn in range(9):
+        job.hang(5, 60 + 4 * turn, 9.0)
+    return job
+
+
 @pytest.mark.parametrize(
     ("job", "kind", "scope", "told"),
     [
         (small().slow(5, 60, 1.4).hang(5, 100, 25.0).kill(5, 100).restart(100, 90), Kind.STRAGGLER, "rank:5", 2),
         (loop(), Kind.RANK_LOST, "rank:5", 1),
+        (flaps(), Kind.HANG, "job", 1),
         (small().slow((4, 5, 6, 7), 80, 1.3), Kind.STRAGGLER, "host:host-1", 1),
         (small().norm_spike(98, 50.0, 3).nonfinite(5, 100), Kind.NONFINITE, "rank:5", 1),
         (small().lose_host("host-1", 100, 30.0).kill(0, 100).restart(100, 95), Kind.HANG, "host:host-1", 1),
     ],
-    ids=["slow, hung, lost", "lost again and again", "slow host", "norm, then NaN", "lost host"],
+    ids=[
+        "slow, hung, lost",
+        "lost again and again",
+        "hung again and again",
+        "slow host",
+        "norm, then NaN",
+        "lost host",
+    ],
 )
 def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(job, kind, scope, told):
     incidents, messages = told_of(job)
