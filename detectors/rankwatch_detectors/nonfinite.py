@@ -60,7 +60,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -116,7 +116,7 @@ class NonfiniteDetector(DispatchingDetector):
     def _tell(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
         for name in bad:
             self._bad[name] = 0
-        ranks = _culprits(bad)
+        ranks = _culprits(frame, bad)
         exact = "nonfinite" in bad
         open_scope = next(iter(self.episodes), None)
         if open_scope is not None:
@@ -143,8 +143,7 @@ class NonfiniteDetector(DispatchingDetector):
     def _words(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...]) -> dict[str, Any]:
         evidence: dict[str, Any] = {"metrics": sorted(bad), "values": _examples(frame, bad)}
         evidence["ranks_affected"] = max(int(which.sum()) for which in bad.values())
-        who = f" on rank {ranks[0]}" if len(ranks) == 1 else (f" on {len(ranks)} ranks" if ranks else " on all ranks")
-        who = who if self.world_size > 1 else ""
+        who = self._who(ranks, evidence["ranks_affected"])
         what = "local gradients" if "nonfinite" in bad else " and ".join(sorted(bad))
         summary = f"Not finite: {what}{who} in step {frame.step}"
         if "nonfinite" in bad and ranks:
@@ -162,6 +161,14 @@ class NonfiniteDetector(DispatchingDetector):
             "summary": summary + ".",
             "evidence": evidence,
         }
+
+    def _who(self, ranks: tuple[int, ...], affected: int) -> str:
+        if self.world_size == 1:
+            return ""
+        if len(ranks) == 1:
+            return f" on rank {ranks[0]}"
+        affected = len(ranks) or affected
+        return " on all ranks" if affected == self.world_size else f" on {affected} of {self.world_size} ranks"
 
     def _parameter(self, frame: Frame, rank: int) -> str:
         first = frame.exact.get("nonfinite_first")
@@ -207,11 +214,17 @@ def _suspects(frame: Frame) -> list[str]:
         return [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
 
 
-def _culprits(bad: dict[str, Bools]) -> tuple[int, ...]:
-    """Ranks to name: by local gradients if they tell, else by values of their own; nobody when it is everybody."""
-    order = ["nonfinite", "local_grad_norm", *sorted(name for name in bad if name not in ("nonfinite", *NORMS))]
-    for name in order:
-        if name in bad and name != SKIPPED and (not bad[name].all() or bad[name].size == 1):
+def _culprits(frame: Frame, bad: dict[str, Bools]) -> tuple[int, ...]:
+    """Ranks to name: by local gradients if they tell, else by values of their own; nobody when it is everybody.
+
+    The total norm is the same on every rank once it is reduced: it names a rank only where another rank's is finite.
+    """
+    own = sorted(name for name in bad if name not in ("nonfinite", *NORMS))
+    for name in ["nonfinite", "local_grad_norm", *own, "grad_norm"]:
+        if name not in bad or name == SKIPPED:
+            continue
+        others = frame.present[name] if name == "grad_norm" else True
+        if (others & ~bad[name]).any() or bad[name].size == 1:
             return tuple(int(rank) for rank in np.flatnonzero(bad[name])[:RANKS_SHOWN_MAX])
     return ()
 

@@ -27,6 +27,8 @@ ENDS: Final = ("exception", "process_exit")
 """Events that tell of an end."""
 
 INTERRUPTED: Final = "KeyboardInterrupt"
+RECORDING: Final = "recording"
+"""How an end is known where all that there is are rows: they stop."""
 REQUESTS: Final = (signals.SIGINT, signals.SIGTERM)
 
 CLOCKS_S: Final = 1.0
@@ -124,6 +126,8 @@ def _plainness(end: Mapping[str, Any]) -> int:
 
 def told(end: Mapping[str, Any]) -> str:
     """How it ended, as the rest of a sentence that begins with the rank."""
+    if end["how"] == RECORDING:
+        return f"has no row after step {end['step'] - 1}, and its peers went on"
     if end["error"].startswith(INTERRUPTED):
         then = end["error"].splitlines()[0].removeprefix(f"{INTERRUPTED}: ")
         return f"was interrupted (SIGINT, {INTERRUPTED}{then and ', '}{then})"

@@ -47,7 +47,7 @@ def test_a_rank_named_by_late_values_replaces_nobody() -> None:
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "local_grad_norm"])
 def test_any_nonfinite_training_value_is_told(metric: str, bad: float) -> None:
     (finding,) = judged(frame(3, {metric: [1.0, 1.0, bad, 1.0]}))
-    assert finding.ranks == ((2,) if metric != "grad_norm" else ())
+    assert finding.ranks == (2,)
     assert finding.evidence["values"][metric] in ("NaN", "Inf", "-Inf")
 
 
@@ -119,3 +119,27 @@ def test_a_loss_that_falls_silent_after_an_infinity_is_told_as_what_it_hides() -
 def test_a_loss_that_is_not_logged_any_more_is_no_incident_by_itself() -> None:
     logged = [frame(step, {"loss": [2.0] * 4}) for step in range(8)]
     assert judged(*logged, *[frame(step, {"step_time_s": [1.0] * 4}) for step in range(8, 20)]) == []
+
+
+def test_one_rank_whose_norm_overflows_is_named_and_not_all_of_them() -> None:
+    detector = NonfiniteDetector(NonfiniteConfig())
+    detector.observe(AttemptStart(ATTEMPT, topology(64), 0.0))
+    norms = [1.0] * 64
+    norms[17] = INF
+    (finding,) = detector.observe(frame(3, {"grad_norm": norms}))
+    assert (finding.scope, finding.ranks, finding.evidence["ranks_affected"]) == ("rank:17", (17,), 1)
+    assert finding.summary == "Not finite: grad_norm on rank 17 in step 3."
+
+
+def test_a_norm_that_only_some_ranks_log_names_none_of_them_and_says_how_many() -> None:
+    one = frame(3, {"grad_norm": [INF, INF, 0.0, 0.0]})
+    one.present["grad_norm"][2:] = False
+    (finding,) = judged(one)
+    assert (finding.scope, finding.ranks) == ("job", ())
+    assert "on 2 of 4 ranks" in finding.summary
+
+
+def test_a_norm_that_overflows_on_every_rank_names_nobody() -> None:
+    (finding,) = judged(frame(3, {"grad_norm": [INF] * 4}))
+    assert (finding.scope, finding.ranks) == ("job", ())
+    assert "on all ranks" in finding.summary

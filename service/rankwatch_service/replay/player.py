@@ -1,7 +1,9 @@
 """Rows become the observations that the stream would have made of them: attempts, frames, and a tick each second.
 
 Frames are assembled as the stream assembles them. Each tick carries the presence that the rows imply: a rank that has
-written its row of a step is in the next one, for as long as no further row comes.
+written its row of a step is in the next one, for as long as no further row comes. One whose rows stop while its peers
+go on has ended. A row of an evaluation or a checkpoint that bears the number of the train step before it is a phase
+after that step: it takes its time, and is no row of the step.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from rankwatch_detectors.base import (
     Frame,
     Ints,
     Observation,
+    Occurrence,
     Presence,
     StepKind,
     Tick,
 )
+from rankwatch_detectors.teardown import RECORDING
 from rankwatch_service.replay.layout import PLACES, ReplayError
 from rankwatch_service.replay.rows import Rows, part_of
 from rankwatch_service.replay.timeline import Timeline
+from rankwatch_service.stream.columns import Records
 from rankwatch_service.stream.frames import FrameWindow
 from rankwatch_service.stream.roster import Roster
 
@@ -38,6 +43,10 @@ GAP_S_MAX: Final = 3_600.0
 
 DISORDER_STEPS: Final = 64
 """A row so far behind the newest step is no late row: the file is not in step order."""
+
+ENDED_STEPS: Final = 256
+"""A rank that has no row of so many steps which its peers have finished (and of four times the longest stretch that it
+ever left out) has ended. At the end of an attempt, when no row can come any more, `DISORDER_STEPS` are enough."""
 
 _PHASES: Final = {StepKind.TRAIN: "", StepKind.EVAL: "eval", StepKind.CHECKPOINT: "checkpoint_save"}
 _PHASE_OF: Final = tuple(_PHASES[kind] for kind in StepKind)
@@ -63,6 +72,9 @@ class Player:
         self._steps: Ints = np.zeros(0, dtype=np.int64)
         """The newest step that each rank has finished; -1 before its first row."""
         self._row_s: Floats = np.zeros(0)
+        self._stretch: Ints = np.zeros(0, dtype=np.int64)
+        """The most steps that a rank ever went on by without a row."""
+        self._ended: Bools = np.zeros(0, dtype=np.bool_)
         self._top = -1
         self._kind = 0
         self._places: dict[int, dict[str, Any]] = {}
@@ -93,11 +105,12 @@ class Player:
                 )
                 raise ReplayError(rows.path, what, rows.first_row + ordered, "step")
 
-    def end(self, now_s: float | None = None) -> Iterator[Frame]:
+    def end(self, now_s: float | None = None) -> Iterator[Observation]:
         """Nothing more comes of this attempt: its open frames close as they are."""
         if self._window is not None:
             now_s = self.now_s if now_s is None else now_s
             yield from self._closed(self._window.flush(now_s))
+            yield from self._left_behind(DISORDER_STEPS)
             self.counts.update(self._window.counts)
             self._window = None
 
@@ -126,6 +139,7 @@ class Player:
         self._attempt = self._named(text)
         self.roster, self._places = Roster(), {}
         self._steps, self._row_s, self._top = np.zeros(0, dtype=np.int64), np.zeros(0), -1
+        self._stretch, self._ended = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
         self._next_tick_s = math.floor(now_s / TICK_S) * TICK_S + TICK_S
 
     def _meet(self, rows: Rows, start: int, end: int, now_s: float) -> Iterator[AttemptStart]:
@@ -143,6 +157,7 @@ class Player:
         more = size - self._steps.size
         self._steps = np.pad(self._steps, (0, more), constant_values=-1)
         self._row_s = np.pad(self._row_s, (0, more))
+        self._stretch, self._ended = np.pad(self._stretch, (0, more)), np.pad(self._ended, (0, more))
         self.roster = Roster()
         self.roster.learn(wire.RankInfo(rank, size, replicated=True, **place) for rank, place in self._places.items())
         if self._window is None:
@@ -180,15 +195,47 @@ class Player:
                 now_s = float(times[until - 1])
                 part = part_of(rows.records, start, until)
                 self.rows += until - start
-                self._steps[part.rank] = np.maximum(self._steps[part.rank], part.step)
-                self._row_s[part.rank] = times[start:until]
                 self._kind = int(part.kind[-1])
+                self._row_s[part.rank] = times[start:until]
+                part = self._without_phases(part)
+                before = self._steps[part.rank]
+                stretch = np.where(before >= 0, part.step - before, 0)
+                self._stretch[part.rank] = np.maximum(self._stretch[part.rank], stretch)
+                self._steps[part.rank] = np.maximum(before, part.step)
                 self._window.add(part, now_s)
                 self._window.late_frames()
                 yield from self._closed(self._window.ready(now_s, None))
+                yield from self._left_behind(ENDED_STEPS)
                 start = until
             if start < end:
                 yield from self._tick(rows, float(times[start]), start)
+
+    def _without_phases(self, part: Records) -> Records:
+        """The rows without those of evaluations and checkpoints that follow their rank's own row of the same step."""
+        others = np.flatnonzero(part.kind != 0)
+        if not others.size:
+            return part
+        keep = np.ones(len(part.step), dtype=np.bool_)
+        for index in others.tolist():
+            mine = (part.rank[:index] == part.rank[index]) & (part.kind[:index] == 0)
+            trained = max(int(self._steps[part.rank[index]]), int(part.step[:index][mine].max(initial=-1)))
+            keep[index] = part.step[index] > trained
+        return part if keep.all() else part.rows(np.flatnonzero(keep))
+
+    def _left_behind(self, steps: int) -> Iterator[Occurrence]:
+        """Ranks that have ended: their rows stopped so many steps before those of their peers."""
+        assert self._window is not None
+        here = (self._steps >= 0) & ~self._ended
+        if np.count_nonzero(here) < 2:
+            return
+        lag = int(self._steps.max()) - self._steps
+        for rank in np.flatnonzero(here & (lag > steps + 4 * self._stretch)).tolist():
+            self._ended[rank] = True
+            host, last = str(self._places[rank]["host"]), int(self._steps[rank])
+            fields = {"how": RECORDING}
+            yield Occurrence(
+                "process_exit", self._window.attempt, host, float(self._row_s[rank]), rank, last + 1, fields
+            )
 
     def _tick(self, rows: Rows, next_s: float, index: int) -> Iterator[Tick | Frame]:
         """The second is over; the next row is `index`."""
@@ -231,7 +278,7 @@ class Player:
             phase_age_s=age,
             step_age_s=age,
             collective_seq=np.zeros(ranks, dtype=np.int64),
-            state=("running",) * ranks,
+            state=tuple("exited" if ended else "running" for ended in self._ended.tolist()),
             os_state=("",) * ranks,
             cpu_s=np.zeros(ranks),
             outside_s=np.full(ranks, -1.0),

@@ -19,6 +19,7 @@ NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
     ("loss_divergence", (("loss",),), "loss"),
     ("grad_norm", (("grad_norm",),), "grad_norm"),
     ("nonfinite", (("loss", "grad_norm", "nonfinite"),), "loss, grad_norm or nonfinite"),
+    ("rank_lost", (("rank",),), "rank"),
     ("corruption", (("rank",), ("fingerprint", "local_grad_norm")), "rank, and fingerprint or local_grad_norm"),
 )
 """By kind: of each of these groups of columns a file must have one; and the same in words."""
@@ -32,13 +33,14 @@ FIRST: Final[Mapping[Kind, str]] = {
     Kind.STRAGGLER: "compare temperature, clock and power of its device with its neighbours'",
     Kind.SLOWDOWN: "look at which phase grew, and at what changed shortly before",
     Kind.HANG: "look at where the named rank stands; collectives wait for it",
+    Kind.RANK_LOST: "read the end of that rank's own log",
     Kind.RESTART_LOOP: "stop the launcher, then read the error that repeats",
 }
 """What to do first about each kind that a file can tell of; docs/incidents has the rest."""
 
 
-UNTOLD: Final = (Kind.RANK_LOST, Kind.TELEMETRY_LOST)
-"""Kinds that no file tells of: its end, or a missing row, is not the end of a process or of its telemetry."""
+UNTOLD: Final = (Kind.TELEMETRY_LOST,)
+"""Kinds that no file tells of: whether a host fell silent or its ranks ended looks the same."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "late": "rows that came when their step was closed already; is the file sorted by rank, not by step?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,59 @@ def test_a_clock_that_was_set_back_goes_on_from_where_it_was(tmp_path: Path) -> 
     assert (outcome.frames, outcome.incidents) == (100, [[]])
 
 
+def rows_of(path: Path, rows: Iterable[tuple[object, ...]]) -> Path:
+    """A file with one row for each step and rank."""
+    lines = [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(["step,rank,time_s,kind,loss,step_time_s", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["with times", "without"])
+@pytest.mark.parametrize(("steps", "told"), [(900, True), (350, True), (310, False)])
+def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(
+    tmp_path: Path, steps: int, told: bool, timed: bool
+) -> None:
+    rows = (
+        (step, rank, step if timed else "", "train", 2.0, "" if timed else 1.0)
+        for step in range(steps)
+        for rank in range(4)
+        if rank != 2 or step < 280
+    )
+    (incidents,) = replayed(rows_of(tmp_path / "run.csv", rows)).incidents
+    assert [(one.kind, one.ranks, one.first.onset_step) for one in incidents] == (
+        [(Kind.RANK_LOST, (2,), 280)] if told else []
+    )
+    assert all("no row after step 279" in one.summary for one in incidents)
+
+
+def test_a_rank_that_logs_more_rarely_than_its_peers_has_not_ended(tmp_path: Path) -> None:
+    rows = (
+        (step, rank, step, "train", 2.0, 1.0)
+        for step in range(1500)
+        for rank in range(3)
+        if rank != 1 or not step % 200
+    )
+    assert replayed(rows_of(tmp_path / "run.csv", rows)).incidents == [[]]
+
+
+@pytest.mark.parametrize("kind", ["eval", "checkpoint"])
+@pytest.mark.parametrize("seconds", [0.25, 90.0], ids=["short", "long"])
+def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_that_step(
+    tmp_path: Path, kind: str, seconds: float
+) -> None:
+    rows, now_s = [], 0.0
+    for step in range(300):
+        now_s += 1.0
+        rows += [(step, rank, now_s, "train", 2.0, 1.0) for rank in range(2)]
+        if step % 50 == 49:
+            now_s += seconds
+            rows += [(step, rank, now_s, kind, 3.5, "") for rank in range(2)]
+    outcome = replayed(rows_of(tmp_path / "run.csv", rows))
+    assert outcome.incidents == [[]]
+    assert not outcome.left_out
+    assert (outcome.rows, outcome.frames, outcome.last_step) == (len(rows), 300, 299)
+
+
 def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
     job = Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.05).flip(5, 205)
     path = recorded(job, tmp_path / "job.parquet")
@@ -178,7 +232,7 @@ def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) 
     assert "No incident." in out
     assert "straggler: needs rank, and busy_s" in out
     assert "hang: needs" not in out
-    assert "Never looked for, since no file tells of it: rank_lost, telemetry_lost" in out
+    assert "Never looked for, since no file tells of it: telemetry_lost" in out
 
 
 HEADER = "time_s,step,rank,step_time_s,forward_s,loss,grad_norm,nonfinite,fingerprint,note"
