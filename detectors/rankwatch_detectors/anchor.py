@@ -25,6 +25,9 @@ class AnchorConfig:
     block_rows: int = 32
     sustained_blocks: int = 4
     """A level is the median of as many block medians: 128 rows, long against what comes and goes by itself."""
+    steady_share: float = math.inf
+    """A level counts as kept up only if the same number of blocks before it lies no lower, but for this share and the
+    spread between blocks: what rises from its first row on has no level that it could have left."""
     known_blocks: int = 14
     """Nothing is said before the spread between blocks is known."""
     share_min: float = 0.05
@@ -78,15 +81,27 @@ class Anchor(Stateful):
         self._block.append(value)
         if len(self._block) < self._config.block_rows:
             return
-        self._levels = [*self._levels, median(np.asarray(self._block))][-self._config.sustained_blocks :]
+        count = self._config.sustained_blocks
+        self._levels = [*self._levels, median(np.asarray(self._block))][-2 * count :]
         self._block, self._measure = [], measure
         self._known = min(self._known + 1, self._config.known_blocks)
-        if len(self._levels) < self._config.sustained_blocks:
+        if len(self._levels) < count:
             return
-        self.now = median(np.asarray(self._levels))
-        self.best = min(self.best, self.now)
+        self.now = median(np.asarray(self._levels[-count:]))
+        if self._is_steady():
+            self.best = min(self.best, self.now)
         if self.excess < self._config.near_share * self.least:
             self.onset_step = step
+
+    def _is_steady(self) -> bool:
+        config = self._config
+        if math.isinf(config.steady_share):
+            return True
+        before = self._levels[: -config.sustained_blocks]
+        if len(before) < config.sustained_blocks:
+            return False
+        tolerance = max(config.steady_share * self._measure, self._spread.spread)
+        return self.now <= median(np.asarray(before)) + tolerance
 
     def pass_over(self) -> None:
         """What came lately was no level of the series: an excursion, and it is over."""

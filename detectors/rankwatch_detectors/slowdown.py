@@ -69,7 +69,9 @@ class SlowdownConfig:
     )
     wandering: WanderingConfig = field(default_factory=WanderingConfig)
     followed: FollowedConfig = field(default_factory=FollowedConfig)
-    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    anchor: AnchorConfig = field(default_factory=lambda: AnchorConfig(steady_share=0.005))
+    """Schedules that lengthen steps little by little from the start (attention windows) come to 1 % in 128 rows;
+    medians of as many rows of a steady job differ by 0.3 %."""
     retell_factor: float = 3.0
     """A drift whose excess has become so many times what was told is told again."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))

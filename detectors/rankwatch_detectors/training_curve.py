@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankwatch_detectors.anchor import Anchor, AnchorConfig
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
+from rankwatch_detectors.peaks import PeakConfig, Peaks
+
+PEAKED = " It peaked at "
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class CurveConfig:
     """An excess so many times what was told is told again."""
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    peaks: PeakConfig = field(default_factory=PeakConfig)
+    peaks_before_points: int = 32
+    """Peaks so shortly before the onset of a divergence are part of it: as many points as the level is made of."""
 
 
 class CurveDetector(DispatchingDetector):
@@ -44,6 +50,8 @@ class CurveDetector(DispatchingDetector):
         "_watch",
         "_anchor",
         "_schedule",
+        "_peaks",
+        "_interval",
         "_last_step",
         "_launched",
     )
@@ -57,6 +65,9 @@ class CurveDetector(DispatchingDetector):
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
         self._schedule = Schedule(config.schedule)
+        self._peaks = Peaks(config.peaks)
+        self._interval = 1
+        """Steps from one logged point to the next."""
         self._last_step = -1
         self._launched = False
         """No point of this launch has come yet."""
@@ -68,6 +79,7 @@ class CurveDetector(DispatchingDetector):
             self._watch.restart()
             self._anchor.accept()
             self._schedule.clear()
+            self._peaks.clear()
             self._last_step = -1
         return ()
 
@@ -91,6 +103,7 @@ class CurveDetector(DispatchingDetector):
         value = typical(frame, self._config.metric)
         if value is None or (value <= 0 and self._config.level.logarithmic):
             return ()
+        self._interval = frame.step - self._last_step if self._last_step >= 0 else 1
         self._last_step = frame.step
         if self._launched:
             self._launched = False
@@ -99,8 +112,23 @@ class CurveDetector(DispatchingDetector):
         findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
         if self.kind is Kind.LOSS_DIVERGENCE:
             self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
-            return [*findings, *self._climb(frame)]
+            findings = [*findings, *self._climb(frame)]
+            peaked = self._peaks.push(frame.step, value, self._watch.scale)
+            if "job" in self.episodes and (peaked or any(one.change is Change.OPEN for one in findings)):
+                return self._with_peaks(findings)
         return findings
+
+    def _with_peaks(self, findings: list[Finding]) -> list[Finding]:
+        """Record the spikes within an open divergence, and just before it, with their step and height."""
+        told = self.episodes.told("job")
+        peaks = self._peaks.since(told["onset_step"] - self._config.peaks_before_points * self._interval)
+        if not peaks:
+            return findings
+        evidence = {**told["evidence"], "spikes": peaks}
+        newest = peaks[-1]
+        summary = f"{told['summary'].split(PEAKED)[0]}{PEAKED}{newest['value']:.4g} in step {newest['step']}."
+        told_now = {"evidence": evidence, "summary": summary, "detected_time_s": self.now_s}
+        return [*findings, *self.episodes.update("job", **told_now)]
 
     def _heed(self, declared: Declared | None) -> None:
         """A schedule that was logged explains what the curve does next."""

@@ -187,3 +187,23 @@ def test_a_spike_that_goes_on_growing_is_told_again_within_its_incident() -> Non
     losses[500:504] = (3.0, 6.0, 40.0, 300.0)
     spikes = [finding for finding in watched(losses, "loss") if finding.kind is Kind.LOSS_SPIKE]
     assert [finding.change for finding in spikes] == [Change.OPEN, *[Change.UPDATE] * 3, Change.CLOSE]
+
+
+def test_spikes_within_a_divergence_and_just_before_it_are_recorded_with_step_and_height() -> None:
+    losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(1200)
+    losses[900:] += 0.004 * np.arange(300)
+    losses[889] += 0.22  # ten scales: too little to be told alone
+    losses[1000:1003] += (0.6, 1.5, 0.4)
+    losses[1100] += 2.0
+    found = [finding for finding in watched(losses) if finding.kind is Kind.LOSS_DIVERGENCE]
+    assert [finding.change for finding in found].count(Change.OPEN) == 1
+    spikes = found[-1].evidence["spikes"]
+    assert [spike["step"] for spike in spikes] == [889, 1000, 1100]
+    assert [spike["height"] for spike in spikes] == pytest.approx([0.22, 1.5, 2.0], abs=0.15)
+    assert "peaked at" in found[-1].summary
+
+
+def test_a_climb_alone_has_no_spikes() -> None:
+    losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(1200)
+    losses[900:] *= 1.01 ** np.arange(300)
+    assert all("spikes" not in finding.evidence for finding in watched(losses))

@@ -201,3 +201,8 @@ def test_batches_that_grow_little_by_little_are_no_drift() -> None:
     for number in range(20):
         job.ramp(700 + 30 * number, 1.03)
     assert slow(job) == []
+
+
+def test_steps_that_become_longer_from_the_first_one_on_have_left_no_level() -> None:
+    """Attention windows that grow over a whole run: the job's own way."""
+    assert slow(Job(8, 2000, 3, ends=False, noise=0.01).drift(0, 1.18, 2000)) == []
