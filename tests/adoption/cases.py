@@ -17,15 +17,17 @@ class Fault:
     kind: str
     names_rank: bool = True
     """After a collective all ranks hold the same, and of two replicas that differ nobody can know which is right."""
+    shows: str = ""
+    """Stands in what is said."""
 
 
 HANG = Fault("stop", "hang")
-KILLED = Fault("kill", "rank_lost")
-FAILED = Fault("fail", "rank_lost")
-LEFT = Fault("leave", "rank_lost")
+KILLED = Fault("kill", "rank_lost", shows="SIGKILL")
+FAILED = Fault("fail", "rank_lost", shows="ZeroDivisionError: a bug of the script")
+LEFT = Fault("leave", "rank_lost", shows="'code': 3")
 SLOW = Fault("slow", "straggler")
-NAN = Fault("nan", "nonfinite")
-NAN_FOR_GOOD = Fault("nan_for_good", "nonfinite")
+NAN = Fault("nan", "nonfinite", shows="first in ")
+NAN_FOR_GOOD = Fault("nan_for_good", "nonfinite", shows="first in ")
 NAN_ON_ALL = Fault("nan", "nonfinite", names_rank=False)
 FLIP = Fault("flip", "corruption", names_rank=False)
 

@@ -51,9 +51,11 @@ class Outcome:
         return [incident for incident in self.incidents if incident["severity"] != "info"]
 
     def told(self, fault: Fault) -> bool:
-        """Whether this fault was found, and its rank named where that can be known."""
+        """Whether this fault was found, with what it shows, and its rank named where that can be known."""
         return any(
-            incident["kind"] == fault.kind and (FAULTY_RANK in incident["ranks"] or not fault.names_rank)
+            incident["kind"] == fault.kind
+            and (FAULTY_RANK in incident["ranks"] or not fault.names_rank)
+            and fault.shows in f"{incident['summary']} {incident['evidence']}"
             for incident in self.loud
         )
 
