@@ -373,14 +373,24 @@ class Watch:
         self._loop.notices = NoticeReader(path, say)
 
     def at_exit(self) -> None:
-        """Python shuts down: tell what ends this process where nobody has yet, and close."""
+        """Python shuts down: tell what ends this process where nobody has yet, and end the watch.
+
+        The recorder's lock goes with the process, which may take its time to end: only then is it known how it did.
+        """
         self._loop.process_ends()
-        self.close()
+        self._end()
 
     def close(self) -> None:
-        """End the watch and let the recorder file go. Safe to call twice; done at the end of the process."""
+        """End the watch and let the recorder file go, though the process goes on. Safe to call twice."""
+        atexit.unregister(self.at_exit)
+        self._end()
         try:
-            atexit.unregister(self.at_exit)
+            self._recorder.close()
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def _end(self) -> None:
+        try:
             if self._loop.probe is not None:
                 self._loop.probe.close()
                 self._loop.probe = None
@@ -394,7 +404,6 @@ class Watch:
             if self.stacks is not None:
                 self.stacks.close()
                 self.stacks = None
-            self._recorder.close()
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
 

@@ -81,7 +81,7 @@ class RankLostDetector(DispatchingDetector):
         self._expected = False
         """An order ends the processes, or they have all ended on request."""
         self._quiet: dict[str, End] = {}
-        """The first ranks that ended with code 0: missed if others go on."""
+        """The first ranks that ended with code 0, or broke off their loops: missed if others go on."""
         self._unread: dict[str, float] = {}
         self._begin_teardown()
 
@@ -91,7 +91,7 @@ class RankLostDetector(DispatchingDetector):
         """Of the episode that tells of these ends; "" while none does."""
         self._began_s = self.now_s
         self._said: list[Any] = []
-        """What was told of them last: first mover, severity, how many others; empty before."""
+        """What was told of them last: first mover, severity, whether it is gone, how many others; empty before."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -109,6 +109,9 @@ class RankLostDetector(DispatchingDetector):
             return ()
         if occurrence.kind == "rank_left":
             self._left[rank] = True
+            if fields.get("reason") == "break" and len(self._quiet) < EPISODES_MAX:
+                # It may be the beginning of an end, of which shutting down is the rest.
+                self._quiet[str(rank)] = end_of(occurrence, self.now_s)
         if occurrence.kind == "exception" and not (self._gone[rank] or fields.get("left")):
             return self._ended(rank, end_of(occurrence, self.now_s))
         if occurrence.kind == "process_exit" and not self._gone[rank]:
@@ -125,9 +128,10 @@ class RankLostDetector(DispatchingDetector):
         noted = self._ends.has_noted(rank)
         quiet = self._left[rank] or (end["code"] == 0 and not is_request(end))
         if quiet and not noted and not (self._ends.first and self._is_missed(end, self._ends.first["step"])):
-            if len(self._quiet) < EPISODES_MAX:
+            if len(self._quiet) < EPISODES_MAX or str(rank) in self._quiet:
                 self._quiet[str(rank)] = end
             return self._tell()
+        self._quiet.pop(str(rank), None)
         if not noted and self._ends.first and self.now_s - self._began_s > self._window_s():
             self._begin_teardown()
         if not self._ends.first:
@@ -168,7 +172,8 @@ class RankLostDetector(DispatchingDetector):
             return []
         furthest = int(presence.step[running].max())
         due_s = self.now_s - self._config.goes_on_s
-        return [end for end in self._quiet.values() if end["heard_s"] <= due_s and self._is_missed(end, furthest)]
+        quiet = [end for end in self._quiet.values() if end["exited"] and end["heard_s"] <= due_s]
+        return [end for end in quiet if self._is_missed(end, furthest)]
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
         findings: list[Finding] = []
@@ -212,9 +217,9 @@ class RankLostDetector(DispatchingDetector):
             return []
         severity = self._severity(all_gone=all_gone, over=over)
         on_request = severity is Severity.INFO and all_gone
-        saying = [first["rank"], severity.value, self._ends.count]
+        saying = [first["rank"], severity.value, first["exited"], self._ends.count]
         # The list of others grows quietly, but for its first entry and its last one.
-        news = saying[:2] != self._said[:2] or self._ends.count in (1, self.world_size - 1)
+        news = saying[:3] != self._said[:3] or self._ends.count in (1, self.world_size - 1)
         findings = []
         if on_request or ((news or quietly) and saying != self._said):
             self._said = saying

@@ -38,21 +38,23 @@ DYING_S: Final = 5.0
 """A process that dies closes its connections before its memory and devices are given back and it counts as gone: so its
 peers may complain so long before."""
 
+_SAID_BY: Final = {"exception": "excepthook", "rank_left": "left"}
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
 
 
 def end_of(occurrence: Occurrence, now_s: float) -> End:
-    """The end that an event `exception` or `process_exit` tells."""
+    """The end that an event `exception` or `process_exit` tells, or one that begins with `rank_left`."""
     fields = occurrence.fields
     exited = occurrence.kind == "process_exit"
-    error = fields.get("error") if exited else f"{fields.get('type', '')}: {fields.get('message', '')}"
+    said = f"{fields.get('type')}: {fields.get('message', '')}" if occurrence.kind == "exception" else ""
+    error = fields.get("error") if exited else said
     return {
         "rank": occurrence.rank,
         "host": occurrence.host,
         "step": occurrence.step,
         "code": fields.get("code"),
         "signal": fields.get("signal"),
-        "how": str(fields.get("how", "unknown")) if exited else "excepthook",
+        "how": str(fields.get("how", "unknown")) if exited else _SAID_BY[occurrence.kind],
         "error": str(error or "")[:500],
         "where": str(fields.get("where") or "")[:200],
         "exited": exited,
@@ -137,6 +139,8 @@ def told(end: Mapping[str, Any]) -> str:
     reason = f": {end['error'].splitlines()[0]}" if end["error"] else ""
     if end["signal"] is not None and not reason:
         return f"was ended by {signal_name(end['signal'])}"
+    if end["how"] == "left":
+        return f"left its loop in step {end['step']}{where}, before the others were done"
     if not end["exited"]:
         return f"ends{where}{reason}"
     if end["signal"] is not None:

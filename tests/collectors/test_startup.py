@@ -175,6 +175,23 @@ def test_a_second_interruption_does_not_silence_the_first(script):
     assert [note["type"] for note in ended.notes("exception")] == ["KeyboardInterrupt"]
 
 
+def test_a_process_that_takes_its_time_to_shut_down_holds_its_recorder_until_it_is_gone(script):
+    ended = script(
+        "import atexit\n"
+        "atexit.unregister(watch.at_exit)\n"
+        "atexit.register(lambda: (print('down', flush=True), time.sleep(60)))\n"
+        "atexit.register(watch.at_exit)\n"
+        "train()"
+    )
+    assert ended.line() == "down"
+    reader = RingReader(ended.ring)
+    assert (reader.progress().state, reader.owner_alive()) == ("left", True)
+    ended.process.kill()
+    ended.end()
+    assert not reader.owner_alive()
+    reader.close()
+
+
 def test_an_exception_after_the_loop_says_that_the_loop_was_over(script):
     failed = script("train()\nraise OSError('disk full')")
     assert failed.end()[0] == 1

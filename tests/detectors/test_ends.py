@@ -166,6 +166,18 @@ def test_a_rank_that_went_in_good_order_and_too_early_is_what_the_others_complai
     assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
 
 
+def test_a_rank_that_broke_off_its_loop_is_named_before_its_process_is_gone() -> None:
+    job = Ends(ranks=2)
+    job.event("rank_left", 1, None, reason="break", where="train.py:19 in <module>")
+    job.step = [50, 49]
+    findings = job.stand(4) + job.raises(0, BROKEN) + job.stand(1)
+    findings += job.exit(0, signal=SIGTERM, error=BROKEN) + job.stand(3)
+    assert [finding.ranks for finding in findings] == [(1,)] * len(findings)
+    assert "left its loop in step 49 at train.py:19 in <module>" in findings[-1].summary
+    (finding,) = job.exit(1, code=3, error="SystemExit: 3", left=False)
+    assert finding.summary == "Rank 1 on host-0 ended with exit code 3 at train.py:19 in <module>: SystemExit: 3."
+
+
 def test_a_rank_that_was_asked_to_end_alone_is_lost_once_the_grace_is_over() -> None:
     job = Ends()
     findings = job.exit(1, signal=SIGTERM)
