@@ -165,14 +165,15 @@ class RankLostDetector(DispatchingDetector):
         return [*findings, *self._tell(quietly=True)]
 
     def _passed_by(self, presence: Presence) -> list[End]:
-        """Ranks that ended with code 0 while others have gone on for a while."""
+        """Ranks that went in good order while others have gone on for a while."""
         running = presence.heard & which(presence.state, "running") & ~self._gone
         running &= self.now_s - presence.heard_s <= self._config.goes_on_s
         if not running.any():
             return []
         furthest = int(presence.step[running].max())
-        due_s = self.now_s - self._config.goes_on_s
-        quiet = [end for end in self._quiet.values() if end["exited"] and end["heard_s"] <= due_s]
+        # Who broke off its loop and is still shutting down is told before the others' wait for it looks like a hang.
+        patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
+        quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
         return [end for end in quiet if self._is_missed(end, furthest)]
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
@@ -241,7 +242,8 @@ class RankLostDetector(DispatchingDetector):
         if is_request(first):
             given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
             return Severity.INFO if not given_up and (all_gone or not over) else Severity.CRITICAL
-        harmless = first["code"] == 0 and all(end["code"] == 0 or is_request(end) for end in self._ends.also)
+        harmless = first["code"] == 0 or first["how"] == "left"
+        harmless &= all(end["code"] == 0 or is_request(end) for end in self._ends.also)
         return Severity.WARNING if harmless else Severity.CRITICAL
 
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:

@@ -170,10 +170,13 @@ def test_a_rank_that_broke_off_its_loop_is_named_before_its_process_is_gone() ->
     job = Ends(ranks=2)
     job.event("rank_left", 1, None, reason="break", where="train.py:19 in <module>")
     job.step = [50, 49]
-    findings = job.stand(4) + job.raises(0, BROKEN) + job.stand(1)
-    findings += job.exit(0, signal=SIGTERM, error=BROKEN) + job.stand(3)
-    assert [finding.ranks for finding in findings] == [(1,)] * len(findings)
+    findings = job.stand(2)
+    assert findings == []
+    findings = job.stand(2)
+    assert outcome(findings) == [(Change.OPEN, Severity.WARNING, (1,))]
     assert "left its loop in step 49 at train.py:19 in <module>" in findings[-1].summary
+    findings += job.raises(0, BROKEN) + job.stand(1) + job.exit(0, signal=SIGTERM, error=BROKEN) + job.stand(3)
+    assert outcome(findings)[1:] == [(Change.UPDATE, Severity.CRITICAL, (1,))]
     (finding,) = job.exit(1, code=3, error="SystemExit: 3", left=False)
     assert finding.summary == "Rank 1 on host-0 ended with exit code 3 at train.py:19 in <module>: SystemExit: 3."
 
