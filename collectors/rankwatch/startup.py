@@ -45,6 +45,7 @@ def start(
     host: str | None = None,
     device_uuid: str | None = None,
     topology: Mapping[str, int] | None = None,
+    lockstep: bool = True,
     relaunches: bool | None = None,
     grace_s: float | None = None,
     agent: bool = True,
@@ -64,6 +65,8 @@ def start(
         host: this machine.
         device_uuid: of the accelerator this rank drives.
         topology: this rank's place: any of dp, tp, pp, cp, ep.
+        lockstep: ranks wait for each other in each step. False for rollouts, parameter servers, evaluation workers:
+            each rank is then judged against its own past only.
         relaunches: whether the launcher starts a job again whose processes were ended; else torchrun tells.
         grace_s: seconds that the launcher waits between asking the ranks to end and killing them; None: 30, as torchrun
             and Slurm do. A job whose ranks have all ended within this and 15 s of the first was ended on request.
@@ -106,6 +109,8 @@ def start(
         watch.allow("relaunch")
     if grace_s is not None:
         watch.tell_grace(grace_s)
+    if not lockstep:
+        recorder.declare({"lockstep": False})
     _take_stack_signal(watch, recorder, stack_signal)
     if directory is not None and identity.local_rank == 0:
         named = env.get("RANKWATCH_DIR")

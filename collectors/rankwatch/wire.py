@@ -81,6 +81,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     """Optimizers that the torch probe watches; 0 = without one."""
     watched: str = ""
     """What the torch probe watches of this job and what not, in one line; from one rank of the job."""
+    lockstep: bool = True
+    """Ranks wait for each other in each step; False: each goes at its own pace, as rollouts and servers do."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):

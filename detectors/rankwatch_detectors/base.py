@@ -72,6 +72,8 @@ class Topology:
     replicated: bool = False
     """Parameters are bit-equal over dp for the same (tp, pp, cp, ep)."""
     parameters: tuple[str, ...] = ()
+    lockstep: bool = True
+    """Ranks wait for each other in each step; else each goes at its own pace and is judged against its own past."""
     optimizers: int = 0
     """How many train at once, 0 = unknown: losses of networks that train against each other rise and fall in turn."""
 

@@ -9,6 +9,7 @@ from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig,
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.level import LevelConfig
 from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
+from rankwatch_detectors.own_pace import OwnPaceDetector
 from rankwatch_detectors.patience import HangConfig
 from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
@@ -49,6 +50,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),
         HangDetector(config.hang),
+        OwnPaceDetector(config.hang),
         FingerprintDetector(),
         LocalNormDetector(config.local_norm),
         StragglerDetector(config.straggler),

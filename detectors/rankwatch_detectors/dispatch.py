@@ -29,6 +29,7 @@ from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
 
 ATTEMPT_ENDED = "The attempt ended."
+OWN_PACE = "Ranks go at their own pace: they are not compared."
 
 
 class DispatchingDetector(Stateful):
@@ -41,7 +42,11 @@ class DispatchingDetector(Stateful):
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlast a job's rest: what its next launch is judged by."""
 
+    COMPARES_RANKS: ClassVar[bool] = False
+    """It judges what ranks do in the same step: nothing where each goes at its own pace. Then `lockstep` is state."""
+
     def __init__(self) -> None:
+        self.lockstep = True
         self.attempt = ""
         self.world_size = 0
         self.now_s = 0.0
@@ -57,6 +62,8 @@ class DispatchingDetector(Stateful):
         if isinstance(observation, Frame):
             if observation.attempt != self.attempt or not self._fits(observation):
                 return ()
+            if self.COMPARES_RANKS and not self.lockstep:
+                return ()
             self.now_s = max(self.now_s, observation.time_s)
             return self._on_frame(observation)
         if isinstance(observation, Tick):
@@ -64,6 +71,8 @@ class DispatchingDetector(Stateful):
             presence = observation.presence
             if presence is not None and (presence.attempt != self.attempt or presence.heard.size != self.world_size):
                 presence = None
+            if self.COMPARES_RANKS and not self.lockstep:
+                return ()
             return self._on_tick(presence)
         if isinstance(observation, AttemptStart):
             self.now_s = max(self.now_s, observation.time_s)
@@ -86,6 +95,10 @@ class DispatchingDetector(Stateful):
         self.attempt = start.attempt
         self.world_size = start.topology.world_size
         findings.extend(self._on_attempt(start, new_attempt=new_attempt, new_launch=new_launch))
+        self.lockstep = start.topology.lockstep
+        if self.COMPARES_RANKS and not self.lockstep:
+            for episodes in [held for held in vars(self).values() if isinstance(held, Episodes)]:
+                findings += episodes.close_all(self.now_s, OWN_PACE)
         return findings
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002

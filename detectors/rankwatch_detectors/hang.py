@@ -52,8 +52,10 @@ class HangDetector(DispatchingDetector):
     """One episode at a time, scope "job". Memory: 40 bytes for each rank and a window of readings."""
 
     kind: Kind = Kind.HANG
+    COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_patience",
         "_newest",
         "_newest_s",
@@ -248,19 +250,15 @@ class HangDetector(DispatchingDetector):
         behind, paused = self._behind(presence, running)
         limits = self._limits(presence, running, behind, paused=paused)
         lag_s = self.now_s - presence.heard_s
-        if paused:
-            told_s = presence.outside_s
-            stuck = behind & (told_s + lag_s >= limits.told_s)
-            since_s = self.now_s - self._newest_s
-            goes_on = since_s < limits.told_s
-        else:
-            told_s = presence.step_age_s
-            stuck = running & (told_s + lag_s >= limits.told_s)
-            since_s = math.inf
-            goes_on = not stuck[running & (presence.step == presence.step[running].max())].any()
+        step_age_s = presence.step_age_s + lag_s
+        told_s, standing = (presence.outside_s, behind) if paused else (presence.step_age_s, running)
+        stuck = standing & (told_s + lag_s >= limits.told_s)
+        # Who has begun a step since is not waiting.
+        others = running & ~stuck
+        since_s = float(step_age_s[others].min()) if others.any() else math.inf
         # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
         stuck &= told_s >= limits.told_s - self._config.block_s
-        if goes_on or not stuck.any():
+        if since_s < limits.told_s or not stuck.any():
             return None
         age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
         return Standstill(stuck, age_s, limits, paused)

@@ -82,8 +82,10 @@ class SlowdownDetector(DispatchingDetector):
     """Scope "job". Memory: constant."""
 
     kind: Kind = Kind.SLOWDOWN
+    COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_baseline",
         "_bank",
         "_accelerated",
@@ -103,7 +105,7 @@ class SlowdownDetector(DispatchingDetector):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         levels = tuple(math.log(ratio) for ratio in config.ratios)

@@ -63,8 +63,10 @@ class StageDetector(DispatchingDetector):
     """
 
     kind: Kind = Kind.SLOWDOWN
+    COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_witness",
         "_groups",
         "_stage_of",
@@ -77,7 +79,7 @@ class StageDetector(DispatchingDetector):
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()

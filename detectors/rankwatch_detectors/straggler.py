@@ -84,8 +84,10 @@ class StragglerDetector(DispatchingDetector):
     """Names slow ranks; scope "rank:N". Memory about 600 bytes for each rank."""
 
     kind: Kind = Kind.STRAGGLER
+    COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_cpu",
         "_wall",
         "_host",
@@ -101,7 +103,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 5
+        self.version = 6
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3

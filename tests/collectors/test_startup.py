@@ -350,3 +350,11 @@ def test_two_jobs_of_one_name_on_one_host_are_told_in_the_training_output(script
     first.end()
     after = script("print('in', flush=True)", RANKWATCH_LAUNCH="third")
     assert "trains on this host already" not in after.end()[1]
+
+
+@pytest.mark.parametrize(("said", "lockstep"), [("", "None"), (", lockstep=False", "False")])
+def test_ranks_that_do_not_wait_for_each_other_say_so_at_the_start(script, said, lockstep):
+    watch = f"rankwatch.start('gpt', agent=False{said})"
+    done = script(f"print({watch}._recorder._identity.get('lockstep'))")
+    assert done.line() == lockstep
+    assert done.end() == (0, "")

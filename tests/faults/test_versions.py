@@ -19,7 +19,7 @@ from tests.support.outcome import live_through, with_body
 from tests.support.recording import telemetry
 
 MSGPACK = "application/msgpack"
-ADDED_SINCE_VERSION_1 = ("outside_s", "optimizers", "watched")
+ADDED_SINCE_VERSION_1 = ("outside_s", "optimizers", "watched", "lockstep")
 GOLDEN = sorted(make.FOLDER.glob("wire-v*.msgpack"))
 
 

@@ -108,6 +108,7 @@ class Draft:
             can=tuple(identity.get("can", ())),
             optimizers=int(identity.get("optimizers") or 0),
             watched=str(identity.get("watched") or ""),
+            lockstep=bool(identity.get("lockstep", True)),
             **topology,
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))

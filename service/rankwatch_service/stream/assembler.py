@@ -16,6 +16,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
 from rankwatch_service.stream.decode import Bundle, Checked, check, read
 from rankwatch_service.stream.frames import FrameWindow
+from rankwatch_service.stream.march import March
 from rankwatch_service.stream.presence import GONE_STATES, Board
 from rankwatch_service.stream.roster import Roster
 from rankwatch_service.stream.senders import Arrival, Senders
@@ -50,6 +51,7 @@ class Assembler:
         self.last_step = -1
         """Newest closed frame of step records in this attempt; -1 before the first."""
         self.board: Board | None = None
+        self._march = March()
         self._senders = Senders()
         self._launches: list[str] = []
         self._windows: dict[str, FrameWindow] = {}
@@ -148,7 +150,11 @@ class Assembler:
             self.counts["missing_batches"] += gap.missing
             fields = {"missing": gap.missing, "boot": gap.boot}
             yield Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields)
-        yield Tick(now_s, None if self.board is None else self.board.presence())
+        seen = None if self.board is None else self.board.presence()
+        if seen is not None and self.roster.lockstep and self._march.has_come_apart(seen, now_s):
+            self.roster.come_apart()
+            yield self._announce(now_s)
+        yield Tick(now_s, seen)
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
@@ -168,6 +174,7 @@ class Assembler:
             self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
         self.attempt, self._began_s, self._ended = attempt, now_s, False
         self.board, self._windows, self.last_step = None, {}, -1
+        self._march = March()
 
     def _start(self, now_s: float) -> Iterator[Observation]:
         pending, self._pending, self._pending_rows = self._pending, [], 0
@@ -289,6 +296,7 @@ class Assembler:
             "roster": self.roster.state(),
             "step_time_s": self.step_time_s,
             "board": None if self.board is None else self.board.state(),
+            "march": self._march.state(),
             "senders": self._senders.state(),
             "launches": self._launches,
             "windows": {family: window.state() for family, window in self._windows.items()},
@@ -306,6 +314,8 @@ class Assembler:
         assembler.roster = Roster.restored(state["roster"])
         assembler.step_time_s = state["step_time_s"]
         assembler.board = None if state["board"] is None else Board.restored(state["board"])
+        if "march" in state:  # snapshots of before lack it
+            assembler._march = March.restored(state["march"])
         assembler._senders.restore(state["senders"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}

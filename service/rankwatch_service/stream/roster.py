@@ -19,6 +19,7 @@ class Roster:
         self._infos: dict[int, wire.RankInfo] = {}
         self._parameters: tuple[str, ...] = ()
         self._highest = -1
+        self._apart = False
 
     @property
     def infos(self) -> list[wire.RankInfo]:
@@ -43,6 +44,15 @@ class Roster:
     @property
     def _told(self) -> int:
         return next((info.world_size for info in self._infos.values()), 0)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether ranks wait for each other in each step: all say so, and none has been seen to go its own way."""
+        return not self._apart and all(info.lockstep for info in self._infos.values())
+
+    def come_apart(self) -> None:
+        """Ranks were seen to go at their own pace: so it is for the rest of this launch."""
+        self._apart = True
 
     @property
     def can(self) -> frozenset[str]:
@@ -97,6 +107,7 @@ class Roster:
             device_uuid=tuple(info.device_uuid for info in infos),
             replicated=bool(self._infos) and all(info.replicated for info in self._infos.values()),
             parameters=self._parameters,
+            lockstep=self.lockstep,
             optimizers=max((info.optimizers for info in infos), default=0),
             **place,
         )
@@ -107,6 +118,7 @@ class Roster:
             "infos": msgspec.to_builtins(self.infos),
             "parameters": list(self._parameters),
             "highest": self._highest,
+            "apart": self._apart,
         }
 
     @classmethod
@@ -117,6 +129,7 @@ class Roster:
         roster._infos = {info.rank: info for info in infos}
         roster._parameters = tuple(state["parameters"])
         roster._highest = state["highest"]
+        roster._apart = state.get("apart", False)
         return roster
 
 

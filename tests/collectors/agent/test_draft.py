@@ -118,3 +118,10 @@ def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], o
     roster = Roster()
     roster.learn(sent(draft).ranks)
     assert roster.topology().optimizers == optimizers
+
+
+@pytest.mark.parametrize(("identity", "lockstep"), [({}, True), ({"lockstep": False}, False)])
+def test_a_rank_that_goes_at_its_own_pace_says_so(identity: dict[str, Any], lockstep: bool) -> None:
+    draft = Draft("gpt", "l.0")
+    draft.introduce(rank(0, world_size=2, **identity))
+    assert wire.decode_batch(draft.parcel(Numbering("n"), 5).body).ranks[0].lockstep is lockstep

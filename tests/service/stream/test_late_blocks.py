@@ -41,6 +41,7 @@ def findings(
             now_s += 1.0
             for observation in assembler.tick(now_s, 0.0):
                 yield from detector.observe(observation)
+        assert assembler.roster.lockstep
         for observation in assembler.take(Checked(batch, {}), now_s):
             yield from detector.observe(observation)
 

@@ -1,0 +1,145 @@
+"""Finds ranks that make no progress in a job whose ranks do not wait for each other.
+
+Rollouts, parameter servers and evaluation workers take as long for a step as their work is, and nobody else stands
+still when one does. So each rank is judged against its own past, with as much patience as a pause is given. Where
+ranks march together, `hang` judges the job, and nothing is done here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from rankwatch_detectors.arrival import STOPPED_STATES, is_any
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.patience import HangConfig
+
+STEPS_MIN = 4
+"""Steps of its own before a rank's past says anything."""
+WEIGHT = 0.1
+"""Of the newest step in a rank's usual one: about ten steps are remembered."""
+
+
+class OwnPaceDetector(DispatchingDetector):
+    """One episode for each rank, scope "rank:N". Memory: 40 bytes for each rank."""
+
+    kind: Kind = Kind.HANG
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "lockstep",
+        "_step",
+        "_entered_s",
+        "_usual_s",
+        "_longest_s",
+        "_steps",
+    )
+
+    def __init__(self, config: HangConfig) -> None:
+        super().__init__()
+        self.name = "own_pace"
+        self.version = 1
+        self._config = config
+        self._restart(0)
+
+    def _restart(self, ranks: int) -> None:
+        self._step: Floats = np.full(ranks, math.nan)
+        self._entered_s: Floats = np.full(ranks, math.nan)
+        """When it began its step, on the clock of its host."""
+        self._usual_s: Floats = np.zeros(ranks)
+        self._longest_s: Floats = np.zeros(ranks)
+        self._steps: Floats = np.zeros(ranks)
+
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+        if new_attempt:
+            self._restart(start.topology.world_size)
+        return ()
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        if presence is None or self.lockstep:
+            return ()
+        ages = np.stack([presence.told_s, presence.step_age_s])
+        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
+        running = fresh & np.isfinite(ages).all(axis=0) & which(presence.state, "running")
+        stopped = is_any(presence.os_state, STOPPED_STATES)
+        moved = self._learn(presence, running, stopped)
+        findings: list[Finding] = []
+        for scope in self.episodes:
+            rank = int(scope.partition(":")[2])
+            if moved[rank] or (presence.heard[rank] and presence.state[rank] != "running"):
+                step = int(presence.step[rank])
+                findings += self.episodes.close(scope, step, self.now_s, f"Rank {rank} goes on: step {step}.")
+        return [*findings, *self._judge(presence, running, stopped)]
+
+    def _learn(self, presence: Presence, running: Bools, stopped: Bools) -> Bools:
+        """Take the newest blocks; returns which ranks have begun another step."""
+        with np.errstate(invalid="ignore"):
+            entered_s = presence.told_s - presence.step_age_s
+            made = presence.step - self._step
+            moved = running & (made > 0)
+            # Of several steps between two blocks each took less than a second or so: the longest is no long one.
+            each_s = np.maximum(entered_s - self._entered_s, 0.0) / np.maximum(made, 1.0)
+        learns = moved & ~stopped
+        weight = np.where(self._steps > 0, WEIGHT, 1.0)
+        self._usual_s = np.where(learns, self._usual_s + weight * (each_s - self._usual_s), self._usual_s)
+        self._longest_s = np.where(learns, np.maximum(self._longest_s, each_s), self._longest_s)
+        self._steps = np.where(moved, self._steps + made, self._steps)
+        fresh = running & (made != 0)
+        self._step = np.where(fresh, presence.step, self._step)
+        self._entered_s = np.where(fresh, entered_s, self._entered_s)
+        return moved
+
+    def _judge(self, presence: Presence, running: Bools, stopped: Bools) -> list[Finding]:
+        limit_s = self._limit_s(stopped)
+        age_s = np.maximum(presence.step_age_s, 0.0) + (self.now_s - presence.heard_s)
+        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
+        still = running & (age_s >= limit_s) & (presence.step_age_s >= limit_s - self._config.block_s)
+        everybody = bool(still[running].all())
+        findings: list[Finding] = []
+        for rank in map(int, np.flatnonzero(still)):
+            severity = Severity.CRITICAL if everybody or stopped[rank] else Severity.WARNING
+            scope, age = f"rank:{rank}", float(age_s[rank])
+            if scope not in self.episodes:
+                findings += self._open(presence, rank, severity, age, float(limit_s[rank]))
+            elif severity is Severity.CRITICAL and self.episodes.told(scope)["severity"] != severity:
+                what = "No rank of the job makes progress." if everybody else f"Rank {rank} was stopped by a signal."
+                findings += self.episodes.update(scope, severity=severity, detected_time_s=self.now_s, summary=what)
+        return findings
+
+    def _limit_s(self, stopped: Bools) -> Floats:
+        """Seconds that each rank may take for a step, of which pauses are a part; less for whom a signal stopped."""
+        config, known = self._config, self._steps >= STEPS_MIN
+        patient_s = np.maximum(config.pause_steps * self._usual_s, config.pause_factor * self._longest_s)
+        patient_s = np.where(known, np.maximum(patient_s, config.pause_s), config.first_step_s)
+        prompt_s = np.maximum(config.critical_steps * self._usual_s, config.slow_steps_factor * self._longest_s)
+        return np.where(stopped & known, np.maximum(prompt_s, config.floor_s), patient_s)
+
+    def _open(self, presence: Presence, rank: int, severity: Severity, age_s: float, limit_s: float) -> list[Finding]:
+        step = int(presence.step[rank])
+        stopped = presence.os_state[rank] in STOPPED_STATES
+        how = "stopped by a signal" if stopped else f"its longest step took {self._longest_s[rank]:.1f} s"
+        return self.episodes.open(
+            f"rank:{rank}",
+            attempt=self.attempt,
+            severity=severity,
+            ranks=(rank,),
+            onset_step=step,
+            detected_step=step,
+            onset_time_s=self.now_s - age_s,
+            detected_time_s=self.now_s,
+            score=age_s / max(limit_s / 3, 1e-3),
+            confidence=1.0 if stopped else 0.7,
+            summary=f"Rank {rank} has made no progress in step {step} for {age_s:.1f} s ({how}).",
+            evidence={
+                "age_s": age_s,
+                "deadline_s": limit_s,
+                "usual_step_s": float(self._usual_s[rank]),
+                "longest_step_s": float(self._longest_s[rank]),
+                "decided_by": "stopped by a signal" if stopped else "its own past",
+                "phase": presence.phase[rank],
+                "os_state": presence.os_state[rank],
+            },
+        )
