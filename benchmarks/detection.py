@@ -36,8 +36,8 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
 
 HEAD: Final = [
-    "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "x bound",
-    "false incidents", "incidents per fault", "told per fault",
+    "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "critical, median",
+    "x bound", "false incidents", "incidents per fault", "told per fault",
 ]  # fmt: skip
 PEERS_HEAD: Final = [
     "line", "found", "named", "delay", "false", "best other rule", "found", "named", "delay", "false", "ahead",
@@ -63,6 +63,7 @@ def cells(case: Case, got: Score) -> list[str]:
         f"{got.typical:.0f}{got.unit}",
         f"{worst:.0f}{got.unit}",
         "-" if math.isinf(case.delay_max) else f"{case.delay_max:.0f}{got.unit}",
+        f"{statistics.median(got.criticals):.0f}{got.unit}" if got.criticals else "-",
         # Below five rows it is the rule of five slow rows that decides, not the statistics.
         f"{got.typical / bound:.1f}" if bound >= 1 else "-",
         str(len(got.false)),

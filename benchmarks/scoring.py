@@ -45,6 +45,9 @@ class Score:
     caused: int = 0
     """Of those named: with the cause class that was asked for, or with any where none was."""
     delays: list[float] = field(default_factory=list)
+    """Until the first finding, `info` included."""
+    criticals: list[float] = field(default_factory=list)
+    """Until the first critical one, where there is any."""
     bounds: list[float] = field(default_factory=list)
     unit: str = ""
     right_opens: int = 0
@@ -55,7 +58,7 @@ class Score:
     incidents: int = 0
     """Not counted: facts of the job, and what was told for information before anything was wrong."""
     told: int = 0
-    """Openings and updates of incidents: what receivers are sent, apart from the end."""
+    """Openings and updates of incidents that are not for information only: what receivers are sent, but for the end."""
 
     def add(self, case: Case, seed: int) -> None:
         """Judge the job of one seed."""
@@ -84,6 +87,8 @@ class Score:
                 self.named += 1
                 self.caused += named[0].cause == cause or not cause
                 self.delays.append(delay(named[0], label))
+                critical = [delay(f, label) for f in named if f.severity is Severity.CRITICAL]
+                self.criticals += critical[:1]
 
     def _weigh(self, finding: Finding, job: Job) -> None:
         if finding.change is not Change.OPEN:
@@ -130,7 +135,8 @@ def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     for observation in job.observations():
         for news in told(judge, observation, roster):
             incidents[news.incident.id] = news.incident
-            messages += news.what in (Moment.OPENED, Moment.UPDATED)
+            sent = news.what in (Moment.OPENED, Moment.UPDATED) and news.incident.severity is not Severity.INFO
+            messages += sent
     return findings, list(incidents.values()), messages
 
 
