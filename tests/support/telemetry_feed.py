@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,8 +68,14 @@ class Feed:
             steps=table(numbers, who, exact, **values),
             progress=tuple(progress(rank, steps[-1]) for rank in range(WORLD_SIZE)),
         )
+        self._tell("/api/v1/telemetry", message)
+        # Without a view of its ranks nothing can be asked of the job.
+        view = wire.View(message.job, message.attempt, message.host, message.boot, time.time_ns(), message.progress)
+        self._tell("/api/v1/agents/view", view)
+
+    def _tell(self, path: str, message: wire.Batch | wire.View) -> None:
         headers = {"content-type": "application/msgpack"}
-        self._client.post("/api/v1/telemetry", content=wire.encode(message), headers=headers).raise_for_status()
+        self._client.post(path, content=wire.encode(message), headers=headers).raise_for_status()
 
     def _values(self, steps: list[int], who: list[int]) -> tuple[Values, Values]:
         noise = self._chance.standard_normal
