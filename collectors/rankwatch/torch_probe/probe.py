@@ -21,7 +21,7 @@ from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
 from rankwatch.torch_probe.phases import AutomaticPhases, Mark
-from rankwatch.torch_probe.share import SHARED, Share, together
+from rankwatch.torch_probe.share import PLACE, SHARED, Share, together
 from rankwatch.torch_probe.start import Start
 from rankwatch.torch_probe.updates import Updates
 from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels, active_ddp, gradients
@@ -105,6 +105,7 @@ class TorchProbe:
         self._logged: dict[str, Scalar] = {}
         self._logged_norm: Scalar | None = None
         self._norm_was_logged = False
+        self._made = 0
         self._model = models = WatchedModels(self.handed, placed=placed)
         self._one = torch.ones((), dtype=torch.float64, device=models.home)
         self._norm_wanted = grad_norm and not models.sharded
@@ -287,6 +288,8 @@ class TorchProbe:
             if self._phases is not None:
                 self._phases.leave("optimizer")
             share.ends()
+            share.place = self._made
+            self._made += 1
             self._updates.ends()
         except Exception as error:  # noqa: BLE001 -- the same
             self._failed(error)
@@ -300,6 +303,8 @@ class TorchProbe:
             own_floats, own_ints = share.values()
             if self._logged_norm is not None:
                 own_floats.pop("grad_norm", None)
+            if len(self._shares) > 1:
+                own_ints[PLACE] = share.place
             if number:
                 own_floats = {f"{name}{_OF}{number}": value for name, value in own_floats.items()}
                 own_ints = {f"{name}{_OF}{number}": value for name, value in own_ints.items()}
@@ -345,11 +350,13 @@ class TorchProbe:
         self._norm_was_logged = self._logged_norm is not None
         self._logged_norm = None
         self._logged.clear()
+        self._made = 0
         self._marks.reset()
         if self._phases is not None:
             self._phases.reset()
-        for share in self._shares:
+        for place, share in enumerate(self._shares):
             share.clear()
+            share.place = len(self._shares) + place  # after those that made an update
 
     def _failed(self, error: Exception) -> None:
         """Nothing of ours may end a user's forward, backward or step: count it, and tell the first time."""

@@ -27,7 +27,9 @@ _EXCUSED: Final = "excused"
 """Travels with a step's values: the update was left out by the loss scaler, and the scale may be the reason."""
 _UNSEEN: Final = "unseen"
 """Travels with a step's values: no update has ever been made, so there may be a loss scaler that left this one out."""
-SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN)
+PLACE: Final = "place"
+"""Travels with a step's values: which of the step's updates this one was, from 0."""
+SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN, PLACE)
 """Names of what is measured for each optimizer."""
 
 
@@ -86,6 +88,8 @@ class Share:
         self.now = Measures()
         self.in_closure = False
         """The optimizer is computing its gradients by itself."""
+        self.place = 0
+        """Which of the step's updates its newest one was, from 0."""
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.ever_made = False
         self.ever_touched = False
@@ -159,9 +163,17 @@ class Share:
 
 
 def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple[dict[str, float], dict[str, int]]:
-    """What is recorded of a step with several optimizers: the norm over all, and the first parameter not finite."""
+    """What is recorded of a step with several optimizers: the norm over all, and the first parameter not finite.
+
+    An update with gradients that were not finite on some rank leaves its parameters so on all, and with them what is
+    computed from them later in the step: that is no fault of the rank which computes it.
+    """
     floats, ints = dict[str, float](), dict[str, int]()
-    for one_floats, one_ints in shares:
+    spoilt = False
+    for one_floats, one_ints in sorted(shares, key=lambda share: share[1].pop(PLACE)):
+        if spoilt and one_ints.get("nonfinite"):
+            one_ints |= {"nonfinite": 0}
+        spoilt |= bool(one_ints.get("nonfinite")) or not math.isfinite(one_floats.get("grad_norm", 0.0))
         for name, value in one_floats.items():
             known = floats.get(name)
             floats[name] = value if known is None or name not in _NORMS else math.hypot(known, value)

@@ -116,6 +116,33 @@ def test_what_the_generators_backward_leaves_in_the_critic_is_no_part_of_the_cri
     assert sink.values["grad_norm"] == pytest.approx(math.hypot(of_critic, of_generator), rel=1e-6)
 
 
+def test_what_a_spoilt_update_leaves_to_the_next_one_is_no_fault_of_the_rank_that_computes_it(sink):
+    generator, critic = nn.Linear(4, 4), net()
+    optimizers = [sgd(generator), sgd(critic)]
+    probe = TorchProbe(sink, {"generator": generator, "critic": critic}, optimizers)
+
+    def step(spoil_own_gradient: bool) -> tuple[int, int | None]:
+        probe.step_begin(0, 0)
+        critic.zero_grad()
+        loss_of(critic, math.nan if spoil_own_gradient else 1.0).backward()
+        if not spoil_own_gradient:  # the other rank's, as the reduction brings it
+            critic.bias.grad.fill_(math.nan)
+            probe._shares[1].now.norm = math.nan
+        optimizers[1].step()
+        loss_of(nn.Sequential(generator, critic)).backward()
+        optimizers[0].step()
+        sink.exact.clear()
+        probe.step_end(0, 0)
+        return sink.exact["nonfinite"], sink.exact.get("nonfinite_first")
+
+    assert step(spoil_own_gradient=False) == (0, None)
+    critic.load_state_dict(net().state_dict())
+    generator.load_state_dict(nn.Linear(4, 4).state_dict())
+    count, first = step(spoil_own_gradient=True)
+    assert count == 2
+    assert sink.declared["parameters"][first].startswith("critic.")
+
+
 def test_an_optimizer_that_calls_the_model_by_itself_is_measured_at_its_end(sink):
     model = net()
     optimizer = sgd(model)
