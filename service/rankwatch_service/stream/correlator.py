@@ -33,7 +33,6 @@ from rankwatch_service.stream.endings import (
 from rankwatch_service.stream.headline import Headline, locate
 from rankwatch_service.stream.incidents import (
     GRAVITY,
-    LISTED_MAX,
     Incident,
     Moment,
     Part,
@@ -267,7 +266,7 @@ class Correlator:
         told = []
         for other in others:
             for part in other.parts:
-                _add(incident, replace(part))
+                incident.add(replace(part))
             incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
             end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
@@ -390,13 +389,6 @@ def _heads(part: Part, incident: Incident, roster: Roster) -> bool:
 
 
 def _keep(incident: Incident, part: Part, finding: Finding) -> None:
-    _add(incident, part)
+    incident.add(part)
     incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
     incident.updated_time_s = finding.detected_time_s
-
-
-def _add(incident: Incident, part: Part) -> None:
-    incident.parts_total += 1
-    if len(incident.parts) >= LISTED_MAX:
-        del incident.parts[-1]
-    incident.parts.append(part)

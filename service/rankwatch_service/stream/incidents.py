@@ -156,6 +156,13 @@ class Incident:
         """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
         return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
 
+    def add(self, part: Part) -> None:
+        """One part more; the last one makes room where there are too many."""
+        self.parts_total += 1
+        if len(self.parts) >= LISTED_MAX:
+            del self.parts[-1]
+        self.parts.append(part)
+
     def tell(self, receivers: Iterable[str]) -> None:
         """These receivers know of it from now on."""
         if self.told_to is not None:
