@@ -167,6 +167,7 @@ SILENT: Final = [
     Case("garbage collection, now and then", lambda s: Job(64, 600, s).hiccups(0.01, 0.5)),
     Case("garbage collection, every 100 steps", lambda s: Job(64, 600, s).collections(100, 0.5)),
     Case("bursts of 2 to 4 slow steps", lambda s: Job(64, 900, s).bursts(2e-4)),
+    Case("evaluations without a label", lambda s: Job(64, 400, s, step_s=0.5).unlabelled(50, 50.0)),
     Case("evaluations", lambda s: Job(64, 400, s).standstill(100, 60.0, "eval")),
     Case("evaluations of 20 minutes", lambda s: Job(16, 260, s).standstill(80, 1200.0, "eval")),
     Case("saves", lambda s: Job(64, 400, s).standstill(50, 20.0, "checkpoint_save")),

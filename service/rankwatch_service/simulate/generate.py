@@ -322,7 +322,7 @@ class _Player:
             state=tuple(self.state),
             os_state=tuple(os_state),
             cpu_s=self.cpu_s.copy(),
-            outside_s=np.full(ranks, -1.0),
+            outside_s=age if stall is not None and stall.outside else np.full(ranks, -1.0),
         )
 
     def _occurrence(self, kind: str, rank: int | None, **fields: Any) -> Occurrence:

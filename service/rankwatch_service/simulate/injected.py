@@ -50,6 +50,8 @@ class Stall:
     stopped: bool = False
     """The culprit is stopped by a signal."""
     held: bool = False
+    outside: bool = False
+    """Between two steps: all evaluate, save or log, and nothing says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,12 @@ class Job:
             self.stalls.append(Stall(step, seconds, phase))
         return self
 
+    def unlabelled(self, every: int, seconds: float) -> Job:
+        """The whole job evaluates between two steps, every n-th time, and no phase says so."""
+        for step in range(self.start_step + every, self.steps, every):
+            self.stalls.append(Stall(step, seconds, "", outside=True))
+        return self
+
     def pause(self, at_step: int, seconds: float) -> Job:
         """Ranks are held by an order."""
         self.stalls.append(Stall(at_step, seconds, "", held=True))
