@@ -306,6 +306,8 @@ class Correlator:
     def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
         """What ended by itself goes on: people hear of it only where they were told that it was over."""
         go_on_again(part)
+        if incident.state == "resolved":
+            incident.severity = finding.severity  # what was graver about it is over
         before = Headline.of(incident)
         self._update(incident, part, finding, roster)
         incident.evidence["flaps"] = max(other.flaps for other in incident.parts)

@@ -68,6 +68,18 @@ def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
     assert correlator.settle(1_510.0 + QUIET_S) == []
 
 
+def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0)
+    (incident,) = correlator.open
+    correlator.settle(1_010.0 + QUIET_S)
+    begins(correlator, 1_500.0, severity=Severity.INFO)
+    assert incident.severity is Severity.INFO
+    graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
+    assert what(correlator.judge([graver], ROSTER)) == [Moment.UPDATED]
+    assert incident.severity is Severity.CRITICAL
+
+
 def test_what_comes_back_much_later_is_another_incident(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)
