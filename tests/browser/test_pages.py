@@ -178,6 +178,20 @@ def test_a_command_is_asked_for_with_a_reason(visit, site):
         expect(page.locator(".card", has_text="Commands").last).to_contain_text("looking at rank 1")
 
 
+def test_a_rollback_asks_what_goes_back_and_says_at_once_where_there_is_nothing_to_go_back_to(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        page.get_by_role("button", name="Roll back").click()
+        options = page.get_by_label("What goes back").locator("option")
+        expect(options).to_have_text([re.compile("In full, inside the processes")])
+        page.get_by_label("Reason").fill("the loss climbs")
+        page.locator("dialog").get_by_role("button", name="Roll back").click()
+        expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")
+        (complaint,) = one.complaints  # the browser's own about the answer
+        assert "409 (Conflict)" in complaint
+        one.complaints.clear()
+
+
 def test_a_page_says_when_it_is_cut_off_and_recovers_by_itself(visit):
     with visit() as one:
         page = one.goto("/jobs")

@@ -3,7 +3,7 @@
 import { path, post } from "./api.js";
 import { h } from "./dom.js";
 import { number } from "./format.js";
-import { ask, guarded, statePill, toast } from "./shell.js";
+import { ask, statePill, toast } from "./shell.js";
 
 export const DIRECTIVES = {
   pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the pause's lease ends." },
@@ -13,6 +13,8 @@ export const DIRECTIVES = {
   relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher starts them again from the newest good checkpoint.", danger: true },
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
 };
+
+const REFUSAL_MS = 15_000; // two lines are to be read
 
 const MODES = {
   full: "In full, inside the processes: weights, optimizer, schedulers, random states, data and step",
@@ -47,9 +49,16 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
   const body = { action, params, reason: answer.reason };
   if (incident) body.incident = incident;
-  const command = await guarded(() => post(path("jobs", job.name, "commands"), body));
-  if (command) toast(`${directive.name}: ${command.state}`);
-  return command !== undefined;
+  try {
+    const command = await post(path("jobs", job.name, "commands"), body);
+    toast(`${directive.name}: ${command.state}`);
+    return true;
+  } catch (error) {
+    if (error.status === undefined) throw error; // ours, not the service's
+    // Not the page's line for problems: that one goes as soon as the page has loaded again, a second later.
+    toast(`${directive.name}: ${error.message}`, REFUSAL_MS);
+    return false;
+  }
 }
 
 function scale(job) {

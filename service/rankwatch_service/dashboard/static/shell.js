@@ -83,11 +83,11 @@ export async function guarded(work) {
   }
 }
 
-export function toast(text) {
+export function toast(text, shown_ms = 5000) {
   document.querySelector(".toast")?.remove();
   const note = h("div", { class: "toast", role: "status" }, text);
   document.body.append(note);
-  setTimeout(() => note.remove(), 5000);
+  setTimeout(() => note.remove(), shown_ms);
 }
 
 // Asks before something is done. `fields` are form controls; resolves with their values by name, or null.
