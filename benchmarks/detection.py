@@ -29,6 +29,7 @@ from beside import alone, beside, wandering
 from clean_runs import BUDGETS, calibration, false_rates
 from peer_lines import beside_peers
 from scoring import Score, score
+from slow_changes import slow_changes
 from suite import FAULTS, SILENT, Case, stragglers
 
 from rankwatch_detectors.base import Frame
@@ -114,7 +115,7 @@ def _measured(
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
     """A case holds functions, which do not travel to other processes; its name does."""
-    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *beside(), *alone(), *wandering())
+    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *beside(), *alone(), *wandering(), *slow_changes())
     return line(next(case for case in every if case.name == name), range(seeds))
 
 
@@ -154,7 +155,7 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         yield "### All lines that a rule can answer\n\n" + table(["rule", "found", "named", "delay", "false"], totals)
         return
     if chosen.beside:
-        cases = [case for case in (*beside(), *alone(), *wandering()) if chosen.only in case.name]
+        cases = [case for case in (*beside(), *alone(), *wandering(), *slow_changes()) if chosen.only in case.name]
         yield "### In jobs with a way of their own\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
         return
     if chosen.clean:

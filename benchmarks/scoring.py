@@ -8,7 +8,7 @@ information only is one, and so is a right kind that names another rank.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from overheard import overheard, roster_of, told
@@ -68,7 +68,9 @@ class Score:
         self.incidents += sum(_counts(incident, job) for incident in incidents)
         self.told += messages
         for label in job.labels:
-            self._look_for(label, findings, case.cause)
+            # What was there before the first step cannot have been told before it.
+            seen = replace(label, at_step=max(label.at_step, job.start_step))
+            self._look_for(seen, findings, case.cause)
         if case.ratio:
             self.bounds.append(bound(job, case.ratio))
         for finding in findings:

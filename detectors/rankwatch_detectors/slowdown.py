@@ -299,6 +299,11 @@ class SlowdownDetector(DispatchingDetector):
             self._since_s = self.now_s
         if shared and self.now_s - self._since_s < config.shared_duration_s:
             return []
+        if self._drifts and crossing.effect <= self._anchor.excess:
+            # The baseline lags behind a drift: that is the drift seen once more.
+            self._baseline.absorb(REST, crossing.effect, crossing.rows)
+            self._bank.clear_rank(REST)
+            return []
         if self._drifts:
             self._grown = [crossing.effect, crossing.onset_step, crossing.rows]
             summary = f"Since step {crossing.onset_step} the job is slower by more than it has drifted."

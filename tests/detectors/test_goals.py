@@ -11,6 +11,7 @@ import math
 import pytest
 from beside import alone, beside, wandering
 from scoring import score
+from slow_changes import slow_changes
 from suite import FAULTS, SILENT, Case, straggler, stragglers
 
 LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]
@@ -46,3 +47,12 @@ def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(
 def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     got = score(case, range(1))
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
+
+
+@pytest.mark.parametrize("case", slow_changes((16,)), ids=lambda case: case.name)
+def test_what_changes_slowly_or_on_one_rank_alone_is_found_and_named_beside_anything_else(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.found, got.named) == (got.labels, got.labels)
+    assert max(got.delays) <= 1.25 * case.delay_max + 2
+    assert got.false == []
+    assert got.incidents <= got.roots

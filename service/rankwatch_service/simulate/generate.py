@@ -204,6 +204,7 @@ class _Player:
             if gradient.active(self.step):
                 local[list(gradient.ranks)] *= gradient.factor
         values = {"loss": loss, "grad_norm": np.full(ranks, norm), "local_grad_norm": local}
+        values["grad_norm"][[rank for rank, at_step in job.overflows if at_step == self.step]] = math.inf
         if self.poisoned:
             values["loss"] = np.full(ranks, math.nan)
         if self.step in self.nonfinites:

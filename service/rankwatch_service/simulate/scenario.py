@@ -58,6 +58,8 @@ class Job:
     nonfinites: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
     flips: list[tuple[int, int]] = field(default_factory=list)
     """Rank and step."""
+    overflows: list[tuple[int, int]] = field(default_factory=list)
+    """Rank and step."""
     gradients: list[Slow] = field(default_factory=list)
     silences: list[tuple[str, int, int]] = field(default_factory=list)
     missing: list[tuple[int, int, int]] = field(default_factory=list)
@@ -156,6 +158,12 @@ class Job:
         # Ranks that have it in the same step are one fault.
         self.labels = [one for one in self.labels if (one.kind, one.at_step) != (Kind.NONFINITE, at_step)]
         self.labels.append(Label(Kind.NONFINITE, here, at_step))
+        return self
+
+    def overflow(self, rank: int, at_step: int) -> Job:
+        """The gradient norm of one rank is infinite in one step; its peers', and what becomes of them, are not."""
+        self.overflows.append((rank, at_step))
+        self.labels.append(Label(Kind.NONFINITE, (rank,), at_step, at_step + 1))
         return self
 
     def scaler_skip(self, at_step: int) -> Job:

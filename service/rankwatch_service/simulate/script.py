@@ -203,6 +203,11 @@ FAULTS: Final[dict[str, Entry]] = {
         {"rank": RANKS, "at": AT},
         lambda job, rank, at: job.nonfinite(rank, at),
     ),
+    "overflow": Entry(
+        "one rank's gradient norm is infinite in one step",
+        {"rank": RANK, "at": AT},
+        lambda job, rank, at: job.overflow(rank, at),
+    ),
     "corruption": Entry(
         "a flipped bit in one replica's parameters", {"rank": RANK, "at": AT}, lambda job, rank, at: job.flip(rank, at)
     ),

@@ -1,0 +1,53 @@
+"""Lines of the labelled suite that change slowly, or show on one rank alone: by themselves, beside each other, and in
+jobs that have a way of their own (`beside.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Final
+
+from beside import CONDITIONS, STAGES, Part
+from suite import Case
+
+from rankwatch_service.simulate.scenario import Job
+
+SIZES: Final = (16, 64, 256)
+START: Final = 1000
+"""The loss is flat from there on."""
+AT: Final = START + 500
+"""By then the job's own spread between blocks is known."""
+STEPS: Final = AT + 700
+
+CHANGES: Final = [
+    Part("all ranks +25 % over 1,800 steps", lambda job: job.drift(AT, 1.25, 1800), 640),
+    Part("loss x2.2 over 1,300 steps", lambda job: job.climb(AT, 2.2, 1300), 200),
+    Part("a norm that overflows on one rank", lambda job: job.overflow(job.world_size // 3, AT + 300), 0),
+]
+SPIKE: Final = Part("a spike of x2", lambda job: job.loss_spike(AT + 400, 2.0, 2), 2)
+
+
+def _job(size: int, seed: int, *parts: Part) -> Job:
+    job = Job(size, STEPS, seed, pp=STAGES, start_step=START, loss_noise=0.015)
+    for part in parts:
+        part.apply(job)
+    return job
+
+
+def _case(size: int, fault: Part, *others: Part) -> Case:
+    name = ", beside ".join(part.name for part in (fault, *others))
+    delay_max = max(part.delay_max for part in (fault, *others))
+    return Case(f"{name}, {size:,} ranks", lambda seed: _job(size, seed, fault, *others), delay_max)
+
+
+def slow_changes(sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
+    """Every change alone, beside every condition and every other change, and a spike on the way up, in every size."""
+    for size in sizes:
+        for fault in CHANGES:
+            yield _case(size, fault)
+            for condition in CONDITIONS:
+                yield _case(size, fault, condition)
+        for one, other in combinations(CHANGES, 2):
+            yield _case(size, one, other)
+        yield _case(size, CHANGES[1], SPIKE)
