@@ -47,6 +47,7 @@ class CurveDetector(DispatchingDetector):
 
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_watch",
         "_anchor",
         "_schedule",
@@ -141,7 +142,9 @@ class CurveDetector(DispatchingDetector):
         """Tell that the loss has left the best level that it kept up, and what becomes of that."""
         anchor = self._anchor
         if "job" not in self.episodes:
-            return self._open_climb(frame) if anchor.left and self._watch.minimized else ()
+            # The loss of ranks that go at their own paces is a mean of whoever is there.
+            kept_up = self._watch.minimized and self.lockstep
+            return self._open_climb(frame) if anchor.left and kept_up else ()
         told = self.episodes.told("job")
         if self._watch.is_open or "best" not in told["evidence"]:
             return ()

@@ -31,13 +31,11 @@ CLIMB_AT = 1000
 
 
 def run(
-    columns: Mapping[str, Floats], said: Iterable[tuple[int, Occurrence]] = (), optimizers: int = 1
+    columns: Mapping[str, Floats], said: Iterable[tuple[int, Occurrence]] = (), **topology_fields: object
 ) -> list[Finding]:
     """What the catalogue says of two ranks that log these columns; `said` comes before the step it stands at."""
     events = dict(said)
-    observations: list[Observation] = [
-        AttemptStart(ATTEMPT, dataclasses.replace(topology(2), optimizers=optimizers), 0.0)
-    ]
+    observations: list[Observation] = [AttemptStart(ATTEMPT, dataclasses.replace(topology(2), **topology_fields), 0.0)]
     for step, row in enumerate(zip(*columns.values(), strict=True)):
         if step in events:
             observations.append(events[step])
@@ -143,6 +141,10 @@ def test_a_ramp_of_batches_that_is_logged_wakes_nobody(name: str) -> None:
 
 def test_where_networks_train_against_each_other_a_climb_is_no_news() -> None:
     assert run({"loss": climbing(1)}, optimizers=2) == []
+
+
+def test_where_ranks_go_at_their_own_paces_a_climb_is_no_news() -> None:
+    assert run({"loss": climbing(1)}, lockstep=False) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
