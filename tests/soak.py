@@ -1,17 +1,28 @@
 """Longer trials than `make test` has time for: `python -m tests.soak` (or `make soak`).
 
 Ten clean demo jobs in a row, then ten with two CPU burners beside them: none may open an incident. Then fifty random
-kills while ranks hold, act and go on. Prints a line for each and ends with the number that failed.
+kills while ranks hold, act and go on. Then twenty minutes of four ranks beside bursts of load, replayed: one incident
+for information at most. Prints a line for each and ends with the number that failed.
 """
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from rankwatch_detectors.base import Severity
+from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_service.replay.run import replay
+from rankwatch_service.replay.sources import open_source
+from tests.support.crowded_rows import record
 
 RUNS = 10
 BURNERS = 2
 COMMAND_TRIALS = 50
+CROWDED_S = 1200.0
+LOADS = 25
+"""Endless loops at most, in bursts of 2 to 20 s."""
 RANKWATCH = str(Path(sys.executable).with_name("rankwatch"))
 
 
@@ -43,6 +54,26 @@ def command_trials() -> bool:
     )
 
 
+def crowded_job(seconds: float = CROWDED_S) -> bool:
+    """Run four ranks that share their cores with bursts of load, and replay what they recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = Path(folder) / "crowded.csv.gz"
+        record(recorded, 4, seconds, LOADS)
+        outcome = replay(
+            [open_source(recorded)],
+            {},
+            [CatalogueConfig()],
+            job="crowded",
+            until_step=None,
+            progress=lambda _done, _total: None,
+        )
+    (incidents,) = outcome.incidents
+    for incident in incidents:
+        print(f"{incident.kind} {incident.severity}: {incident.summary}")
+    print(f"{outcome.frames} steps of 4 ranks beside up to {LOADS} loads: {len(incidents)} incidents", flush=True)
+    return len(incidents) <= 1 and all(incident.severity is Severity.INFO for incident in incidents)
+
+
 def main() -> int:
     """Run all trials; the exit status is the number that failed."""
     failed = 0
@@ -57,6 +88,7 @@ def main() -> int:
     passed = command_trials()
     failed += not passed
     print(f"{COMMAND_TRIALS} command trials: {'passed' if passed else 'FAILED'}")
+    failed += not crowded_job()
     return failed
 
 

@@ -20,13 +20,15 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Kind, Severity, StepKind, Topology
 from rankwatch_detectors.baseline import BaselineConfig
+from rankwatch_detectors.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
 from rankwatch_detectors.shift import Crossing
+from rankwatch_detectors.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 
-RATIO_PHASES_SHOWN = 4
+RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one fact; of a whole rack more would be a number, not a list."""
 
@@ -42,8 +44,11 @@ class StragglerConfig:
         default_factory=lambda: WitnessConfig(ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022)
     )
     cpu: WitnessConfig = field(
-        # CPU time on shared cores moves by a tenth with caches and hyper-threads, without anyone being at fault.
-        default_factory=lambda: WitnessConfig(ratios=(1.25, 1.6), ratio_min=1.2)
+        # CPU time on shared cores moves with caches, clocks and hyper-threads, without anyone being at fault: mostly by
+        # a tenth, and by half for seconds while something else runs on the same core.
+        default_factory=lambda: WitnessConfig(
+            ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24
+        )
     )
     host: WitnessConfig = field(
         # Being descheduled comes and goes; a third more for a minute is what a person would want to know.
@@ -54,6 +59,7 @@ class StragglerConfig:
         # On CPU jobs rank 0 often writes logs besides; a tenth more is its duty, not a fault.
         default_factory=lambda: BaselineConfig(offset_max=math.log(1.15))
     )
+    crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     skipped_rows: int = 2
     """First rows of an attempt: compilation, caches and connections, not work."""
@@ -98,6 +104,7 @@ class StragglerDetector(DispatchingDetector):
         "_excess",
         "standing",
         "_stood",
+        "_crowding",
     )
 
     def __init__(self, config: StragglerConfig) -> None:
@@ -118,6 +125,7 @@ class StragglerDetector(DispatchingDetector):
         self.standing = Episodes(self.kind)
         """What holds from the first steps of the launch: the baseline knows of it, so ranks stay under test."""
         self._stood: dict[str, dict[str, Any]] = {}
+        self._crowding = Crowding(config.crowding)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         topology = start.topology
@@ -134,6 +142,7 @@ class StragglerDetector(DispatchingDetector):
             came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
             for witness in (self._wall, self._cpu, self._host):
                 witness.begin(topology, came_from)
+            self._crowding.regroup(topology.host)
         if new_attempt:
             self._rows = 0
             self._excess = {}
@@ -154,10 +163,14 @@ class StragglerDetector(DispatchingDetector):
         step_s = typical(frame, "step_time_s")
         if cpu is None:
             return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(wall, frame)]
-        return [*self._judge(self._cpu, cpu, frame, step_s), *self._judge(self._host, wall, frame, step_s)]
+        doubt = self._crowding.doubt(wall, cpu)
+        by_cpu = self._judge(self._cpu, cpu, frame, step_s, doubt)
+        return [*by_cpu, *self._judge(self._host, wall, frame, step_s, doubt)]
 
-    def _judge(self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None) -> list[Finding]:
-        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named())
+    def _judge(
+        self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None, doubt: Floats | None = None
+    ) -> list[Finding]:
+        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named(), doubt)
         findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
         for crossing in crossings:
             findings.extend(self._open(witness, crossing, seconds, frame))
@@ -241,8 +254,8 @@ class StragglerDetector(DispatchingDetector):
         if not ranks:
             return []
         ratios = {str(rank): math.exp(offset[rank]) for rank in ranks}
-        shown = ", ".join(f"{self._names[rank]} {math.exp(offset[rank]):.2f}" for rank in ranks[:RATIO_PHASES_SHOWN])
-        more = f" and {len(ranks) - RATIO_PHASES_SHOWN} more" if len(ranks) > RATIO_PHASES_SHOWN else ""
+        shown = ", ".join(f"{self._names[rank]} {math.exp(offset[rank]):.2f}" for rank in ranks[:RANKS_SHOWN])
+        more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
         slowest = ranks[0]
         return self.standing.open(
             f"rank:{slowest}" if len(ranks) == 1 else "job",
@@ -328,7 +341,7 @@ class StragglerDetector(DispatchingDetector):
         """What speaks against a rank, and the cause class that its phases show."""
         rank = crossing.rank
         peers = witness.peers_of(rank)
-        phases = _phase_excess(frame, rank, peers)
+        phases = phase_excess(frame, rank, peers)
         evidence = {
             **self._figures(witness, rank, ratio, seconds, frame),
             "witness": self._name(witness),
@@ -338,7 +351,7 @@ class StragglerDetector(DispatchingDetector):
             "log_likelihood_ratio": crossing.evidence,
             "phase_excess_s": phases,
         }
-        return evidence, _cause(phases, host=witness is self._host)
+        return evidence, cause_class(phases, host=witness is self._host)
 
     def _figures(self, witness: Witness, rank: int, ratio: float, seconds: Floats, frame: Frame) -> dict[str, float]:
         """By how much a rank is slower. Its busy time follows from the ratio: that of a single row is mostly noise."""
@@ -377,24 +390,3 @@ def _numbered(units: tuple[str, ...]) -> list[str]:
 def _place(topology: Topology, rank: int) -> str:
     host = topology.host[rank]
     return f"Rank {rank} on {host}" if host else f"Rank {rank}"
-
-
-def _phase_excess(frame: Frame, rank: int, peers: list[int]) -> dict[str, float]:
-    """Seconds by which each phase of the rank is longer than its peers' median, largest first."""
-    excess = {}
-    for name, values in frame.values.items():
-        present = frame.present[name]
-        if name.startswith("phase.") and present[rank] and np.isfinite(values[rank]):
-            among = [peer for peer in peers if present[peer] and np.isfinite(values[peer])]
-            if among:
-                excess[name.removeprefix("phase.")] = float(values[rank] - np.median(values[among]))
-    longest = sorted(excess.items(), key=lambda item: (-item[1], item[0]))
-    return dict(longest[:RATIO_PHASES_SHOWN])
-
-
-def _cause(phase_excess_s: dict[str, float], *, host: bool) -> str:
-    """Cause class from where the time goes: waiting for data and saving have names of their own."""
-    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > 0}
-    longest = max(grown, key=lambda name: grown[name], default="")
-    named = {"data_wait": "data", "checkpoint_save": "storage"}
-    return named.get(longest, "host" if host else "worker")

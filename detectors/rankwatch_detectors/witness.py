@@ -37,6 +37,10 @@ class WitnessConfig:
     """How long a run must have lasted."""
     rows_min: int = 5
     """Slow rows before speaking: runs of two to four slow steps are common and harmless."""
+    lasting_ratio: float = 1.0
+    """Below it a run must have lasted for `lasting_s` and `lasting_rows`."""
+    lasting_s: float = 0.0
+    lasting_rows: int = 0
 
 
 class Witness(Stateful):
@@ -56,6 +60,8 @@ class Witness(Stateful):
         """Usual seconds between rows."""
         self._rows = 0
         self._since: dict[str, float] = {}
+        self._waits = False
+        """Whether a run is large enough and has not lasted for long enough: set with each row."""
         self.judged: Bools = np.zeros(0, dtype=np.bool_)
         self.sigma: Floats = np.zeros(0)
         self._logs: Floats = np.zeros(0)
@@ -70,7 +76,13 @@ class Witness(Stateful):
         self._since = {}
 
     def judge(
-        self, values: Floats, frame: Frame, step_s: float | None, now_s: float, frozen: Sequence[int]
+        self,
+        values: Floats,
+        frame: Frame,
+        step_s: float | None,
+        now_s: float,
+        frozen: Sequence[int],
+        doubt: Floats | None = None,
     ) -> tuple[Floats, list[Crossing]]:
         """Score and decide one row; `learn` must follow.
 
@@ -80,6 +92,7 @@ class Witness(Stateful):
             step_s: seconds of this step, None where not measured.
             now_s: stream time.
             frozen: ranks whose episode is open: they are scored, and neither tested nor learned.
+            doubt: scatter in logarithms that this row has besides the baseline's, by rank.
 
         Returns:
             Each rank's residual in logarithms, and the ranks that crossed and passed verification.
@@ -92,7 +105,7 @@ class Witness(Stateful):
         logs = np.log(values if all_usable else np.where(usable, values, 1.0))
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
-        self.sigma = baseline.sigma()
+        self.sigma = baseline.sigma() if doubt is None else np.hypot(baseline.sigma(), doubt)
         residual = residual - self.load.expected(frame, residual, usable, baseline.groups, self.sigma)
         if not all_usable:
             residual = np.where(usable, residual, 0.0)
@@ -108,6 +121,8 @@ class Witness(Stateful):
 
     def learn(self, frozen: Sequence[int]) -> None:
         """Learn the row just judged: the scatter of all but the `frozen` ranks, the places of those not suspected."""
+        if self._waits:
+            return
         scattered = self._usable
         if frozen:
             scattered = scattered.copy()
@@ -133,10 +148,20 @@ class Witness(Stateful):
                 self.bank.clear_rank(crossing.rank)
             elif verdict is Proof.GIVEN:
                 crossings.append(crossing)
+        lasting = [crossing for crossing in crossings if self._lasts(crossing)]
+        # Of two ranks the other one would learn what is waited for here.
+        self._waits = len(lasting) < len(crossings)
+        crossings = lasting
         if config.duration_min_s:
             self._since = {str(c.rank): self._since.get(str(c.rank), now_s) for c in crossings}
             crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]
         return crossings
+
+    def _lasts(self, crossing: Crossing) -> bool:
+        """Whether a run is large, or long enough for its size."""
+        config = self._config
+        large = abs(crossing.effect) >= math.log(config.lasting_ratio)
+        return large or (crossing.rows >= config.lasting_rows and crossing.rows * self.step_s >= config.lasting_s)
 
     def _moved_itself(self, crossing: Crossing) -> bool:
         """With one peer only, tell the rank that became slow from the one whose peer became fast."""

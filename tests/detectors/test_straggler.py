@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import Change, Finding, Frame, Kind
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation
+from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_detectors.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.witness import WitnessConfig
+from rankwatch_service.replay.run import replay
+from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.scenario import Job
+from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import closed, judge, opened
 
 
@@ -245,3 +251,51 @@ def test_values_that_are_no_times_are_not_judged() -> None:
 
 def test_other_kinds_are_left_to_others() -> None:
     assert all(f.kind is Kind.STRAGGLER for f in found(Job(world_size=8, steps=300).slow(2, 100, 1.5).hang(1, 200)))
+
+
+def crowded(shift: float, rows: int, *, wall: float, seed: int, lasts_s: float = 1e9) -> list[Finding]:
+    """Two ranks of 35 ms a step, longer by the clock than by the CPU; the CPU time of one shifts for some seconds."""
+    random, detector = np.random.default_rng(seed), StragglerDetector(StragglerConfig())
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(2, devices=False), 0.0)]
+    now_s = since_s = 0.0
+    for step in range(rows):
+        cpu = 0.03 * np.exp(0.04 * random.standard_normal(2))
+        since_s = now_s if step <= 200 else since_s
+        if step >= 200 and now_s - since_s < lasts_s:
+            cpu[1] *= shift
+        busy = cpu * wall * np.exp(0.1 * np.abs(random.standard_normal(2)))
+        step_s = float(busy.max()) + 0.005
+        now_s += step_s
+        seconds = {"busy_s": [*busy], "busy_cpu_s": [*cpu], "step_time_s": [step_s] * 2}
+        observations.append(frame(step, seconds, time_s=now_s))
+    return judge(observations, [detector])
+
+
+@pytest.mark.parametrize("shift", [1.25, 1.4, 1.5])
+@pytest.mark.parametrize("wall", [1.02, 1.5, 4.0])
+def test_seconds_of_what_shares_a_core_accuse_nobody(shift: float, wall: float) -> None:
+    assert crowded(shift, 600, wall=wall, seed=1, lasts_s=10.0) == []
+
+
+@pytest.mark.parametrize("wall", [1.02, 1.5])
+def test_a_rank_with_a_third_more_work_on_a_crowded_host_is_named_once_it_has_lasted(wall: float) -> None:
+    (finding,) = opened(crowded(1.35, 900, wall=wall, seed=1))
+    assert (finding.ranks, finding.evidence["witness"]) == ((1,), "cpu")
+    assert finding.detected_time_s - finding.onset_time_s <= 25.0
+
+
+def test_the_more_ranks_wait_for_cores_the_less_a_row_says() -> None:
+    crowding = Crowding(CrowdingConfig())
+    crowding.regroup(("a", "a", "a", "b", "b", "b"))
+    cpu = np.ones(6)
+    doubt = crowding.doubt(np.array([1.0, 1.5, 1.5, 1.0, 1.0, 9.0]), cpu)
+    assert doubt[:3] == pytest.approx(0.25 * math.log(1.5))
+    assert doubt[3:] == pytest.approx(0.0)
+
+
+def test_four_real_ranks_with_a_tenth_of_two_cores_are_accused_of_nothing() -> None:
+    # `python -m tests.support.crowded_rows tests/golden/crowded-cores.csv.gz 4 120`, with a load of 20 beside it.
+    golden = Path(__file__).parents[1] / "golden" / "crowded-cores.csv.gz"
+    settings = {"job": "crowded", "until_step": None, "progress": lambda _done, _total: None}
+    outcome = replay([open_source(golden)], {}, [CatalogueConfig()], **settings)  # type: ignore[arg-type]
+    assert (outcome.ranks, outcome.broken, outcome.incidents) == (4, None, [[]])
