@@ -20,7 +20,9 @@ FINGERPRINT_STEPS = 10
 """Steps between two fingerprints of the weights."""
 STRAGGLER_STEPS_MAX = 30
 HANG_FLOOR_S = 5.0
-HANG_STEPS = 3
+HANG_STEPS = 4.5
+HANG_NOTICE_S = 3.0
+"""A standstill is known from progress blocks and ticks, which each come once a second, and takes a webhook more."""
 NOTICE_S_MAX = 1.5
 """Longest time from the sample that decides, written on a rank, to the webhook in the receiver's hands."""
 EXIT_NOTICE_S_MAX = 1.0 + NOTICE_S_MAX
@@ -123,8 +125,8 @@ def apply_limit_s(step_time_s: float) -> float:
 
 
 def hang_limit_s(step_time_s: float) -> float:
-    """The figure for a hang: three usual steps, at least `HANG_FLOOR_S`."""
-    return max(HANG_STEPS * step_time_s, HANG_FLOOR_S)
+    """The figure for the webhook of a hang: when it becomes critical, and `HANG_NOTICE_S`."""
+    return max(HANG_STEPS * step_time_s, HANG_FLOOR_S) + HANG_NOTICE_S
 
 
 def _found_in_time(outcome: Outcome, injected: Injected) -> list[Check]:
