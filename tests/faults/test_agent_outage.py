@@ -91,7 +91,7 @@ def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_whe
     with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, {}) as agent:
         rank.do("steps", 40)
         until(lambda: spooled_bytes(tmp_path) > 0)
-        assert agent.log.count("no service is configured") == 1
+        assert agent.log.count("no service is named") == 1
         file = tmp_path / "home/.config/rankwatch/ingest.json"
         file.parent.mkdir(parents=True)
         file.write_text(f'{{"url": "{service.url}", "token": "from-the-file"}}')
