@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import atexit
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rankwatch import layout
+from rankwatch import layout, stepping
 from rankwatch.console import say
-from rankwatch.directive import STOP, end_process
+from rankwatch.directive import end_process
 from rankwatch.faults import Faults
 from rankwatch.identity import Identity
 from rankwatch.loop import Checkpoint, Loop
@@ -184,32 +183,7 @@ class Watch:
         After a rollback it goes on from the restored step; a stop ends it. Leaving the loop, in whatever way, tells
         that this rank takes no further orders.
         """
-        loop = self._loop
-        loop.allow("stop")
-        loop.enter()
-        step = start
-        adjoining = False
-        reason = "end"
-        try:
-            while step < max_steps:
-                step = loop.begin(step, adjoining=adjoining)
-                if step == STOP:
-                    reason = "stop"
-                    break
-                yield step
-                loop.end()
-                adjoining = True
-                step += 1
-        except GeneratorExit:
-            reason = "break"
-            loop.broken_off(sys._getframe().f_back)
-            raise
-        except BaseException as error:  # an interruption, at whatever place between two steps it comes
-            reason = "break"
-            loop.cut_short(error, error.__traceback__)
-            raise
-        finally:
-            loop.leave(reason)
+        return stepping.steps(self._loop, max_steps, start)
 
     def step(self, step: int | None = None) -> AbstractContextManager[int]:
         """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; then `close` at the end.
@@ -219,7 +193,7 @@ class Watch:
                 one, whatever was asked for. Such a loop cannot be told to stop, and one that numbers all its steps
                 itself goes on counting from where it is: a rollback to memory takes back its weights alone.
         """
-        return _Step(self._loop, step)
+        return stepping.SingleStep(self._loop, step)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A named part of the step: data_wait, forward, backward, collective, optimizer, checkpoint_save, eval, ..."""
@@ -406,24 +380,3 @@ class Watch:
                 self.stacks = None
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
-
-
-class _Step:
-    """One step of a loop that cannot use `steps`."""
-
-    def __init__(self, loop: Loop, step: int | None) -> None:
-        self._loop = loop
-        self._step = loop.next_step if step is None else step
-        if step is not None and loop.next_step:
-            loop.halve("the script numbers its steps itself")
-
-    def __enter__(self) -> int:
-        return self._loop.begin(self._step)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._loop.end()
-        else:
-            self._loop.cut_short(error, trace)
