@@ -49,7 +49,7 @@ def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
 
 
-@pytest.mark.parametrize("case", slow_changes((16,)), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*slow_changes((16,))], ids=lambda case: case.name)
 def test_what_changes_slowly_or_on_one_rank_alone_is_found_and_named_beside_anything_else(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)

@@ -55,6 +55,8 @@ def _incident(row: Mapping[Any, Any], told_to: list[str]) -> Incident:
         summary=row["summary"],
         severity=Severity(row["severity"]),
         confidence=row["confidence"],
+        detected_step=row["detected_step"],
+        detected_time_s=row["detected_unix_ns"] / 1e9,
         standing=row["evidence"].get("standing") is True,
         # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
         ended_with_attempt=False,

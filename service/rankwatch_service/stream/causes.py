@@ -24,7 +24,8 @@ BRINGS: Final[dict[Kind, frozenset[Kind]]] = {
     Kind.HANG: ENDS | {Kind.SLOWDOWN, Kind.STRAGGLER},
     # Wrong numbers of one rank are everybody's after the next reduction.
     Kind.CORRUPTION: _LOSS | {Kind.CORRUPTION, Kind.NONFINITE, Kind.RESTART_LOOP},
-    Kind.NONFINITE: _LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
+    # A script that meets its own NaN may end by it.
+    Kind.NONFINITE: _LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
     Kind.GRAD_NORM: _LOSS,
     Kind.LOSS_SPIKE: _LOSS,
     # What grows without end overflows.
@@ -60,14 +61,15 @@ def reach(cause: Kind, effect: Kind) -> Reach:
     """How far `cause` reaches when it brings `effect`.
 
     A slow rank slows the whole job, but another slow rank, or a dead one, is its doing only on its own host; two hosts
-    that corrupt data, or fall silent, do so for reasons of their own.
+    that corrupt data, or fall silent, do so for reasons of their own, and NaN ends the rank that computed it.
     """
     if effect in _SHARED:
         return Reach.JOB
     if effect in _LOCAL:
         return Reach.HOST
     alone = cause is effect and cause in {Kind.CORRUPTION, Kind.TELEMETRY_LOST, Kind.NETWORK_DEGRADED}
-    return Reach.HOST if cause in _LOCAL or alone else Reach.JOB
+    ends = (cause, effect) == (Kind.NONFINITE, Kind.RANK_LOST)
+    return Reach.HOST if cause in _LOCAL or alone or ends else Reach.JOB
 
 
 CAUSE_ORDER: Final = (

@@ -328,6 +328,8 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
     # An older state has these of the incident and not of its parts, and does not know who was told.
     older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
+    if "detected_time_s" in state:
+        parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]
     known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
     return Incident(**{**older, **known, "parts": parts, "severity": severity, "ranks": ranks})
 
