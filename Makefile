@@ -9,7 +9,7 @@ ADOPTION_ARGS ?=
 N ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration up bench soak faults chaos adoption clean
+.PHONY: help demo test check unit integration up bench soak faults chaos adoption long clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,9 @@ check: $(VENV)/.installed ## format, lint, types, import arrows
 unit: $(VENV)/.installed ## tests of one process each, on all cores
 	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
 
-integration: $(VENV)/.installed ## tests of several real processes, one at a time, and the browser tests
-	$(BIN)/pytest -q -m 'integration or browser' $(TEST_ARGS)
+integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'integration or browser' tests/faults $(TEST_ARGS)
+	$(BIN)/pytest -q -m 'integration or browser' --ignore tests/faults $(TEST_ARGS)
 
 up: $(VENV)/.installed ## run the service here: API, stream, notifier, dashboard
 	$(BIN)/rankwatch up
@@ -55,6 +56,10 @@ chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while somethin
 
 adoption: $(VENV)/.installed ## sixteen training scripts with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
+
+long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
+	$(BIN)/python benchmarks/detection.py --seeds 5
+	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
