@@ -107,7 +107,8 @@ class AttemptStart:
 class Frame:
     """All ranks' values of one step of one attempt: `values[name][rank]` counts only where `present[name][rank]`.
 
-    NaN and Inf are values. Frames of one family come in step order within an attempt. Arrays must not be written to.
+    NaN and Inf are values. Frames of one family come in step order within an attempt, but for late ones.
+    Arrays must not be written to.
     """
 
     attempt: str
@@ -123,6 +124,9 @@ class Frame:
     """Values that must not be rounded: `fingerprint`, `nonfinite`, `nonfinite_first`; `present` applies to them too."""
     finite: bool = False
     """True: all values, also where nothing is present, are known to be finite, and nobody needs to look again."""
+    late: bool = False
+    """Rows that came after their step's frame had closed, which lacks them. Where ranks go at their own pace these are
+    all rows of whoever is not among the fastest."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What follows from the values alone and several detectors want, such as medians: computed once, by whoever asks
     first."""

@@ -45,6 +45,9 @@ class DispatchingDetector(Stateful):
     COMPARES_RANKS: ClassVar[bool] = False
     """It judges what ranks do in the same step: nothing where each goes at its own pace. Then `lockstep` is state."""
 
+    TAKES_LATE: ClassVar[bool] = False
+    """It judges each rank's row by itself: where each goes at its own pace, late rows too. Then `lockstep` is state."""
+
     def __init__(self) -> None:
         self.lockstep = True
         self.attempt = ""
@@ -63,6 +66,8 @@ class DispatchingDetector(Stateful):
             if observation.attempt != self.attempt or not self._fits(observation):
                 return ()
             if self.COMPARES_RANKS and not self.lockstep:
+                return ()
+            if observation.late and (self.lockstep or not self.TAKES_LATE):
                 return ()
             self.now_s = max(self.now_s, observation.time_s)
             return self._on_frame(observation)

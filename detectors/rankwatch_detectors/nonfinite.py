@@ -4,6 +4,9 @@ After the gradient reduction a NaN is on every rank, so the culprit shows only i
 exact columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without
 them the ranks whose own values are not finite are named, unless that is all of them. A value that was not logged is
 nothing. A step that the loss scaler left out (`optimizer_skipped`) raises nothing by its norms; many in a row do.
+
+Where ranks go at their own pace nothing is reduced over them in a step: each rank's row is judged by itself, late or
+not, and the episode names whoever has had it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Kind, Severity
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, Kind, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 
 # Measured by us, never by the training: a NaN in these is a broken clock, not a broken model.
@@ -45,13 +48,19 @@ class NonfiniteConfig:
 
 
 class NonfiniteDetector(DispatchingDetector):
-    """One episode at a time, scope "rank:N" where one rank is named when it opens, else "job". Memory: constant."""
+    """One episode at a time, scope "rank:N" where one rank is named when it opens, else "job".
+
+    Memory: constant, and while an episode is open 8 bytes for each rank and metric that was not finite.
+    """
 
     kind: Kind = Kind.NONFINITE
+    TAKES_LATE = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_parameters",
         "_bad",
+        "_rows_left",
         "_skips",
         "_exact",
         "_logged",
@@ -60,11 +69,13 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
         """Metrics that were not finite in the open episode, with how many finite rows they have had since."""
+        self._rows_left: dict[str, Ints] = {}
+        """By the same metrics: finite rows that each rank still owes."""
         self._skips = 0
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
@@ -73,11 +84,13 @@ class NonfiniteDetector(DispatchingDetector):
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._parameters = list(start.topology.parameters)
         if new_attempt:
-            self._bad, self._skips, self._exact, self._logged = {}, 0, False, {}
+            self._bad, self._rows_left, self._skips, self._exact, self._logged = {}, {}, 0, False, {}
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         excused = _flagged(frame, SKIPPED)
+        if frame.late:
+            return self._judge(frame, _bad_ranks(frame, excused), excused)
         if excused.any():
             self._skips += 1
         elif self._skips and _flagged(frame, "grad_norm").any() and np.isfinite(frame.values["grad_norm"]).all():
@@ -86,9 +99,25 @@ class NonfiniteDetector(DispatchingDetector):
         if self._skips >= self._config.skips_max:
             bad.setdefault(SKIPPED, excused)
         silent = self._fallen_silent(frame)
-        if bad:
-            return self._tell(frame, bad)
-        return self._tell_silent(frame, silent) if silent else self._recover(frame)
+        if silent and not bad:
+            return self._tell_silent(frame, silent)
+        return self._judge(frame, bad, excused)
+
+    def _judge(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> list[Finding]:
+        if bad or self._bad:
+            self._count_rows(frame, bad, excused)
+        return self._tell(frame, bad) if bad else self._recover(frame)
+
+    def _count_rows(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> None:
+        for name, left in self._rows_left.items():
+            if name in frame.present:
+                finite = frame.present[name] & ~bad.get(name, np.False_)
+                if name in (*NORMS, SKIPPED):
+                    finite &= ~excused
+                self._rows_left[name] = np.maximum(left - finite, 0)
+        for name, which in bad.items():
+            left = self._rows_left.get(name, np.zeros(which.size, dtype=np.int64))
+            self._rows_left[name] = np.where(which, self._config.clear_rows, left)
 
     def _fallen_silent(self, frame: Frame) -> list[str]:
         """Metrics that came in each row, and now have not for as many rows as make it certain."""
@@ -116,12 +145,14 @@ class NonfiniteDetector(DispatchingDetector):
     def _tell(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
         for name in bad:
             self._bad[name] = 0
-        ranks = _culprits(frame, bad)
+        ranks = _culprits(frame, bad, reduced=self.lockstep)
         exact = "nonfinite" in bad
         open_scope = next(iter(self.episodes), None)
         if open_scope is not None:
-            # The first to have it stays named: by the next step the reduction has carried it to everybody.
             told = self.episodes.told(open_scope)
+            if not self.lockstep:
+                return self._tell_others(frame, bad, open_scope, [rank for rank in ranks if rank not in told["ranks"]])
+            # The first to have it stays named: by the next step the reduction has carried it to everybody.
             better = exact and not self._exact and bool(ranks) and frame.step <= told["onset_step"]
             if not better:
                 return []
@@ -139,6 +170,18 @@ class NonfiniteDetector(DispatchingDetector):
             confidence=1.0 if critical and SKIPPED not in bad else 0.5,
             **self._words(frame, bad, ranks),
         )
+
+    def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: str, more: list[int]) -> list[Finding]:
+        """Further ranks have it, each for itself."""
+        before = self.episodes.told(scope)["ranks"]
+        if not more or len(before) >= RANKS_SHOWN_MAX:
+            return []
+        ranks = (*before, *more)[:RANKS_SHOWN_MAX]
+        summary = (
+            f"Not finite: {' and '.join(sorted(bad))}{self._who(tuple(more), len(more))} in step {frame.step} too."
+        )
+        severity = {"severity": Severity.CRITICAL} if any(name in CRITICAL for name in bad) else {}
+        return self.episodes.update(scope, ranks=ranks, detected_time_s=self.now_s, summary=summary, **severity)
 
     def _words(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...]) -> dict[str, Any]:
         evidence: dict[str, Any] = {"metrics": sorted(bad), "values": _examples(frame, bad)}
@@ -181,8 +224,9 @@ class NonfiniteDetector(DispatchingDetector):
         for name in list(self._bad):
             seen = self._skips == 0 if name == SKIPPED else _seen(frame, name)
             self._bad[name] += seen
-            if self._bad[name] >= self._config.clear_rows:
-                del self._bad[name]
+            # At its own pace a rank says with its own rows that it is well again.
+            if (self._bad[name] >= self._config.clear_rows) if self.lockstep else not self._rows_left[name].any():
+                del self._bad[name], self._rows_left[name]
         if self._bad:
             return []
         summary = f"All values are finite again in step {frame.step}."
@@ -214,16 +258,16 @@ def _suspects(frame: Frame) -> list[str]:
         return [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
 
 
-def _culprits(frame: Frame, bad: dict[str, Bools]) -> tuple[int, ...]:
+def _culprits(frame: Frame, bad: dict[str, Bools], *, reduced: bool) -> tuple[int, ...]:
     """Ranks to name: by local gradients if they tell, else by values of their own; nobody when it is everybody.
 
-    The total norm is the same on every rank once it is reduced: it names a rank only where another rank's is finite.
+    The total norm is the same on every rank once it is `reduced`: it names a rank only where another rank's is finite.
     """
     own = sorted(name for name in bad if name not in ("nonfinite", *NORMS))
     for name in ["nonfinite", "local_grad_norm", *own, "grad_norm"]:
         if name not in bad or name == SKIPPED:
             continue
-        others = frame.present[name] if name == "grad_norm" else True
+        others = frame.present[name] if name == "grad_norm" and reduced else True
         if (others & ~bad[name]).any() or bad[name].size == 1:
             return tuple(int(rank) for rank in np.flatnonzero(bad[name])[:RANKS_SHOWN_MAX])
     return ()

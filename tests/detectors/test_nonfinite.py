@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,3 +144,39 @@ def test_a_norm_that_overflows_on_every_rank_names_nobody() -> None:
     (finding,) = judged(frame(3, {"grad_norm": [INF] * 4}))
     assert (finding.scope, finding.ranks) == ("job", ())
     assert "on all ranks" in finding.summary
+
+
+def row(step: int, rank: int, name: str, value: float, *, late: bool = True) -> Frame:
+    """One rank's row of a step, as it comes where ranks go at their own pace."""
+    full = frame(step, {name: [value if one == rank else 0.0 for one in range(4)]})
+    return replace(full, present={name: np.arange(4) == rank}, late=late)
+
+
+def judged_at_own_pace(*frames: Frame) -> list[Finding]:
+    detector = NonfiniteDetector(NonfiniteConfig())
+    detector.observe(AttemptStart(ATTEMPT, replace(topology(4), lockstep=False), 0.0))
+    return [finding for one in frames for finding in detector.observe(one)]
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "local_grad_norm"])
+def test_at_its_own_pace_a_rank_far_behind_is_named(name: str) -> None:
+    (finding,) = judged_at_own_pace(row(90, 0, name, 1.0, late=False), row(3, 2, name, NAN))
+    assert (finding.scope, finding.ranks, finding.onset_step) == ("rank:2", (2,), 3)
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_at_their_own_pace_each_rank_that_has_it_is_named_and_each_must_be_well_again() -> None:
+    opened, grown = judged_at_own_pace(row(90, 0, "accuracy", NAN, late=False), row(3, 2, "loss", INF))
+    assert (opened.severity, opened.ranks) == (Severity.WARNING, (0,))
+    assert (grown.change, grown.severity, grown.ranks) == (Change.UPDATE, Severity.CRITICAL, (0, 2))
+    ill = [row(3, 2, "loss", NAN)]
+    others = [row(step, 0, "loss", 1.0, late=False) for step in range(90, 99)]
+    well = [row(step, 2, "loss", 1.0) for step in range(4, 7)]
+    assert [f.change for f in judged_at_own_pace(*ill, *others, *well[:2], row(6, 2, "loss", NAN), *well[:2])] == [
+        Change.OPEN
+    ]
+    assert [f.change for f in judged_at_own_pace(*ill, *well, *others)] == [Change.OPEN, Change.CLOSE]
+
+
+def test_what_comes_late_where_ranks_march_together_is_for_the_charts_alone() -> None:
+    assert judged(frame(9, {"loss": [1.0] * 4}), row(3, 2, "loss", NAN)) == []

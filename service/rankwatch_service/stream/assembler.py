@@ -75,10 +75,6 @@ class Assembler:
         """Whether every rank has left its loop in good order."""
         return self._ended and self.board is not None and self.board.left()
 
-    def late_frames(self) -> list[Frame]:
-        """Rows that came too late to count, as frames of their own, for the charts; each is returned once."""
-        return [frame for window in self._windows.values() for frame in window.late_frames()]
-
     def is_plain(self, batch: wire.Batch) -> bool:
         """Whether a batch holds nothing but values and progress of the running attempt, as `take_together` needs."""
         return (
@@ -220,6 +216,7 @@ class Assembler:
             yield self._announce(now_s)
         for family, rows in checked.tables.items():
             self._windows[family].add(rows, now_s)
+            yield from self._windows[family].late_frames()
         if newest and batch.progress:
             # A late message's progress is older than what is known.
             self.board.hear([batch], now_s)

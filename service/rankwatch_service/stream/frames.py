@@ -91,7 +91,7 @@ class FrameWindow:
                 self.counts["late"] += len(rows.rank[chosen])
                 frame = OpenFrame.empty(step, now_s, len(self._names), self._ranks)
                 self._put(frame, rows, chosen, places)
-                self._late_frames.append(frame.closed(self.attempt, self.family, self._names, now_s))
+                self._late_frames.append(frame.closed(self.attempt, self.family, self._names, now_s, late=True))
 
     def plan(self, rows: Records, now_s: float) -> Plan | None:
         """How the rows of several batches can be put in together, with the outcome of one batch after the other.
@@ -141,7 +141,7 @@ class FrameWindow:
             frame.newest = int(batch[chosen].max())
 
     def late_frames(self) -> list[Frame]:
-        """Rows that came too late to count, as frames of their own, for the charts; each is returned once."""
+        """Rows that came after their frame had closed, as frames of their own; each is returned once."""
         late, self._late_frames = self._late_frames, []
         return late
 

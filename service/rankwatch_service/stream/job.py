@@ -79,7 +79,6 @@ class JobStream:
         """The next batch in log order."""
         self._heard_s, self._resting = now_s, False
         self._observe(self._assembler.take(batch, now_s), now_s, effects)
-        effects.frames += [(self.job, frame) for frame in self._assembler.late_frames()]
         if self._portrait.is_new:
             self._portray(now_s, effects)
 
@@ -87,7 +86,6 @@ class JobStream:
         """The next batches in log order, all of them plain: the same as one after the other, at less cost."""
         self._heard_s = now_s
         self._observe(self._assembler.take_together(bundle, now_s), now_s, effects)
-        effects.frames += [(self.job, frame) for frame in self._assembler.late_frames()]
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """The next control record about this job, or about all jobs."""
@@ -153,6 +151,8 @@ class JobStream:
 
     def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
         effects.frames.append((self.job, frame))
+        if frame.late:
+            return
         self._portrait.frame(frame, now_s)
         if frame.family != "steps":
             return

@@ -27,7 +27,7 @@ class Judge:
             self.correlator.begin(observation.attempt)
         findings, failures = self._bank.observe(observation)
         told = self.correlator.judge(findings, roster) if findings else []
-        if isinstance(observation, Frame) and observation.family == "steps":
+        if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)

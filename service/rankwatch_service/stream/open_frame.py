@@ -112,7 +112,7 @@ class OpenFrame:
         present[self.brought] = self.reported
         return present
 
-    def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float) -> Frame:
+    def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float, *, late: bool = False) -> Frame:
         """The frame as it is; this object must not be used any more."""
         for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
             array.flags.writeable = False
@@ -129,7 +129,7 @@ class OpenFrame:
             finite = math.isfinite(np.add.reduce(self.values, axis=None))
         kind = _KINDS[self.kind]
         present |= self.exact_present
-        return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite=finite)
+        return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite, late)
 
     def _report(self, rows: Records, chosen: Chosen, at: Ints | slice) -> None:
         self.kind = max(self.kind, int(rows.kind[chosen].max()))

@@ -1,5 +1,6 @@
 """Ranks that do not wait for each other are found out by the steps they make, and then judged one by one."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -9,7 +10,8 @@ from rankwatch_detectors.base import AttemptStart, Finding
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.stream.assembler import Assembler
 from rankwatch_service.stream.decode import Checked
-from tests.support.batches import batch, progress, ranks
+from tests.support.batches import batch, progress, ranks, table
+from tests.support.judged import judged
 
 EPOCH_S = 10**9
 
@@ -104,3 +106,18 @@ def test_what_was_found_out_is_known_after_a_restart_and_forgotten_with_the_next
     for _ in job.assembler.take(Checked(batch(0, attempt="m.0", ranks=ranks(4), boot="next"), {}), job.now_s):
         pass
     assert job.assembler.roster.lockstep
+
+
+def test_a_nan_of_a_rank_far_behind_names_it_and_lasts_until_that_rank_is_well_again() -> None:
+    infos = tuple(msgspec.structs.replace(info, lockstep=False) for info in ranks(4))
+    batches = [batch(0, ranks=infos, sent_unix_ns=EPOCH_S * 10**9)]
+    for second in range(1, 121):
+        # Three ranks make ten steps a second, and rank 3 makes one in two seconds.
+        quick = [(step, rank, 1.0) for step in range(second * 10, second * 10 + 10) for rank in range(3)]
+        slow = [(second // 2, 3, math.nan if 60 <= second < 70 else 1.0)] if second % 2 == 0 else []
+        steps, rows, loss = zip(*quick, *slow, strict=True)
+        told = {"steps": table(steps, rows, loss=loss), "sent_unix_ns": (EPOCH_S + second) * 10**9}
+        batches.append(batch(second, **told))
+    (incident,) = judged(batches)
+    assert (incident["kind"], incident["severity"], incident["ranks"]) == ("nonfinite", "critical", [3])
+    assert (incident["onset_step"], incident["state"]) == (30, "resolved")
