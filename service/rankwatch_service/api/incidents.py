@@ -315,7 +315,7 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     topology = connection.scalar(select(AttemptRow.topology).where(*here, JobRow.state != "ended")) or {}
     return IncidentDetail(
         **row,
-        first_steps=first_steps(row["kind"]),
+        first_steps=first_steps(row["kind"], row["severity"], row["evidence"]),
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate(one) for one in history],
         notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in told],

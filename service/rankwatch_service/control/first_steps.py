@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Kind, Severity
 
 FIRST_STEPS: Final[dict[str, tuple[str, ...]]] = {
     Kind.NONFINITE: (
@@ -63,7 +64,12 @@ FIRST_STEPS: Final[dict[str, tuple[str, ...]]] = {
 }
 """By kind, in the order in which they are worth trying."""
 
+ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
+DONE_ALONE: Final = ("Nothing, if this rank was to be done first: the others do not wait for it.",)
 
-def first_steps(kind: str) -> list[str]:
-    """The first steps for a kind; none for one that has no runbook."""
+
+def first_steps(kind: str, severity: str, evidence: Mapping[str, Any]) -> list[str]:
+    """The first steps for an incident; none for a kind that has no runbook."""
+    if kind == Kind.RANK_LOST and severity == Severity.INFO:
+        return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
     return list(FIRST_STEPS.get(kind, ()))

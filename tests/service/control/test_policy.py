@@ -127,7 +127,13 @@ def test_a_suggestion_only_names_what_the_job_can_do():
 def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
     made = suggest(replace(BIT, kind=kind), told(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
     assert "wait" not in [made["action"], *(one["action"] for one in made["alternatives"])]
-    assert first_steps(kind)
+    assert first_steps(kind, "critical", {})
+
+
+def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
+    assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
+    assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]
+    assert "out-of-memory" in first_steps("rank_lost", "critical", {"requested": True})[0]
 
 
 def test_every_runbook_has_its_first_steps():
