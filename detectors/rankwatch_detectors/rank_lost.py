@@ -4,7 +4,8 @@ The first mover decides (`teardown`). Was it asked to end (SIGINT, SIGTERM, Keyb
 within the launcher's grace, then however they end is one piece of information: the job was ended on request. Otherwise
 the first mover is lost, and the ranks that end soon after it are consequences: a lost peer breaks their collectives,
 and launchers end the rest. Processes that end because an order told them to are expected. An exit that nobody could
-read is told all the same, a little later, from the progress block.
+read is told all the same, a little later, from the progress block. Where ranks go at their own pace nobody waits for
+one that is done: that it has ended is information, and whatever ends otherwise later is a first mover of its own.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class RankLostDetector(DispatchingDetector):
     kind: Kind = Kind.RANK_LOST
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_gone",
         "_left",
         "_expected",
@@ -68,7 +70,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -132,7 +134,8 @@ class RankLostDetector(DispatchingDetector):
                 self._quiet[str(rank)] = end
             return self._tell()
         self._quiet.pop(str(rank), None)
-        if not noted and self._ends.first and self.now_s - self._began_s > self._window_s():
+        apart = end["code"] != 0 if self._done_alone else self.now_s - self._began_s > self._window_s()
+        if not noted and self._ends.first and apart:
             self._begin_teardown()
         if not self._ends.first:
             self._began_s = self.now_s
@@ -154,7 +157,7 @@ class RankLostDetector(DispatchingDetector):
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None:
             return ()
-        if self._quiet and not self._ends.first:
+        if self._quiet and (not self._ends.first or self._done_alone):
             self._miss(self._passed_by(presence))
         findings = self._read_unread(presence) if "exited" in presence.state else []
         if not self._ends.first or self._expected:
@@ -191,7 +194,18 @@ class RankLostDetector(DispatchingDetector):
     @property
     def _requested(self) -> bool:
         """Whether what was told last is that the job ends on request."""
-        return bool(self._said) and self._said[1] == Severity.INFO
+        return bool(self._said) and self._said[1] == Severity.INFO and is_request(self._ends.first)
+
+    @property
+    def _done_alone(self) -> bool:
+        """Whether all that has ended is ranks that were done, in a job where nobody waits for them."""
+        first = self._ends.first
+        return not self.lockstep and bool(first) and not is_request(first) and self._is_harmless()
+
+    def _is_harmless(self) -> bool:
+        first = self._ends.first
+        harmless = first["code"] == 0 or first["how"] == "left"
+        return harmless and all(end["code"] == 0 or is_request(end) for end in self._ends.also)
 
     def _window_s(self) -> float:
         told_s = self._ends.first.get("grace_s")
@@ -217,7 +231,7 @@ class RankLostDetector(DispatchingDetector):
         if not self._scope and self.now_s < self._due_s(first) and not all_gone:
             return []
         severity = self._severity(all_gone=all_gone, over=over)
-        on_request = severity is Severity.INFO and all_gone
+        on_request = severity is Severity.INFO and all_gone and is_request(first)
         saying = [first["rank"], severity.value, first["exited"], self._ends.count]
         # The list of others grows quietly, but for its first entry and its last one.
         news = saying[:3] != self._said[:3] or self._ends.count in (1, self.world_size - 1)
@@ -242,9 +256,9 @@ class RankLostDetector(DispatchingDetector):
         if is_request(first):
             given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
             return Severity.INFO if not given_up and (all_gone or not over) else Severity.CRITICAL
-        harmless = first["code"] == 0 or first["how"] == "left"
-        harmless &= all(end["code"] == 0 or is_request(end) for end in self._ends.also)
-        return Severity.WARNING if harmless else Severity.CRITICAL
+        if self._done_alone:
+            return Severity.INFO
+        return Severity.WARNING if self._is_harmless() else Severity.CRITICAL
 
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:
         told_now: dict[str, Any] = {
@@ -260,6 +274,7 @@ class RankLostDetector(DispatchingDetector):
             "evidence": {
                 **evidence_of(first),
                 "requested": is_request(first),
+                **({"standing": True} if self._done_alone else {}),
                 "also_ended": [evidence_of(end) for end in self._ends.also],
                 "also_ended_count": self._ends.count,
             },
@@ -279,6 +294,8 @@ class RankLostDetector(DispatchingDetector):
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
         where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
         capital = f"R{where[1:]}"
+        if self._done_alone:
+            return f"{capital} {told(first)}; the others go on at their own pace."
         if severity is Severity.INFO and missing:
             return f"The job is being ended on request: {where} {told(first)}."
         if severity is Severity.INFO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -277,6 +278,41 @@ def test_what_such_a_rank_brings_makes_it_critical() -> None:
     for rank in (0, 2, 3):
         findings += job.exit(rank, code=1, error=BROKEN)
     assert outcome(findings)[-1] == (Change.OPEN, Severity.CRITICAL, (1,))
+
+
+def at_their_own_pace() -> Ends:
+    job = Ends()
+    job.detector.observe(AttemptStart(job.attempt, replace(topology(4), lockstep=False), job.now_s))
+    return job
+
+
+def go_on(job: Ends, *ranks: int) -> list[Finding]:
+    findings: list[Finding] = []
+    for _ in range(60):
+        job.step = [step + (rank in ranks) for rank, step in enumerate(job.step)]
+        findings += job.tick()
+    return findings
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_rank_that_is_done_where_nobody_waits_for_it_is_information_that_grows(leaves) -> None:
+    job = at_their_own_pace()
+    findings: list[Finding] = []
+    for rank, others in ((1, (0, 2, 3)), (2, (0, 3))):
+        findings += job.leave(rank) if leaves else []
+        findings += job.exit(rank, code=0, left=leaves) + go_on(job, *others)
+    assert {finding.severity for finding in findings} == {Severity.INFO}
+    assert "ended with exit code 0; the others go on at their own pace" in findings[0].summary
+    assert "ended_on_request" not in findings[-1].evidence
+    assert sum(finding.change is Change.OPEN for finding in findings) == 1
+
+
+def test_what_ends_later_at_its_own_pace_is_a_first_mover_of_its_own() -> None:
+    crashed, ended = at_their_own_pace(), at_their_own_pace()
+    for job in (crashed, ended):
+        assert outcome(job.exit(1, code=0) + go_on(job, 0, 2, 3)) == [(Change.OPEN, Severity.INFO, (1,))]
+    assert outcome(crashed.exit(3, signal=SIGKILL)) == [(Change.OPEN, Severity.CRITICAL, (3,))]
+    assert on_request([finding for rank in (0, 2, 3) for finding in ended.exit(rank, signal=SIGTERM)])
 
 
 def test_ranks_that_finish_at_the_same_step_one_after_the_other_are_no_news() -> None:
