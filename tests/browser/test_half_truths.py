@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import insert
 
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Incident, Job
+from rankwatch_service.store.models import Attempt, Incident, Job
 from rankwatch_service.stream.incidents import derived
 from tests.browser.conftest import PATIENCE_MS
 from tests.support.incidents import incident_row
@@ -41,6 +41,12 @@ class Office:
         }  # fmt: skip
         with write(self.api.engine) as connection:
             connection.execute(insert(Job).values(**row | changes))
+
+    def attempt(self, job: str, **topology) -> None:
+        row = {"job": job, "attempt": "l.0", "started_unix_ns": self.now, "ended_unix_ns": None, "world_size": 256,
+               "first_step": 0, "last_step": 1_234, "topology": topology, "number": 1}  # fmt: skip
+        with write(self.api.engine) as connection:
+            connection.execute(insert(Attempt).values(**row))
 
     def incidents(self, count: int, **changes) -> None:
         with write(self.api.engine) as connection:
@@ -145,3 +151,15 @@ def test_a_stalled_job_shows_since_when_and_greys_its_rates(office):
     expect(strip).to_contain_text(re.compile("last step 10 min ago"))
     expect(strip).to_contain_text("before it was stalled")
     expect(strip).not_to_contain_text("steps / s")
+
+
+def test_a_job_says_what_is_watched_in_it_and_what_is_not(office):
+    line = "watching GPT (8 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
+    for name, watched in (("gpt-small", line), ("gpt-bare", "")):
+        office.job(name)
+        office.attempt(name, ranks=[], can=[], replicated=False, watched=watched)
+    page = office.goto("/jobs/gpt-small")
+    expect(page.locator(".job-head")).to_contain_text(line)
+    page.goto(f"{office.url}/jobs/gpt-bare")
+    expect(page.locator(".job-head .pill")).to_have_text("running")
+    expect(page.locator(".job-head .under")).to_have_count(0)

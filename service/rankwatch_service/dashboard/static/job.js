@@ -74,7 +74,7 @@ async function load() {
       mayDo("command"),
     ]);
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
-    showHead(job.state, job.can, job.orders, command, job.launches_at_once);
+    showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched);
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
     showAges();
@@ -83,7 +83,7 @@ async function load() {
   });
 }
 
-const showHead = whenChanged((state, can, orders, command, launches) => {
+const showHead = whenChanged((state, can, orders, command, launches, watched) => {
   const fits = { pause: state === "running", resume: state === "paused" };
   const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (able(can, action) || action === "resume"));
   fill(
@@ -97,6 +97,7 @@ const showHead = whenChanged((state, can, orders, command, launches) => {
       orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
       command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
     ),
+    watched && h("div", { class: "under", title: "What the torch probe measures in this job, and what it does not" }, watched),
   );
 });
 
