@@ -26,6 +26,7 @@ from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.followed import Followed, FollowedConfig
+from rankwatch_detectors.pace_words import drifted, shifted, wanders
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.wandering import Wandering, WanderingConfig
 from rankwatch_detectors.witness import SUSPECT_EVIDENCE, added_by_one_s
@@ -228,24 +229,9 @@ class SlowdownDetector(DispatchingDetector):
         )
 
     def _words_of_drift(self) -> dict[str, Any]:
-        anchor = self._anchor
-        ratio = math.exp(anchor.excess)
-        best_s, now_s = math.exp(anchor.best), math.exp(anchor.now)
-        since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
-        return {
-            "severity": Severity.INFO if ratio < self._config.mild_ratio else Severity.WARNING,
-            "score": anchor.excess / float(self._baseline.sigma()[REST]),
-            "summary": f"The job's step time has drifted to {ratio:.2f} times its best level of {best_s:.3g} s{since}.",
-            "evidence": {
-                "ratio": ratio,
-                "seconds": now_s,
-                "best_s": best_s,
-                "usual_s": best_s,
-                "least_ratio": math.exp(anchor.least),
-                "witness": "wall",
-                "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
-            },
-        }
+        words = drifted(self._anchor, float(self._baseline.sigma()[REST]), self.world_size)
+        mild = words["evidence"]["ratio"] < self._config.mild_ratio
+        return {"severity": Severity.INFO if mild else Severity.WARNING, **words}
 
     def _added_load(self, frame: Frame) -> float:
         """Logarithm of how much more work a step has than at first; growing batches make no slow job."""
@@ -358,52 +344,34 @@ class SlowdownDetector(DispatchingDetector):
         return Crossing(REST, effect, onset_step, rows, rows * gained / 2)
 
     def _open(self, crossing: Crossing, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
-        ratio = math.exp(crossing.effect)
         self._followed.begin(crossing.effect)
-        usual, onset_step = seconds / ratio, crossing.onset_step
-        what = "CPU time per step" if shared else "step time"
+        words = shifted(crossing, seconds, float(self._baseline.sigma()[REST]), self.world_size, shared=shared)
+        mild = words["evidence"]["ratio"] < self._config.brief_ratio
         fields: dict[str, Any] = {
-            "severity": Severity.INFO if ratio < self._config.brief_ratio else Severity.WARNING,
+            "severity": Severity.INFO if mild else Severity.WARNING,
             "detected_step": frame.step,
             "detected_time_s": self.now_s,
-            "score": crossing.effect / float(self._baseline.sigma()[REST]) * math.sqrt(crossing.rows),
-            "confidence": 1.0 - math.exp(-crossing.evidence / 4),
-            "summary": f"The job's {what} is {ratio:.2f} times its usual {usual:.3g} s since step {onset_step}.",
-            "evidence": {
-                "ratio": ratio,
-                "seconds": seconds,
-                "usual_s": usual,
-                "witness": "cpu" if shared else "wall",
-                "rows": crossing.rows,
-                "log_likelihood_ratio": crossing.evidence,
-                "cost_gpu_hours_per_hour": self.world_size * (1 - 1 / ratio),
-            },
+            **words,
         }
         if "job" in self.episodes:
             return self.episodes.update("job", **fields)
         onset_s = self.now_s - crossing.rows * self._step_s
+        onset_step = crossing.onset_step
         return self.episodes.open("job", attempt=self.attempt, onset_step=onset_step, onset_time_s=onset_s, **fields)
 
     def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
         """Tell once that the pace comes and goes, and when it has stayed for good."""
-        bouts = self._wandering.bouts
         if "job" in self.standing:
             summary = "The job's pace has not changed by itself for a long time."
             return [] if self._wandering.is_pattern else self.standing.close("job", frame.step, self.now_s, summary)
         if not self._wandering.is_pattern or len(self.episodes):
             return []
-        low, high = math.exp(min(bouts)), math.exp(max(bouts))
         return self.standing.open(
             "job",
             attempt=self.attempt,
-            severity=Severity.INFO,
             onset_step=frame.step,
             detected_step=frame.step,
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
-            score=max(bouts) / float(self._baseline.sigma()[REST]),
-            confidence=0.9,
-            summary=f"The job's pace wanders: {len(bouts)} times it was {low:.2f} to {high:.2f} times slower and came "
-            "back by itself. What is no larger is not told again.",
-            evidence={"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
+            **wanders(self._wandering.bouts, seconds, float(self._baseline.sigma()[REST])),
         )

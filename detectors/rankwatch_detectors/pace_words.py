@@ -1,0 +1,72 @@
+"""What is told of a job that is slower than it was: a shift, a drift, or a pace that wanders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rankwatch_detectors.anchor import Anchor
+from rankwatch_detectors.base import Severity
+from rankwatch_detectors.shift import Crossing
+
+
+def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool) -> dict[str, Any]:
+    """Words and evidence of a step time that has changed at once.
+
+    Args:
+        crossing: the change.
+        seconds: what a step takes now.
+        sigma: noise of its logarithm.
+        world_size: ranks that it costs time.
+        shared: CPU time was judged, since ranks share their cores with others.
+    """
+    ratio = math.exp(crossing.effect)
+    usual_s, what = seconds / ratio, "CPU time per step" if shared else "step time"
+    return {
+        "score": crossing.effect / sigma * math.sqrt(crossing.rows),
+        "confidence": 1.0 - math.exp(-crossing.evidence / 4),
+        "summary": f"The job's {what} is {ratio:.2f} times its usual {usual_s:.3g} s since step {crossing.onset_step}.",
+        "evidence": {
+            "ratio": ratio,
+            "seconds": seconds,
+            "usual_s": usual_s,
+            "witness": "cpu" if shared else "wall",
+            "rows": crossing.rows,
+            "log_likelihood_ratio": crossing.evidence,
+            "cost_gpu_hours_per_hour": world_size * (1 - 1 / ratio),
+        },
+    }
+
+
+def drifted(anchor: Anchor, sigma: float, world_size: int) -> dict[str, Any]:
+    """Words and evidence of a step time that has left the best level it kept up; other parameters as above."""
+    ratio = math.exp(anchor.excess)
+    best_s = math.exp(anchor.best)
+    since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
+    return {
+        "score": anchor.excess / sigma,
+        "summary": f"The job's step time has drifted to {ratio:.2f} times its best level of {best_s:.3g} s{since}.",
+        "evidence": {
+            "ratio": ratio,
+            "seconds": math.exp(anchor.now),
+            "best_s": best_s,
+            "usual_s": best_s,
+            "least_ratio": math.exp(anchor.least),
+            "witness": "wall",
+            "cost_gpu_hours_per_hour": world_size * (1 - 1 / ratio),
+        },
+    }
+
+
+def wanders(bouts: Sequence[float], seconds: float, sigma: float) -> dict[str, Any]:
+    """Words and evidence of slowdowns that came and went; each of `bouts` is the logarithm of a ratio."""
+    low, high = math.exp(min(bouts)), math.exp(max(bouts))
+    return {
+        "severity": Severity.INFO,
+        "score": max(bouts) / sigma,
+        "confidence": 0.9,
+        "summary": f"The job's pace wanders: {len(bouts)} times it was {low:.2f} to {high:.2f} times slower and came "
+        "back by itself. What is no larger is not told again.",
+        "evidence": {"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
+    }
