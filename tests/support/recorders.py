@@ -93,3 +93,26 @@ class Rank:
     def _end(self) -> None:
         self.ended.append(75)
         raise SystemExit(75)
+
+
+class Probe:
+    """Implements rankwatch.meter.Probe and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def step_begin(self, step: int, k: int) -> None:
+        self.calls.append(("begin", step, k))
+
+    def step_end(self, step: int, k: int) -> None:
+        self.calls.append(("end", step, k))
+
+    def log(self, name: str, value: object) -> None:
+        self.calls.append(("log", name))
+
+    def after_restore(self) -> int:
+        self.calls.append(("restored",))
+        return 4711
+
+    def close(self) -> None:
+        self.calls.append(("closed",))

@@ -1,111 +1,20 @@
 """One job from its records to what people get: incidents, notifications, commands, the ledger."""
 
-import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurrence, Severity
-from rankwatch_service.control.policy import Limits, Mode, Policy, Rule
-from rankwatch_service.control.records import Judgement, OrderPhase
+from rankwatch_detectors.base import Finding, Observation, Occurrence
+from rankwatch_service.control.policy import Mode, Rule
+from rankwatch_service.control.records import Judgement
 from rankwatch_service.stream.bank import FAILURES_MAX, Bank
-from rankwatch_service.stream.decode import check
 from rankwatch_service.stream.desk import Desk
-from rankwatch_service.stream.effects import Effects
-from rankwatch_service.stream.job import REST_AFTER_S, JobStream
+from rankwatch_service.stream.job import JobStream
 from rankwatch_service.stream.packing import pack, unpack
-from tests.support.batches import batch, progress, ranks, table
-from tests.support.findings import finding
-
-
-class Scripted:
-    """Finds what a note event tells it to find."""
-
-    name = "scripted"
-    version = 1
-
-    def __init__(self) -> None:
-        self.notes = 0
-
-    def observe(self, observation: Observation) -> Sequence[Finding]:
-        if not isinstance(observation, Occurrence) or observation.kind != "note":
-            return []
-        self.notes += 1
-        if observation.fields.get("fail"):
-            raise Panic("out of sigmas")
-        said = observation.fields
-        return [
-            finding(
-                Kind(said["kind"]),
-                Change(said.get("change", "open")),
-                said.get("scope", "job"),
-                attempt=observation.attempt,
-                ranks=tuple(said.get("ranks", ())),
-                onset_step=said.get("onset_step", 100),
-                onset_time_s=observation.time_s,
-                detected_time_s=observation.time_s,
-                severity=Severity(said.get("severity", "critical")),
-            )
-        ]
-
-    def inherit(self, before: Any) -> None: ...
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"notes": self.notes}
-
-    def restore(self, state) -> None:
-        self.notes = state["notes"]
-
-
-class Panic(BaseException):
-    pass
-
-
-class World:
-    """A job of two hosts with two ranks each, told of by hand."""
-
-    def __init__(
-        self, *rules: Rule, can=("pause", "checkpoint", "rollback", "relaunch"), detector=Scripted, **limits
-    ) -> None:
-        self.seq = itertools.count()
-        self.effects = Effects()
-        desk = Desk()
-        desk.policy = Policy(rules, Limits(**limits))
-        desk.receivers = ({"name": "oncall", "kinds": (), "severities": (), "jobs": (), "enabled": True},)
-        self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, desk)
-        self.now_s = 1_000.0
-        infos = tuple(
-            wire.RankInfo(rank, 4, rank % 2, f"node-{rank // 2}", f"GPU-{rank}", can=can) for rank in range(4)
-        )
-        self.send(ranks=infos)
-
-    def send(self, attempt="l.0", **fields) -> None:
-        self.job.telemetry(check(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)
-
-    def train(self, *steps: int, attempt="l.0") -> None:
-        for step in steps:
-            self.send(attempt, steps=table([step] * 4, [0, 1, 2, 3], loss=[2.0] * 4, step_time_s=[0.5] * 4))
-
-    def find(self, kind: str, attempt="l.0", **fields) -> None:
-        event = wire.Event("note", 1, None, 1, {"kind": kind} | fields)
-        self.send(attempt, events=(event,))
-
-    def save(self, step: int, attempt="l.0", tier="memory", **fields) -> None:
-        told = {"tier": tier, "location": "x", "seconds": 1.0, "bytes": 10, "shards": 1} | fields
-        self.send(attempt, events=(wire.Event("checkpoint_saved", 1, 0, step, told),))
-
-    def tick(self, seconds: float = 1.0) -> None:
-        self.now_s += seconds
-        self.job.tick(self.now_s, 0.0, self.effects)
-
-    def told(self) -> list[str]:
-        return [str(transition.what) for transition in self.effects.transitions]
-
-    def verdicts(self) -> dict[str, str]:
-        return {entry.id: str(entry.verdict) for _, entry in self.effects.checkpoints}
+from tests.support.batches import ranks
+from tests.support.scripted_job import Scripted, World
 
 
 def test_an_incident_is_told_with_everything_a_person_needs():
@@ -354,127 +263,6 @@ def test_detectors_of_another_version_begin_cold():
     newer.restore(state)
     assert newer.cold == ["scripted"]
     assert len(newer.correlator.open) == 1
-
-
-def test_the_job_row_shows_where_training_stands():
-    world = World()
-    world.train(7)
-    world.send(progress=tuple(progress(rank, 8) for rank in range(4)))
-    world.tick()
-    row = world.effects.jobs["gpt"]
-    assert (row["state"], row["attempt"], row["world_size"], row["step"]) == ("running", "l.0", 4, 7)
-    assert (row["ranks_reporting"], row["loss"], row["step_time_s"]) == (4, 2.0, 0.5)
-    attempt = world.effects.attempts["gpt", "l.0"]
-    assert (attempt["number"], attempt["first_step"], attempt["last_step"]) == (1, 7, 7)
-    assert attempt["topology"]["ranks"][3]["host"] == "node-1"
-    assert attempt["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
-
-
-def test_a_row_that_did_not_change_is_not_written_again():
-    world = World()
-    world.tick()
-    world.effects = Effects()
-    world.tick()
-    assert world.effects.jobs == {}
-
-
-def test_a_paused_job_is_shown_as_paused_until_it_goes_on():
-    world = World()
-    states = []
-    for phase in ("hold", "do", "go"):
-        order = OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9)
-        world.job.control(order, world.now_s, world.effects)
-        world.tick()
-        states.append(world.effects.jobs["gpt"]["state"])
-    assert states == ["running", "paused", "running"]
-
-
-def shown(world):
-    return world.effects.jobs["gpt"]["state"]
-
-
-def stand_still(world, seconds, phase="forward"):
-    """Ranks report, and finish no step."""
-    for _ in range(seconds):
-        world.send(progress=tuple(progress(rank, 8, phase=phase) for rank in range(4)))
-        world.tick()
-
-
-def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
-    world = World()
-    world.train(7)
-    moved_s = world.now_s
-    stand_still(world, 6)
-    world.find("hang", ranks=[3])
-    world.tick()
-    row = world.effects.jobs["gpt"]
-    assert (row["state"], row["last_progress_unix_ns"]) == ("stalled", int(moved_s * 1e9))
-    world.send("m.0", ranks=ranks(4))
-    world.tick()
-    assert shown(world) == "running"
-
-
-def test_a_hang_that_ended_leaves_a_running_job():
-    world = World()
-    world.train(7)
-    world.find("hang", ranks=[3])
-    world.tick()
-    assert shown(world) == "stalled"
-    world.find("hang", change="close")
-    world.train(8)
-    world.tick()
-    assert shown(world) == "running"
-
-
-def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open():
-    world = World()
-    world.train(7)
-    stand_still(world, 59)
-    assert shown(world) == "running"
-    stand_still(world, 3)
-    assert shown(world) == "stalled"
-
-
-def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled():
-    world = World()
-    world.train(7)
-    stand_still(world, 90, phase="eval")
-    assert shown(world) == "running"
-    for phase in ("do", "go"):
-        world.job.control(OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9), world.now_s, world.effects)
-        stand_still(world, 2)
-    assert shown(world) == "running"
-
-
-def test_a_loss_that_is_not_a_number_is_shown_as_such():
-    world = World()
-    world.send(steps=table([7] * 4, [0, 1, 2, 3], loss=[float("nan")] * 4))
-    world.tick()
-    assert world.effects.jobs["gpt"]["loss"] == "NaN"
-    assert world.effects.feed[-1]["data"]["loss"] == "NaN"
-
-
-def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
-    world = World()
-    world.find("loss_divergence")
-    world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
-    world.tick()
-    assert world.effects.jobs["gpt"]["state"] == "ended"
-    assert world.effects.attempts["gpt", "l.0"]["ended_unix_ns"] is not None
-    assert world.told() == ["opened", "resolved"]
-
-
-def test_a_silent_job_is_lost_then_rests_and_wakes_up():
-    world = World()
-    world.find("loss_divergence")
-    world.tick(60)
-    assert world.effects.jobs["gpt"]["state"] == "lost"
-    world.tick(REST_AFTER_S)
-    assert world.job.resting
-    world.send("m.0", ranks=ranks(4))
-    assert not world.job.resting
-    world.train(1, 2, 3, attempt="m.0")
-    assert world.told() == ["opened", "resolved"]
 
 
 def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before_it_is_the_target():
