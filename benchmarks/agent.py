@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from rankwatch import wire  # noqa: E402
 from rankwatch.agent.draft import Draft, Numbering  # noqa: E402
 from rankwatch.reader import StepEntry  # noqa: E402
-from rankwatch_service.log.kafka import ensure_topics  # noqa: E402
+from rankwatch_service.log.kafka_topics import ensure_topics  # noqa: E402
 from rankwatch_service.settings import Settings  # noqa: E402
 from tests.support.agent_process import AgentProcess  # noqa: E402
 from tests.support.agent_service import AgentService, until  # noqa: E402

@@ -22,13 +22,13 @@ from overheard import roster_of, told
 
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.api.receivers import NewReceiver
-from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.api.routes.receivers import NewReceiver
+from rankwatch_service.incidents.model import Incident, Moment, Transition, unix_ns
+from rankwatch_service.job.detection import Judge
+from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.simulate.injected import Stall
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import apply
-from rankwatch_service.stream.incidents import Incident, Moment, Transition, unix_ns
-from rankwatch_service.stream.judge import Judge
 
 RECEIVERS: Final = [
     NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json"),

@@ -26,11 +26,11 @@ from sqlalchemy import Engine, select
 from rankwatch import wire
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.base import Entry
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Incident

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.stream.incidents import Told
-from rankwatch_service.stream.judge import Judge
-from rankwatch_service.stream.roster import Roster
+from rankwatch_service.incidents.model import Told
+from rankwatch_service.job.detection import Judge
+from rankwatch_service.job.topology_state import Roster
 
 
 class Overheard:

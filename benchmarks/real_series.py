@@ -12,10 +12,10 @@ from typing import Any
 from overheard import overheard, told
 
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
+from rankwatch_service.incidents.model import Moment
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source
-from rankwatch_service.stream.incidents import Moment
 
 ANSWERS = {
     "loss": {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE},

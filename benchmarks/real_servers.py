@@ -14,9 +14,9 @@ from real_series import Event, Heard, Series, listen
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_service.stream.correlator import Correlator
-from rankwatch_service.stream.incidents import Incident, Moment
-from rankwatch_service.stream.roster import Roster
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Incident, Moment
+from rankwatch_service.job.topology_state import Roster
 
 RANKS_PER_NODE = 8
 ATTEMPT = "records.0"

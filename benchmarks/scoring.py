@@ -15,9 +15,9 @@ from overheard import overheard, roster_of, told
 from suite import Case, bound
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.incidents.model import Incident, Moment
 from rankwatch_service.simulate.injected import Label
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.stream.incidents import Incident, Moment
 
 BRINGS: Final = {
     Kind.STRAGGLER: {Kind.SLOWDOWN},

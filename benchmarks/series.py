@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, insert
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.api.access import Scope, TokenKind, create_token
+from rankwatch_service.api.http.access import Scope, TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.postgres import Postgres, PostgresError
-from rankwatch_service.store.chunks import CHUNK_STEPS, decoded, encoded
+from rankwatch_service.demo.services.postgres import Postgres, PostgresError
+from rankwatch_service.series.buffer import AttemptBuffer
+from rankwatch_service.series.chunks import CHUNK_STEPS, decoded, encoded
+from rankwatch_service.series.rollups import of_chunk
+from rankwatch_service.series.rows import put, rollup_rows
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Job, SeriesRollup
-from rankwatch_service.store.rollup import of_chunk
-from rankwatch_service.store.series import SeriesWriter
-from rankwatch_service.store.series_buffer import AttemptBuffer
-from rankwatch_service.store.series_rows import put, rollup_rows
 
 METRICS = 16
 DAY_STEPS = 86_400

@@ -39,23 +39,23 @@ from traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rankwatch.kafka_settings import KafkaSettings, client_options
+from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_buffer
 from rankwatch_service.log.base import Log, Record
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_log import KafkaLog
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.series import SeriesWriter
-from rankwatch_service.stream.decode import opened, read_together
 from rankwatch_service.stream.loop import RECORDS_MAX, TOGETHER_MAX, SeriesSink, Stream
-from rankwatch_service.stream.memory import tune
+from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.packing import pack
+from rankwatch_service.telemetry.batch import opened, read_together
 from rankwatch_service.text_log import configure
 
 JOB = "benchmark"

@@ -31,8 +31,8 @@ from traffic import Traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rankwatch.kafka_settings import client_options, partition_of
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch.kafka.settings import client_options, partition_of
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.migrate import upgrade

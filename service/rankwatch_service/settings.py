@@ -13,7 +13,7 @@ from platformdirs import user_config_path, user_data_path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from rankwatch.kafka_settings import PREFIX, KafkaSettings
+from rankwatch.kafka.settings import PREFIX, KafkaSettings
 
 PORT: Final = 8770
 """Where the api listens unless told otherwise."""

@@ -16,10 +16,10 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from rankwatch_service.api.access import Authority, Scope, TokenKind, create_token
+from rankwatch_service.api.http.access import Authority, Scope, TokenKind, create_token
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.control import audit
 from rankwatch_service.settings import Settings, local_config
+from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.supervise import Supervisor, python_module
@@ -90,7 +90,7 @@ def prepare(settings: Settings, clock: Clock) -> str:
             now,
             expires_unix_ns=now + LOGIN_S * 10**9,
         )
-        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.LOGIN})
+        audit_trail.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.LOGIN})
     engine.dispose()
     return login
 
@@ -141,7 +141,7 @@ def keep_token(engine: Engine, path: Path, clock: Clock, kind: TokenKind) -> str
     name, scope = KEPT[kind]
     with write(engine) as connection:
         token_id, text = create_token(connection, kind, name, [scope], now)
-        audit.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": kind})
+        audit_trail.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": kind})
     write_secret(path, text + "\n")
     return text
 

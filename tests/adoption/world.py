@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwatch_service.demo.launcher import own_environment
-from rankwatch_service.demo.processes import end_all, working_for
-from rankwatch_service.demo.service import Service
+from rankwatch_service.demo.job.launcher import own_environment
+from rankwatch_service.demo.job.processes import end_all, working_for
+from rankwatch_service.demo.services.service import Service
 from tests.adoption.cases import Case, Fault
 
 RUN_S = 120.0

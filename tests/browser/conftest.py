@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from rankwatch_service.demo.service import Service
+from rankwatch_service.demo.services.service import Service
 from tests.support.telemetry_feed import Feed
 from tests.support.webhook_receiver import webhook_receiver
 

@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import insert
 
+from rankwatch_service.incidents.model import derived
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, Job
-from rankwatch_service.stream.incidents import derived
 from tests.browser.conftest import PATIENCE_MS
 from tests.support.incidents import incident_row
 from tests.support.served_api import served_api

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
-from rankwatch import kafka_producer
-from rankwatch.kafka_client import CLOSED_HINT, opened
-from rankwatch.kafka_producer import Message, Producer
-from rankwatch.kafka_settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
+from rankwatch.kafka import producer as producer_module
+from rankwatch.kafka.client import CLOSED_HINT, opened
+from rankwatch.kafka.producer import Message, Producer
+from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
-from rankwatch_service.log.kafka import ensure_topics, topic_partitions
+from rankwatch_service.log.kafka_topics import ensure_topics, topic_partitions
 from rankwatch_service.settings import Settings
 from tests.support.kafka_broker import Broker, GivenBroker, kafka_broker, new_prefix
 from tests.support.kafka_topic import Lying, read_topic
@@ -151,7 +151,7 @@ def test_what_the_broker_itself_finds_too_large_is_refused_without_harm_to_other
 def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(
     broker: Broker | GivenBroker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_producer, "CONNECT_S", 1.0)
+    monkeypatch.setattr(producer_module, "CONNECT_S", 1.0)
     settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
     kafka = settings.kafka_settings()
     assert kafka is not None
@@ -245,7 +245,7 @@ def test_clients_that_are_replaced_leave_nothing_behind(own: Broker, producers: 
 def test_while_a_broker_hangs_what_waits_is_bounded(
     own: Broker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_producer, "WAITING_BYTES_MAX", 200_000)
+    monkeypatch.setattr(producer_module, "WAITING_BYTES_MAX", 200_000)
     kafka = with_topics(own.bootstrap)
     producers.append(Producer(kafka, stall_s=STALL_S))
     deliver(producers[0], numbered(kafka, range(1)))
@@ -287,7 +287,7 @@ def test_closing_publishes_what_waits_and_gives_back_the_rest_in_time(own: Broke
 def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing(
     producers: list[Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_producer, "CONNECT_S", 2.0)
+    monkeypatch.setattr(producer_module, "CONNECT_S", 2.0)
     kafka = KafkaSettings(NOBODY)
     began_s = time.monotonic()
     producers.append(Producer(kafka))
@@ -305,7 +305,7 @@ def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing
 def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_producer, "CONNECT_S", 3.0)
+    monkeypatch.setattr(producer_module, "CONNECT_S", 3.0)
 
     def first_outcome(settings: KafkaSettings) -> Outcome:
         producer = Producer(settings)

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch.kafka_producer import Message, Producer
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.producer import Message, Producer
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Accepted
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident, Job

@@ -7,7 +7,7 @@ import time
 import pytest
 from sqlalchemy import insert, select
 
-from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Lease, Outbox, Receiver
 from tests.support.incidents import incident_row, receiver_row, transition_row

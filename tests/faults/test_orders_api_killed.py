@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.api.access import Scope, TokenKind, create_token
+from rankwatch_service.api.http.access import Scope, TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import write
 from tests.support.database import new_database

@@ -12,7 +12,7 @@ import zstandard
 
 from rankwatch import wire
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.stream.decode import BadBatchError, Reason, validate
+from rankwatch_service.telemetry.batch import BadBatchError, Reason, validate
 from tests.golden import make, wire_v1
 from tests.support.batches import batch, progress, ranks, table
 from tests.support.outcome import live_through, with_body

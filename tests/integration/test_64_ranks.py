@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.demo.service import Service
+from rankwatch_service.demo.services.service import Service
+from rankwatch_service.series.query import heat_map
+from rankwatch_service.series.rollups import Mark
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
-from rankwatch_service.store.rollup import Mark
-from rankwatch_service.store.series_query import heat_map
 from tests.support.service_process import until
 
 RANKS = 64

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from rankwatch.spawn import ensure_agent
-from rankwatch_service.demo.processes import working_for
+from rankwatch_service.demo.job.processes import working_for
 from rankwatch_service.demo.run import START_LIMIT_S, Options, opened_stage
-from rankwatch_service.demo.service import ServiceError
+from rankwatch_service.demo.services.service import ServiceError
 from rankwatch_service.demo.stage import Stage
 from rankwatch_service.demo.view import View
 

@@ -18,9 +18,9 @@ from kafka import KafkaConsumer, TopicPartition
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from rankwatch.kafka_settings import partition_of
-from rankwatch_service.demo import processes
-from rankwatch_service.demo.postgres import Postgres
+from rankwatch.kafka.settings import partition_of
+from rankwatch_service.demo.job import processes
+from rankwatch_service.demo.services.postgres import Postgres
 from tests.support.compose import Container, services
 from tests.support.kafka_broker import Broker, _kafka_node, kafka_broker, missing
 from tests.support.postgres import postgres_server

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_service.demo.processes import working_for
+from rankwatch_service.demo.job.processes import working_for
 from tests.support.service_process import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]

@@ -83,9 +83,9 @@ def test_one_file_alone_imports(module, only):
 
 def test_the_kafka_client_is_imported_only_where_kafka_is_spoken_to():
     assert files_that_import("kafka") == {
-        "collectors/rankwatch/kafka_client.py",
-        "collectors/rankwatch/kafka_producer.py",
-        "service/rankwatch_service/log/kafka.py",
+        "collectors/rankwatch/kafka/client.py",
+        "collectors/rankwatch/kafka/producer.py",
+        "service/rankwatch_service/log/kafka_topics.py",
         "service/rankwatch_service/log/kafka_log.py",
     }
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.kafka_producer import Producer
-from rankwatch.kafka_settings import KafkaSettings
-from rankwatch_service.api.kafka_intake import ProducerCollector
+from rankwatch.kafka.producer import Producer
+from rankwatch.kafka.settings import KafkaSettings
+from rankwatch_service.api.ingest.kafka_intake import ProducerCollector
 from rankwatch_service.settings import Settings
 from tests.support.api import running_api
 from tests.support.service_process import free_port

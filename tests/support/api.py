@@ -7,13 +7,13 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from rankwatch_service.api.access import Scope, TokenKind, create_token
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.batcher import Batcher
-from rankwatch_service.api.intake import Intake
+from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.api.ingest.batcher import Batcher
+from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, write
 from tests.support.database import new_database

@@ -18,10 +18,10 @@ from kafka.errors import KafkaError
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from rankwatch.kafka_settings import KafkaSettings, client_options
-from rankwatch_service.api.access import Scope, TokenKind, create_token
+from rankwatch.kafka.settings import KafkaSettings, client_options
+from rankwatch_service.api.http.access import Scope, TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.control.receivers import TOPIC_RECEIVER
+from rankwatch_service.notify.receivers import TOPIC_RECEIVER
 from rankwatch_service.store.engine import StoreBusyError, open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import LogPartition, Outbox, StreamPosition

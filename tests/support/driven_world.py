@@ -9,12 +9,12 @@ from pathlib import Path
 from sqlalchemy import Engine, event, insert, select, update
 
 from rankwatch.wire import OrderView, View
-from rankwatch_service.api.board import orders_of
-from rankwatch_service.control import commands
-from rankwatch_service.control.driver import Driver, order_of
-from rankwatch_service.control.order import HostView, Phase
-from rankwatch_service.control.training import store_views
-from rankwatch_service.log.control import ControlLog
+from rankwatch_service.api.background.order_cache import orders_of
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.driver import Driver, order_of
+from rankwatch_service.orders.order import HostView, Phase
+from rankwatch_service.orders.running_attempt import store_views
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow

@@ -4,7 +4,7 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.stream.roster import Roster
+from rankwatch_service.job.topology_state import Roster
 
 
 def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fields: Any) -> Finding:

@@ -23,7 +23,7 @@ from rankwatch.agent.parcel import Parcel
 from rankwatch.agent.sender import Publish, Sender, one_by_one
 from rankwatch.agent.spool import Spool
 from rankwatch.agent.uplink import HttpPublisher, Line
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.simulate.batches import Message, batches
 from rankwatch_service.simulate.scenario import Job
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.settings import KafkaSettings
 from tests.support.cluster import Cluster, Server
 from tests.support.database import new_database
 from tests.support.kafka_broker import Broker, kafka_broker, new_prefix

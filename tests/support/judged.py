@@ -5,10 +5,10 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.stream.decode import check
-from rankwatch_service.stream.desk import Desk
-from rankwatch_service.stream.effects import Effects
-from rankwatch_service.stream.job import JobStream
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.job import JobStream
+from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.telemetry.batch import check
 
 TICK_S = 1.0
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
-from rankwatch.kafka_client import KafkaAwayError, opened
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.client import KafkaAwayError, opened
+from rankwatch.kafka.settings import KafkaSettings
 from tests.support.service_process import free_port, until
 
 KINDS = ("apache", "noida", "tansu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kafka import KafkaConsumer, TopicPartition
 
 from rankwatch import wire
-from rankwatch.kafka_settings import KafkaSettings, client_options
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch.kafka.settings import KafkaSettings, client_options
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.agent_service import TOKEN
 from tests.support.kafka_broker import Broker, new_prefix

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from rankwatch_service.demo.postgres import Postgres, PostgresError
+from rankwatch_service.demo.services.postgres import Postgres, PostgresError
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from sqlalchemy import Engine, event
 
 from rankwatch_service.log.kafka_log import KafkaLog
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.stream.loop import Stream

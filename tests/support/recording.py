@@ -11,17 +11,17 @@ from sqlalchemy import Engine, select
 from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.control.policy import Limits, Mode, Policy, Rule, policy_record
-from rankwatch_service.control.records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
+from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import ALL_JOBS, Entry, Log
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
+from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.series import SeriesWriter
-from rankwatch_service.stream.incidents import incident_id
 from rankwatch_service.stream.loop import Stream
 from tests.support.clock import FakeClock
 from tests.support.database import new_database

@@ -6,11 +6,11 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurrence, Severity
-from rankwatch_service.control.policy import Limits, Policy, Rule
-from rankwatch_service.stream.decode import check
-from rankwatch_service.stream.desk import Desk
-from rankwatch_service.stream.effects import Effects
-from rankwatch_service.stream.job import JobStream
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.job import JobStream
+from rankwatch_service.policy.policy import Limits, Policy, Rule
+from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.telemetry.batch import check
 from tests.support.batches import batch, table
 from tests.support.findings import finding
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.settings import KafkaSettings
 from tests.support.kafka_broker import Broker, kafka_broker
 from tests.support.service_process import free_port
 

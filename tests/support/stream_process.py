@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from kafka import KafkaProducer
 from sqlalchemy import event
 
-from rankwatch.kafka_settings import partition_of
+from rankwatch.kafka.settings import partition_of
 from rankwatch_service.log import kafka_buffer
-from rankwatch_service.log.kafka import ensure_topics
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.stream import loop, serve, shared
+from rankwatch_service.stream import loop, serve
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.member import Stop
+from rankwatch_service.stream.process import Stop
+from rankwatch_service.stream.sources import kafka
 from tests.support.recording import START_NS, Timed
 
 SESSION_MS = 2_000
@@ -83,7 +84,7 @@ def main(database_url: str, end_unix_ns: int, records_max: int, bootstrap: str =
     clock = StandingClock(end_unix_ns)
     if bootstrap:
         settings = Settings(kafka=bootstrap, kafka_prefix=prefix)
-        shared.follow_kafka(engine, settings, clock, links, stop, SESSION_MS)
+        kafka.follow_kafka(engine, settings, clock, links, stop, SESSION_MS)
     else:
         serve.follow(engine, SqlLog(engine, clock), clock, links, stop)
 

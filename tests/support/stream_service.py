@@ -4,10 +4,10 @@ from sqlalchemy import Engine, Select
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.control.records import encode_control
 from rankwatch_service.log.base import Entry
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from tests.support.batches import batch, ranks, table

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rankwatch.wire import OrderView, Progress
-from rankwatch_service.control.order import HostView, Order, Outcome, Phase, Situation
-from rankwatch_service.control.orders import advance
+from rankwatch_service.orders.order import HostView, Order, Outcome, Phase, Situation
+from rankwatch_service.orders.transitions import advance
 
 TICK_NS = 10 * 10**6
 S = 10**9

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rankwatch_service.store.series_query import POINTS_MAX, RANKS_MAX, Reduce, series
+from rankwatch_service.series.query import POINTS_MAX, RANKS_MAX, Reduce, series
 from tests.support.cluster import Cluster
 from tests.support.fleet import sent
 from tests.support.outcome import Outcome

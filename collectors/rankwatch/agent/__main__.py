@@ -115,7 +115,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 def _to_kafka(job: str, environment: Mapping[str, str]) -> Publish:
     """The way to Kafka. Where it is described wrongly, everything waits in the spool, and the log says why."""
-    from rankwatch.kafka_settings import from_environment  # noqa: PLC0415
+    from rankwatch.kafka.settings import from_environment  # noqa: PLC0415
     from rankwatch.outcome import Later  # noqa: PLC0415
 
     try:

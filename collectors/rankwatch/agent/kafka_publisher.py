@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankwatch.kafka_producer import STALL_S, Message, Producer
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.producer import STALL_S, Message, Producer
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Outcome, Refused
 
 ANSWER_WITHIN_S: Final = STALL_S + 10.0

@@ -1,1 +1,1 @@
-"""The HTTP surface: ingest, REST, event streams. One file for each resource."""
+"""The HTTP service: ingest, REST, event streams."""

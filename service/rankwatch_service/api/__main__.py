@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.batcher import Batcher
-from rankwatch_service.api.openapi import text
+from rankwatch_service.api.http.openapi import text
+from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade

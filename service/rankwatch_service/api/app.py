@@ -13,47 +13,31 @@ from sqlalchemy import Engine
 from starlette.middleware.gzip import GZipMiddleware
 
 from rankwatch.wire import View
-from rankwatch_service.api import (
-    agents,
-    audit_trail,
-    charts,
-    commands,
-    events,
-    health,
-    hosts,
-    incidents,
-    jobs,
-    metrics,
-    partitions,
-    policy,
-    problem,
-    receivers,
-    sessions,
-    silences,
-    telemetry,
-    tokens,
-)
-from rankwatch_service.api.access import Authority
-from rankwatch_service.api.batcher import Batcher
-from rankwatch_service.api.board import OrderBoard
+from rankwatch_service.api.background.change_feed import Pulse
+from rankwatch_service.api.background.counters import Counters, StoreCollector
+from rankwatch_service.api.background.driver_thread import DriverThread
+from rankwatch_service.api.background.housekeeping import tidy
+from rankwatch_service.api.background.order_cache import OrderBoard
 from rankwatch_service.api.context import Context
-from rankwatch_service.api.counters import Counters, StoreCollector
-from rankwatch_service.api.driving import DriverThread
-from rankwatch_service.api.gate import Gate
-from rankwatch_service.api.intake import Intake
-from rankwatch_service.api.openapi import describe
-from rankwatch_service.api.pulse import Pulse
-from rankwatch_service.api.sealed import open_seal
-from rankwatch_service.api.strict import known_parameters_only
-from rankwatch_service.api.tidy import tidy
+from rankwatch_service.api.http import problem
+from rankwatch_service.api.http.access import Authority
+from rankwatch_service.api.http.cursor import open_seal
+from rankwatch_service.api.http.gate import Gate
+from rankwatch_service.api.http.openapi import describe
+from rankwatch_service.api.http.query_parameters import known_parameters_only
+from rankwatch_service.api.ingest import agents, telemetry
+from rankwatch_service.api.ingest.batcher import Batcher
+from rankwatch_service.api.ingest.intake import Intake
+from rankwatch_service.api.routes import charts, commands, events, hosts, incidents, jobs, policy, receivers, silences
+from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens
 from rankwatch_service.clock import Clock
-from rankwatch_service.control.driver import Driver
-from rankwatch_service.control.training import store_views
 from rankwatch_service.dashboard import mount
-from rankwatch_service.log.control import ControlLog
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.orders.driver import Driver
+from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.series.retention import tiers, trim
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.changes import ChangeWatch
-from rankwatch_service.store.series_retention import tiers, trim
+from rankwatch_service.store.change_watch import ChangeWatch
 
 BASE: Final = "/api/v1"
 RESOURCES: Final = (
@@ -66,7 +50,7 @@ RESOURCES: Final = (
     receivers,
     silences,
     hosts,
-    partitions,
+    stream,
     events,
     policy,
     audit_trail,

@@ -9,16 +9,16 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from rankwatch.wire import View
-from rankwatch_service.api.access import Authority
-from rankwatch_service.api.batcher import Batcher
-from rankwatch_service.api.board import OrderBoard
-from rankwatch_service.api.counters import Counters
-from rankwatch_service.api.driving import DriverThread
-from rankwatch_service.api.intake import Intake
-from rankwatch_service.api.pulse import Pulse
-from rankwatch_service.api.sealed import Seal
+from rankwatch_service.api.background.change_feed import Pulse
+from rankwatch_service.api.background.counters import Counters
+from rankwatch_service.api.background.driver_thread import DriverThread
+from rankwatch_service.api.background.order_cache import OrderBoard
+from rankwatch_service.api.http.access import Authority
+from rankwatch_service.api.http.cursor import Seal
+from rankwatch_service.api.ingest.batcher import Batcher
+from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.control import ControlLog
+from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.settings import Settings
 
 

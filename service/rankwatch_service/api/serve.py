@@ -12,12 +12,12 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.batcher import Batcher
 from rankwatch_service.api.context import Context
+from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.control.receivers import add_topic_receiver
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.notify.receivers import add_topic_receiver
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
@@ -80,8 +80,8 @@ def _application(settings: Settings, engine: Engine, clock: Clock) -> FastAPI:
     if kafka is None:
         return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)
     # The client is an extra; who does not use Kafka does not need it.
-    from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
-    from rankwatch_service.log.kafka import ensure_topics_soon  # noqa: PLC0415
+    from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
+    from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
     ensure_topics_soon(settings, clock)
     add_topic_receiver(engine, ControlLog(engine, clock), clock)

@@ -6,7 +6,7 @@ from typing import Final
 
 import typer
 
-from rankwatch_service.cli import (
+from rankwatch_service.cli.commands import (
     access,
     checkpoints,
     commands,

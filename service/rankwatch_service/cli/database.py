@@ -36,7 +36,7 @@ def existing_database(data: str | None, database_url: str | None) -> Iterator[En
     Raises:
         CliError: there is none.
     """
-    from rankwatch_service.cli.roles import settings
+    from rankwatch_service.cli.commands.roles import settings
     from rankwatch_service.store.engine import address_of, open_engine
 
     url = database_in_force(settings(data_dir=data, database_url=database_url))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankwatch_service.demo.faults import Armed, Fault, Injected
+from rankwatch_service.demo.job.faults import Armed, Fault, Injected
 from rankwatch_service.demo.script import (
     ARM_AHEAD_STEPS,
     FINGERPRINT_STEPS,

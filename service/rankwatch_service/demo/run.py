@@ -18,13 +18,11 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from rankwatch_service.demo import processes
-from rankwatch_service.demo.backing import Backing, BackingError, stand_on
-from rankwatch_service.demo.faults import FaultFile
+from rankwatch_service.demo.job import processes
+from rankwatch_service.demo.job.faults import FaultFile
+from rankwatch_service.demo.job.launcher import JobFailedError, Launcher, own_environment
 from rankwatch_service.demo.journal import Witness
-from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
 from rankwatch_service.demo.play import FOUND_LIMIT_S, STEP_LIMIT_S, play
-from rankwatch_service.demo.receiver import Receiver
 from rankwatch_service.demo.script import (
     BY_POLICY,
     SCENES,
@@ -36,7 +34,9 @@ from rankwatch_service.demo.script import (
     unexpected,
     webhooks,
 )
-from rankwatch_service.demo.service import Service, ServiceError
+from rankwatch_service.demo.services.backing import Backing, BackingError, stand_on
+from rankwatch_service.demo.services.receiver import Receiver
+from rankwatch_service.demo.services.service import Service, ServiceError
 from rankwatch_service.demo.stage import NotInTimeError, Stage
 from rankwatch_service.demo.view import View, table, verdict
 from rankwatch_service.supervise import python_module
@@ -146,7 +146,7 @@ def opened_stage(options: Options, view: View) -> Iterator[Stage]:
             "--directory",
             str(folder),
         )
-        command = python_module("rankwatch_service.demo.training", *arguments)
+        command = python_module("rankwatch_service.demo.job.training", *arguments)
         launcher = Launcher(command, WORLD_SIZE, JOB, folder / "ranks", environment)
         stack.callback(launcher.stop)
         witness = Witness(folder / "journal", WORLD_SIZE)

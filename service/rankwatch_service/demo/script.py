@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch_service.demo.faults import Fault, Injected
-from rankwatch_service.demo.receiver import Received
+from rankwatch_service.demo.job.faults import Fault, Injected
+from rankwatch_service.demo.services.receiver import Received
 
 WARM_UP_STEPS = 120
 """Clean steps before the first fault: what a detector learns from, and a good checkpoint."""

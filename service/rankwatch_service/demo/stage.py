@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rankwatch_service.demo.faults import FaultFile
+from rankwatch_service.demo.job.faults import FaultFile
+from rankwatch_service.demo.job.launcher import Launcher
 from rankwatch_service.demo.journal import Witness
-from rankwatch_service.demo.launcher import Launcher
-from rankwatch_service.demo.receiver import Receiver
-from rankwatch_service.demo.service import Service
+from rankwatch_service.demo.services.receiver import Receiver
+from rankwatch_service.demo.services.service import Service
 from rankwatch_service.demo.view import View
 
 POLL_S = 0.02

@@ -20,9 +20,9 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from rankwatch.kafka_client import KafkaAwayError, opened
-from rankwatch.kafka_reason import explained
-from rankwatch.kafka_settings import KafkaSettings, partition_of
+from rankwatch.kafka.client import KafkaAwayError, opened
+from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import LogError, Record
 from rankwatch_service.log.kafka_buffer import Buffer

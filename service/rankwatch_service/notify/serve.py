@@ -15,7 +15,7 @@ from rankwatch_service.notify.notifier import Notifier, Sends
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import Sender
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.migrate import upgrade
@@ -59,7 +59,7 @@ async def _with_topic(settings: Settings, clock: Clock, web: Sends) -> AsyncIter
         yield web
         return
     # The client is an extra; who does not use Kafka does not need it.
-    from rankwatch.kafka_producer import Producer  # noqa: PLC0415
+    from rankwatch.kafka.producer import Producer  # noqa: PLC0415
     from rankwatch_service.notify.topic import TopicSender  # noqa: PLC0415
 
     producer = Producer(kafka)

@@ -10,11 +10,11 @@ import asyncio
 import json
 from typing import Final
 
-from rankwatch.kafka_producer import Message, Producer
+from rankwatch.kafka.producer import Message, Producer
 from rankwatch.outcome import Accepted, Refused
 from rankwatch_service.clock import Clock
-from rankwatch_service.control.receivers import TOPIC_URL
 from rankwatch_service.notify.notifier import Sends
+from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.notify.schedule import Outcome
 
 ANSWER_WITHIN_S: Final = 15.0

@@ -12,7 +12,7 @@ from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.rows import RowReader, Rows, runs
 from rankwatch_service.replay.timeline import Timeline
-from rankwatch_service.stream.columns import Exact, Records
+from rankwatch_service.telemetry.columns import Exact, Records
 
 SLICE: Final = 1.0
 """Rows of so many seconds (of one step, where files have no times) are put beside each other at once."""

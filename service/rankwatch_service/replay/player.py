@@ -30,12 +30,12 @@ from rankwatch_detectors.base import (
     Tick,
 )
 from rankwatch_detectors.teardown import RECORDING
+from rankwatch_service.job.frames import FrameWindow
+from rankwatch_service.job.topology_state import Roster
 from rankwatch_service.replay.layout import PLACES, ReplayError
 from rankwatch_service.replay.rows import Rows, part_of
 from rankwatch_service.replay.timeline import Timeline
-from rankwatch_service.stream.columns import Records
-from rankwatch_service.stream.frames import FrameWindow
-from rankwatch_service.stream.roster import Roster
+from rankwatch_service.telemetry.columns import Records
 
 TICK_S: Final = 1.0
 GAP_S_MAX: Final = 3_600.0

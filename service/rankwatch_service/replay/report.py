@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.model import Incident, plain
 from rankwatch_service.replay.run import Outcome
-from rankwatch_service.stream.incidents import Incident, plain
 
 RANKS_SHOWN: Final = 8
 

@@ -11,8 +11,8 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
 from rankwatch_service.replay.cells import Place, bits, counts, integers, is_number, numbers, texts
 from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
-from rankwatch_service.stream.columns import EXACT, Exact, Records
-from rankwatch_service.stream.decode import STEP_MAX, WORLD_SIZE_MAX
+from rankwatch_service.telemetry.batch import STEP_MAX, WORLD_SIZE_MAX
+from rankwatch_service.telemetry.columns import EXACT, Exact, Records
 
 TIME_S_MAX: Final = 1e11
 """A time beyond it is one in milliseconds or less: since 1970 there were fewer than 2e9 seconds."""

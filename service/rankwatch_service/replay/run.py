@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_service.incidents.model import Incident, Moment
+from rankwatch_service.job.detection import Judge
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows, Source
-from rankwatch_service.stream.incidents import Incident, Moment
-from rankwatch_service.stream.judge import Judge
 
 OnProgress = Callable[[int, int], None]
 """(done, total), in units of the sources."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from rankwatch.kafka_producer import Message, Producer
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka.producer import Message, Producer
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Later, Refused
 from rankwatch_service.simulate.live import Line, NotYetError, RefusedError
 

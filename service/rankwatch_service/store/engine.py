@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from rankwatch_service.store import postgres
 from rankwatch_service.store.errors import StoreAddressError, StoreBusyError
-from rankwatch_service.store.turn import turn
+from rankwatch_service.store.write_queue import turn
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long SQLite waits for another writer; writers hold the lock for 20 ms at most, so 250 of them fit."""
@@ -172,10 +172,10 @@ def _postgres_engine(url: URL, role: str) -> Engine:
             pool_pre_ping=True,
         )
         # psycopg is an extra; who does not use PostgreSQL does not need it.
-        from rankwatch_service.store import patience  # noqa: PLC0415
+        from rankwatch_service.store import postgres_timeouts  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreAddressError("PostgreSQL needs psycopg: pip install 'rankwatch[postgres]'") from error
-    patience.install(engine, postgres.ANSWER_TIMEOUT_S)
+    postgres_timeouts.install(engine, postgres.ANSWER_TIMEOUT_S)
     return engine
 
 

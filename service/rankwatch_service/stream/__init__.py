@@ -1,1 +1,1 @@
-"""Reads the log, assembles frames, detects, correlates and commits, once."""
+"""One process: reads the log, hands records to jobs, and commits what follows from them, once."""

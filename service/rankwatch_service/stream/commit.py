@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from rankwatch_service.control import audit
-from rankwatch_service.control.commands import tell
-from rankwatch_service.control.ledger import Entry
+from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.orders.commands import tell
+from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.store import audit_trail
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -32,7 +33,6 @@ from rankwatch_service.store.models import (
     StreamTick,
 )
 from rankwatch_service.store.upsert import upsert
-from rankwatch_service.stream.effects import Effects
 
 _NEW_ATTEMPT: Final[dict[str, Any]] = {
     "started_unix_ns": 0,
@@ -188,7 +188,7 @@ def _commands(connection: Connection, effects: Effects, now: int) -> None:
             continue
         action = row["action"]
         fields = {key: row[key] for key in ("id", "attempt", "params", "reason")}
-        audit.append(connection, now, row["requested_by"], f"command.{action}", row["job"], "ok", fields=fields)
+        audit_trail.append(connection, now, row["requested_by"], f"command.{action}", row["job"], "ok", fields=fields)
         tell(connection, "command", row["job"], {"id": row["id"], "action": action, "state": "requested"}, now)
 
 

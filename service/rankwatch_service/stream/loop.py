@@ -17,20 +17,20 @@ from sqlalchemy import Engine, delete, func, select, update
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
-from rankwatch_service.log import control as control_log
+from rankwatch_service.job.detection import MakeDetectors
+from rankwatch_service.job.effects import Effects, Refused
+from rankwatch_service.job.job import JobStream, Links
+from rankwatch_service.log import control_log
 from rankwatch_service.log.base import ALL_JOBS, Log, LogError, Record
-from rankwatch_service.log.control import Control, Controls
+from rankwatch_service.log.control_log import Control, Controls
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job, StreamPosition, StreamTick
-from rankwatch_service.stream import resting, snapshots
-from rankwatch_service.stream.adopt import adopt
+from rankwatch_service.stream import idle_jobs, snapshots
 from rankwatch_service.stream.commit import Place, StoredTick, begin_another_log, claim, commit, own
-from rankwatch_service.stream.effects import Effects, Refused
-from rankwatch_service.stream.job import JobStream, Links
-from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.partition import TICK_S, Partition
-from rankwatch_service.stream.past import CONTROLS_MAX, applied_controls, stored_ticks
+from rankwatch_service.stream.restore import adopt
 from rankwatch_service.stream.snapshots import Saved
+from rankwatch_service.stream.ticks import CONTROLS_MAX, applied_controls, stored_ticks
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
@@ -293,7 +293,7 @@ class Stream:
             own(connection, self._number, self._epoch)
             for name in names:
                 state = self._partition.snapshot(name)
-                resting.put_away(connection, self._number, name, place, state, self._partition.now_ns)
+                idle_jobs.put_away(connection, self._number, name, place, state, self._partition.now_ns)
         for name in names:
             self._partition.let_go(name)
             self._saved.discard(name)
@@ -302,7 +302,7 @@ class Stream:
 
     def _recall(self, job: JobStream) -> Place:
         try:
-            saved = resting.recalled(self._engine, self._number, job.job)
+            saved = idle_jobs.recalled(self._engine, self._number, job.job)
         except ValueError as error:
             _log.error("resting_job_unreadable", job=job.job, error=str(error))
             adopt(self._engine, job)
@@ -403,7 +403,7 @@ class Stream:
         """Since when jobs are put away that have no later snapshot: who was heard of since may have none yet."""
         return {
             job: place
-            for job, place in resting.places(self._engine, self._number, begin, committed).items()
+            for job, place in idle_jobs.places(self._engine, self._number, begin, committed).items()
             if job not in newest or not newest[job].is_later(place)
         }
 

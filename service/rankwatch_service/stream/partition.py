@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from rankwatch_service.control.records import decode_control
+from rankwatch_service.job.detection import MakeDetectors
+from rankwatch_service.job.effects import Effects, Refused
+from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import ALL_JOBS, Record
-from rankwatch_service.log.control import Control
+from rankwatch_service.log.control_log import Control
+from rankwatch_service.policy.control_records import decode_control
+from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.stream.commit import Place, StoredTick
-from rankwatch_service.stream.decode import BadBatchError, Envelope, Reason, opened, read, read_together
-from rankwatch_service.stream.desk import Desk
-from rankwatch_service.stream.effects import Effects, Refused
-from rankwatch_service.stream.job import JobStream, Links
-from rankwatch_service.stream.judge import MakeDetectors
 from rankwatch_service.stream.snapshots import Saved
+from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, opened, read, read_together
 
 TICK_S: Final = 1.0
 """Between ticks, while there is anything to watch."""

@@ -10,18 +10,18 @@ from sqlalchemy import Engine
 
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.job.job import Links
 from rankwatch_service.log.base import Log
-from rankwatch_service.log.control import ControlLog, ControlTail
-from rankwatch_service.log.sql import SqlLog
+from rankwatch_service.log.control_log import ControlLog, ControlTail
+from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.series import SeriesWriter
-from rankwatch_service.stream.job import Links
 from rankwatch_service.stream.loop import Stream, TellRefused
-from rankwatch_service.stream.member import Member, Source, Stop
-from rankwatch_service.stream.memory import tune
-from rankwatch_service.stream.sole import SoleReader
+from rankwatch_service.stream.malloc_tuning import tune
+from rankwatch_service.stream.process import Member, Source, Stop
+from rankwatch_service.stream.sources.sql import SoleReader
 from rankwatch_service.text_log import configure
 
 
@@ -37,7 +37,7 @@ def run(settings: Settings) -> None:
     clock, links = SystemClock(), links_of(settings.public_url)
     if settings.kafka:
         # The client is an extra, which those who keep telemetry in the store need not install.
-        from rankwatch_service.stream.shared import follow_kafka  # noqa: PLC0415
+        from rankwatch_service.stream.sources.kafka import follow_kafka  # noqa: PLC0415
 
         follow_kafka(engine, settings, clock, links, stop)
     else:

@@ -6,7 +6,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import Note, StepEntry, ValuesEntry
-from rankwatch_service.stream.roster import Roster
+from rankwatch_service.job.topology_state import Roster
 from tests.collectors.agent.test_columns import read
 
 

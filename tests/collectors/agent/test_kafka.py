@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.kafka_settings import KafkaSettings
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch.kafka.settings import KafkaSettings
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.agent_process import AgentProcess
 from tests.support.agent_service import AgentService, rows, until

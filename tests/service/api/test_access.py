@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from rankwatch_service.api.access import Scope
-from rankwatch_service.api.openapi import PUBLIC
+from rankwatch_service.api.http.access import Scope
+from rankwatch_service.api.http.openapi import PUBLIC
 from tests.support.api import running_api
 from tests.support.clock import FakeClock
 
@@ -120,7 +120,7 @@ def test_our_own_error_is_told_without_a_trace(api, monkeypatch):
     def broken(*_):
         raise RuntimeError("the secret reason")
 
-    monkeypatch.setattr("rankwatch_service.api.jobs._jobs", broken)
+    monkeypatch.setattr("rankwatch_service.api.routes.jobs._jobs", broken)
     answer = api.get("/api/v1/jobs")
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"
@@ -134,7 +134,7 @@ def test_a_database_that_does_not_answer_is_503_and_try_again(api, monkeypatch):
     def broken(*_):
         raise StoreBusyError("away")
 
-    monkeypatch.setattr("rankwatch_service.api.jobs._jobs", broken)
+    monkeypatch.setattr("rankwatch_service.api.routes.jobs._jobs", broken)
     answer = api.get("/api/v1/jobs")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"

@@ -4,11 +4,12 @@ import time
 
 import pytest
 
-from rankwatch import kafka_producer, wire
-from rankwatch.kafka_settings import KafkaSettings, partition_of
-from rankwatch_service.api import kafka_intake
-from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch import wire
+from rankwatch.kafka import producer as producer_module
+from rankwatch.kafka.settings import KafkaSettings, partition_of
+from rankwatch_service.api.ingest import kafka_intake
+from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.api import running_api
 from tests.support.kafka_broker import kafka_broker, new_prefix
@@ -63,7 +64,7 @@ def test_what_was_answered_202_lies_in_the_topic_as_it_came(any_broker, tmp_path
 
 
 def test_without_a_broker_telemetry_is_503_in_bounded_time_and_everything_else_works(tmp_path, monkeypatch):
-    monkeypatch.setattr(kafka_producer, "CONNECT_S", 1.0)
+    monkeypatch.setattr(producer_module, "CONNECT_S", 1.0)
     with running_api(tmp_path, intake=KafkaIntake(KafkaSettings(NOBODY))) as api:
         for _ in range(3):
             began_s = time.monotonic()
@@ -98,7 +99,7 @@ def test_a_broker_that_hangs_makes_no_request_hang_and_takes_the_same_batch_afte
 
 
 def test_what_brokers_never_take_is_413_and_a_dead_letter(any_broker, tmp_path, monkeypatch):
-    monkeypatch.setattr(kafka_producer, "MESSAGE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(producer_module, "MESSAGE_BYTES_MAX", 1_000)
     kafka = topics_at(any_broker.bootstrap)
     large = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=(wire.Event("n" * 2_000, 1),)))
     with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:

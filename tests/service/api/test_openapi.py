@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from rankwatch_service.api.openapi import text
+from rankwatch_service.api.http.openapi import text
 
 FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
 

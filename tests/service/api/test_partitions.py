@@ -1,11 +1,11 @@
 import pytest
 from sqlalchemy import insert
 
-from rankwatch_service.api.stream_state import partitions
+from rankwatch_service.api.background.stream_status import partitions
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import StreamPosition
-from rankwatch_service.stream.report import Counts, PartitionReport, Reporter
+from rankwatch_service.stream.status import Counts, PartitionReport, Reporter
 
 
 @pytest.fixture

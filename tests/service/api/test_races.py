@@ -4,8 +4,8 @@ import threading
 
 from sqlalchemy import select
 
-from rankwatch_service.api.access import Scope, TokenKind, create_token
-from rankwatch_service.control import audit
+from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Feed
 
@@ -59,5 +59,5 @@ def test_writers_that_meet_leave_one_chain(api):
     answers = at_once(lambda number: api.post("/api/v1/silences", silence(api, number)))
     assert {answer.status_code for answer in answers} == {201}
     with read(api.engine) as connection:
-        assert audit.verify(connection) is None
+        assert audit_trail.verify(connection) is None
         assert len(connection.scalars(select(Feed.id)).all()) == TOGETHER

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import insert, update
 
-from rankwatch_service.api.access import Scope
+from rankwatch_service.api.http.access import Scope
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, IncidentTransition, Job
 
@@ -219,7 +219,7 @@ def test_an_incident_says_what_to_do_first_and_what_its_job_can(api, many):
 
 
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.incidents.STREAM_WAIT_S", 0.05)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 0.05)
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (202, "open")
 

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import insert
 
 from rankwatch.wire import Progress, View
-from rankwatch_service.api.access import Scope
-from rankwatch_service.control.policy import Mode, policy_of
-from rankwatch_service.control.records import PolicySet, ReceiversSet, SilenceSet, decode_control
-from rankwatch_service.control.training import store_views
+from rankwatch_service.api.http.access import Scope
+from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.policy.control_records import PolicySet, ReceiversSet, SilenceSet, decode_control
+from rankwatch_service.policy.policy import Mode, policy_of
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 

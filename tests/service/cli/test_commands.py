@@ -9,10 +9,10 @@ from sqlalchemy import delete, insert, update
 
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import Progress, View
-from rankwatch_service.api.access import Scope
+from rankwatch_service.api.http.access import Scope
 from rankwatch_service.cli import main
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.control.training import store_views
+from rankwatch_service.orders.running_attempt import store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job

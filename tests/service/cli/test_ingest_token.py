@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from rankwatch_service.api.access import Authority, Scope, revoke_token
+from rankwatch_service.api.http.access import Authority, Scope, revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import open_engine, write

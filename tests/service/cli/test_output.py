@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.commands.notifications import seconds
 from rankwatch_service.cli.errors import CliError
-from rankwatch_service.cli.notifications import seconds
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J", "a\rb", "a\x07", "\u202eabc", "\x9b31m"])

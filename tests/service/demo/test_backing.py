@@ -10,12 +10,13 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
-from rankwatch.kafka_client import opened
-from rankwatch.kafka_settings import from_environment
+from rankwatch.kafka.client import opened
+from rankwatch.kafka.settings import from_environment
 from rankwatch_service.cli.app import app
-from rankwatch_service.demo import broker, processes
-from rankwatch_service.demo.backing import OWN, Backing, BackingError, stand_on
-from rankwatch_service.log.kafka import ensure_topics
+from rankwatch_service.demo.job import processes
+from rankwatch_service.demo.services import broker
+from rankwatch_service.demo.services.backing import OWN, Backing, BackingError, stand_on
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.service_process import free_port, until
 
@@ -70,7 +71,7 @@ def test_a_given_kafka_has_no_topic_of_the_demo_afterwards(tmp_path: Path, any_b
 
 
 def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwatch_service.log.kafka.opened", lambda kind, kafka: opened(kind, kafka, 0.5))
+    monkeypatch.setattr("rankwatch_service.log.kafka_topics.opened", lambda kind, kafka: opened(kind, kafka, 0.5))
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(BackingError) as told, stand_on(Backing(address), tmp_path, {}):
         pass
@@ -85,7 +86,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monke
 
 
 def test_settings_of_a_given_kafka_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwatch_service.log.kafka.remove_topics", lambda _kafka: None)
+    monkeypatch.setattr("rankwatch_service.log.kafka_topics.remove_topics", lambda _kafka: None)
     given = {"RANKWATCH_KAFKA_COMPRESSION": "lz4", "RANKWATCH_TOKEN": "secret"}
     with stand_on(Backing("k:9092"), tmp_path, given) as environment:
         assert environment["RANKWATCH_KAFKA_COMPRESSION"] == "lz4"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rankwatch_service.demo.child import ChildError, end, free_port, started
+from rankwatch_service.demo.services.child import ChildError, end, free_port, started
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 

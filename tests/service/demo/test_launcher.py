@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_service.demo.launcher import JobFailedError, Launcher, own_environment
+from rankwatch_service.demo.job.launcher import JobFailedError, Launcher, own_environment
 
 SLEEPER = "import time; time.sleep(600)"
 DEADLINE_S = 60.0
@@ -68,7 +68,7 @@ def test_a_stopped_rank_is_ended_too(launch: Callable[..., Launcher]) -> None:
 def test_a_rank_that_ignores_sigterm_is_killed(
     launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankwatch_service.demo.launcher.TERMINATE_S", 0.2)
+    monkeypatch.setattr("rankwatch_service.demo.job.launcher.TERMINATE_S", 0.2)
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     launcher = launch(code, world_size=1)
     poll_until(launcher, lambda: (tmp_path / "job-0-0.log").read_text() == "deaf\n")

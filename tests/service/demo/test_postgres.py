@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from rankwatch_service.demo import postgres
-from rankwatch_service.demo.postgres import PACKAGE, Postgres, PostgresError
+from rankwatch_service.demo.services import postgres
+from rankwatch_service.demo.services.postgres import PACKAGE, Postgres, PostgresError
 
 
 def let_others_through(folder: Path) -> None:

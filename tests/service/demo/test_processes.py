@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwatch_service.demo.processes import await_none, end_all, working_for
+from rankwatch_service.demo.job.processes import await_none, end_all, working_for
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 

@@ -1,8 +1,8 @@
 import pytest
 
-from rankwatch_service.log import control
+from rankwatch_service.log import control_log
 from rankwatch_service.log.base import Entry
-from rankwatch_service.log.control import ControlLog, ControlTail
+from rankwatch_service.log.control_log import ControlLog, ControlTail
 from rankwatch_service.store.engine import write
 from tests.support.clock import FakeClock
 
@@ -37,7 +37,7 @@ def test_a_tail_reads_as_the_log_does_once_it_was_refreshed(engine, controls):
 
 
 def test_a_tail_is_bounded_and_what_left_it_comes_from_the_store(engine, controls, monkeypatch):
-    monkeypatch.setattr(control, "TAIL_MAX", 3)
+    monkeypatch.setattr(control_log, "TAIL_MAX", 3)
     tail = ControlTail(controls)
     tail.refresh()
     append(engine, controls, *[b"%d" % number for number in range(8)])

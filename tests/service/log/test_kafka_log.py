@@ -6,14 +6,14 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from rankwatch.kafka_producer import Message, Producer
-from rankwatch.kafka_settings import KafkaSettings, partition_of
+from rankwatch.kafka.producer import Message, Producer
+from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_log
 from rankwatch_service.log.base import Entry, LogError
-from rankwatch_service.log.kafka import ensure_topics
 from rankwatch_service.log.kafka_log import KafkaLog
+from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.service.log.contract import Append, LogContract, entry, values
 from tests.support.kafka_broker import kafka_broker, new_prefix, shared

@@ -4,11 +4,11 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from rankwatch.kafka_client import KafkaAwayError, opened
-from rankwatch.kafka_settings import MESSAGE_BYTES_MAX
+from rankwatch.kafka.client import KafkaAwayError, opened
+from rankwatch.kafka.settings import MESSAGE_BYTES_MAX
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log import kafka as topics
-from rankwatch_service.log.kafka import ensure_topics, ensure_topics_soon, remove_topics, topic_partitions
+from rankwatch_service.log import kafka_topics as topics
+from rankwatch_service.log.kafka_topics import ensure_topics, ensure_topics_soon, remove_topics, topic_partitions
 from rankwatch_service.settings import Settings
 from tests.support.kafka_broker import Broker, kafka_broker, missing, new_prefix
 from tests.support.service_process import Role, free_port, until

@@ -12,9 +12,9 @@ from sqlalchemy import insert, select, update
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
-from rankwatch_service.notify.route import outbox_rows
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
-from rankwatch_service.store.changes import ChangeWatch
+from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.lease import Lease

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, insert, select
 from standardwebhooks import Webhook
 
-from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
 from tests.support.database import new_database

@@ -10,18 +10,18 @@ import time
 import pytest
 from sqlalchemy import insert, select
 
-from rankwatch import kafka_producer
-from rankwatch.kafka_producer import Producer
-from rankwatch.kafka_settings import KafkaSettings
+from rankwatch.kafka import producer as producer_module
+from rankwatch.kafka.producer import Producer
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.control.receivers import TOPIC_RECEIVER, TOPIC_URL, add_topic_receiver
-from rankwatch_service.control.records import ReceiversSet, decode_control
-from rankwatch_service.log.control import ControlLog
-from rankwatch_service.log.kafka import ensure_topics
-from rankwatch_service.notify.payload import incident_message
-from rankwatch_service.notify.route import outbox_rows
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.notify.receivers import TOPIC_RECEIVER, TOPIC_URL, add_topic_receiver
 from rankwatch_service.notify.schedule import Outcome
 from rankwatch_service.notify.topic import TopicSender
+from rankwatch_service.policy.control_records import ReceiversSet, decode_control
+from rankwatch_service.policy.notification import incident_message
+from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Outbox, Receiver
@@ -79,7 +79,7 @@ def test_a_message_is_a_cloud_event_with_the_notification_s_id(any_broker):
 
 
 def test_without_a_broker_it_is_a_failure_that_says_why_and_webhooks_go_on(monkeypatch):
-    monkeypatch.setattr(kafka_producer, "CONNECT_S", 0.5)
+    monkeypatch.setattr(producer_module, "CONNECT_S", 0.5)
     nobody = KafkaSettings("127.0.0.1:1")
     outcome = send(nobody, TOPIC_URL)
     assert (outcome.status, outcome.delivered) == (None, False)

@@ -43,6 +43,6 @@ def test_a_number_with_which_the_job_would_never_end_is_wrong_usage(tmp_path: Pa
 
 def test_noise_is_the_noise_and_time_ticks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("rankwatch_service.cli.simulate._write", lambda world, *_: made.append(world))
+    monkeypatch.setattr("rankwatch_service.cli.commands.simulate._write", lambda world, *_: made.append(world))
     assert run("-o", str(tmp_path / "job.csv"), "--noise", "0.07")[0] == 0
     assert (made[0].noise, made[0].tick_s) == (0.07, 1.0)

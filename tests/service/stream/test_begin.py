@@ -4,16 +4,16 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from rankwatch import wire
-from rankwatch.kafka_settings import partition_of
+from rankwatch.kafka.settings import partition_of
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.control.policy import Policy, policy_record
-from rankwatch_service.control.records import encode_control
+from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.log.base import ALL_JOBS, Entry, Record
-from rankwatch_service.log.control import ControlLog, trim
+from rankwatch_service.log.control_log import ControlLog, trim
+from rankwatch_service.policy.control_records import encode_control
+from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import partition
-from rankwatch_service.stream.job import REST_AFTER_S
 from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
 from rankwatch_service.stream.packing import pack
 from tests.support.batches import batch, ranks, table

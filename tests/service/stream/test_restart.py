@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.control.records import Judgement
+from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from tests.support.batches import progress, ranks, table

@@ -1,0 +1,133 @@
+"""The metrics of an api process: what it counts itself, and what the database says about all processes.
+
+Labels are bounded: reasons and states are closed lists, jobs are capped. Per-rank values never stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Connection, Engine, func, select
+
+from rankwatch_service.api.background.stream_status import partitions, processes
+from rankwatch_service.clock import Clock
+from rankwatch_service.series.retention import kept_bytes
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import (
+    Command,
+    DeadLetter,
+    Incident,
+    Job,
+    Order,
+    Outbox,
+)
+
+JOBS_MAX: Final = 200
+"""Jobs with a line of their own, those heard of last."""
+
+
+class Counters:
+    """What this process counts itself."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.batches = Counter(
+            "rankwatch_ingest_batches", "Telemetry batches by what became of them", ["result"], registry=registry
+        )
+        self.bytes = Counter("rankwatch_ingest_bytes", "Bytes of accepted telemetry", registry=registry)
+        self.append_s = Histogram(
+            "rankwatch_ingest_append_seconds",
+            "From a checked batch to a durable one",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+            registry=registry,
+        )
+        self.views = Counter("rankwatch_agent_views", "Views of agents stored", registry=registry)
+        self.streams_refused = Counter(
+            "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
+        )
+        self.series_trimmed = Counter(
+            "rankwatch_series_trimmed",
+            "Rows of series removed for age or size",
+            ["tier"],
+            registry=registry,
+        )
+        self.driver_failures = Counter(
+            "rankwatch_driver_failures", "Passes over the orders that failed and were tried again", registry=registry
+        )
+
+
+class StoreCollector(Collector):
+    """Reads gauges from the database at each scrape."""
+
+    def __init__(self, engine: Engine, clock: Clock, log_in_store: bool) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._log_in_store = log_in_store
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, from one consistent read."""
+        yield InfoMetricFamily("rankwatch_build", "This service", {"version": version("rankwatch")})
+        with read(self._engine) as connection:
+            yield from self._families(connection)
+
+    def _families(self, connection: Connection) -> Iterator[Metric]:
+        incidents = GaugeMetricFamily("rankwatch_incidents_open", "Incidents not resolved", labels=["severity"])
+        not_resolved = select(Incident.severity, func.count()).where(Incident.state != "resolved")
+        for severity, count in connection.execute(not_resolved.group_by(Incident.severity)):
+            incidents.add_metric([severity], count)
+        yield incidents
+        commands = GaugeMetricFamily("rankwatch_commands", "Commands stored", labels=["action", "state"])
+        for action, state, count in connection.execute(
+            select(Command.action, Command.state, func.count()).group_by(Command.action, Command.state)
+        ):
+            commands.add_metric([action, state], count)
+        yield commands
+        orders = connection.scalar(select(func.count()).where(Order.phase != "closed")) or 0
+        yield GaugeMetricFamily("rankwatch_orders_open", "Orders being carried out", orders)
+        letters = connection.scalar(select(func.max(DeadLetter.id))) or 0
+        yield CounterMetricFamily("rankwatch_dead_letters", "Records that could not be used", value=letters)
+        sizes = GaugeMetricFamily("rankwatch_series_bytes", "Series stored", labels=["tier"])
+        for tier, size in zip(("raw", "rollup"), kept_bytes(connection), strict=True):
+            sizes.add_metric([tier], size)
+        yield sizes
+        waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
+        depth, oldest = connection.execute(waiting).one()
+        yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
+        age_s = 0.0 if oldest is None else max(self._clock.unix_ns() - oldest, 0) / 1e9
+        yield GaugeMetricFamily("rankwatch_outbox_oldest_age_seconds", "Age of the oldest of them", age_s)
+        yield from self._stream(connection)
+        seen = GaugeMetricFamily("rankwatch_job_last_seen_timestamp_seconds", "Last telemetry", labels=["job"])
+        step = GaugeMetricFamily("rankwatch_job_step", "Step that all ranks have reached", labels=["job"])
+        newest = select(Job.name, Job.last_seen_unix_ns, Job.step).order_by(Job.last_seen_unix_ns.desc())
+        for name, at_unix_ns, reached in connection.execute(newest.limit(JOBS_MAX)):
+            seen.add_metric([name], at_unix_ns / 1e9)
+            step.add_metric([name], reached)
+        yield seen
+        yield step
+
+    def _stream(self, connection: Connection) -> Iterator[Metric]:
+        now = self._clock.unix_ns()
+        lag = GaugeMetricFamily("rankwatch_stream_lag_records", "Records not yet committed", labels=["partition"])
+        epoch = GaugeMetricFamily("rankwatch_stream_epoch", "Times a process took it over", labels=["partition"])
+        lost = GaugeMetricFamily("rankwatch_stream_lost_records", "Gone before they were read", labels=["partition"])
+        tick = GaugeMetricFamily("rankwatch_stream_tick_age_seconds", "Age of its time", labels=["partition"])
+        report = GaugeMetricFamily("rankwatch_stream_report_age_seconds", "Silence of its owner", labels=["partition"])
+        for state in partitions(connection, self._log_in_store):
+            name = [str(state.partition)]
+            lag.add_metric(name, state.lag)
+            epoch.add_metric(name, state.epoch)
+            if state.owner:
+                lost.add_metric(name, state.lost_records)
+                report.add_metric(name, max(now - state.reported_unix_ns, 0) / 1e9)
+            if state.tick_unix_ns:
+                tick.add_metric(name, max(now - state.tick_unix_ns, 0) / 1e9)
+        happened = CounterMetricFamily("rankwatch_stream_events", "What befell a process", labels=["process", "what"])
+        for process in processes(connection):
+            for what, count in process.counters.items():
+                happened.add_metric([process.owner, what], count)
+        yield from (lag, epoch, lost, tick, report, happened)

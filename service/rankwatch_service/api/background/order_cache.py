@@ -1,0 +1,82 @@
+"""What agents of a job must hear now: its open orders, wanted stacks, what to keep and what to relaunch from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, Engine, select
+
+from rankwatch.wire import Orders, ResumeAdvice, StackRequest
+from rankwatch_service.clock import Clock
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.driver import current_orders
+from rankwatch_service.orders.running_attempt import checkpoints, launch_of
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Tier, newest_good
+from rankwatch_service.policy.policy import Action
+from rankwatch_service.policy.rollback import USABLE
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Command, Job
+from rankwatch_service.store.models import Order as OrderRow
+
+CLOSED_NS: Final = 10 * 10**9
+"""How long a closed order is still told, so that agents clear its slots; a stream says everything that often."""
+
+JOBS_MAX: Final = 4_096
+"""Answers remembered; each serves all hosts of a job until the database changes."""
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class OrderBoard:
+    """Remembers each job's answer until the database has changed. Thread-safe: a race costs one query too many."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._known: dict[str, tuple[int, bytes]] = {}
+
+    def orders(self, job: str, generation: int) -> bytes:
+        """`wire.Orders` of a job as JSON, as of a generation of the database (`Pulse.generation`)."""
+        known = self._known.get(job)
+        if known is not None and known[0] == generation:
+            return known[1]
+        with read(self._engine) as connection:
+            body = _ENCODER.encode(orders_of(connection, job, self._clock.unix_ns()))
+        if len(self._known) >= JOBS_MAX:
+            self._known.clear()
+        self._known[job] = (generation, body)
+        return body
+
+
+def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
+    """All open orders of a job, oldest first, and those that were closed a moment ago."""
+    entries = checkpoints(connection, job)
+    advice = _ordered(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
+    proven = newest_good(entries, (Tier.MEMORY,))
+    stacks = connection.execute(
+        select(Command.id, Command.attempt, Command.params).where(
+            Command.job == job,
+            Command.action == commands.STACKS,
+            Command.state == "sent",
+            Command.expires_unix_ns > now_unix_ns,
+        )
+    )
+    return Orders(
+        orders=tuple(order.wire() for order in current_orders(connection, job, now_unix_ns - CLOSED_NS)),
+        resume=ResumeAdvice(job, advice.id, advice.location, advice.step) if advice else ResumeAdvice(job),
+        stacks=tuple(StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ()))) for row in stacks),
+        proven=proven.id if proven else "",
+    )
+
+
+def _ordered(connection: Connection, job: str, entries: list[Entry]) -> Entry | None:
+    """Where a relaunch was told to go on from, until the launch after it has begun."""
+    newest = select(OrderRow.attempt, OrderRow.checkpoint).where(
+        OrderRow.job == job, OrderRow.action == Action.RELAUNCH, OrderRow.checkpoint != ""
+    )
+    order = connection.execute(newest.order_by(OrderRow.phase_unix_ns.desc()).limit(1)).one_or_none()
+    attempt = connection.scalar(select(Job.attempt).where(Job.name == job))
+    if order is None or attempt is None or launch_of(order.attempt) != launch_of(attempt):
+        return None
+    return next((entry for entry in entries if entry.id == order.checkpoint and entry.verdict in USABLE), None)

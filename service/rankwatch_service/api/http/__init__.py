@@ -1,0 +1,1 @@
+"""What holds for every request: identity, bodies, problems, pages, cursors, idempotency."""

@@ -1,0 +1,72 @@
+"""Event streams: how many may be open, and when one has to end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity
+from rankwatch_service.api.http.gate import session_of
+from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
+from rankwatch_service.store.errors import StoreError
+
+STREAMS_MAX: Final = 4_096
+"""Open at once in one process: a host each, and the people who look. A stream costs 80 KB."""
+
+STREAMS_OF_A_PERSON_MAX: Final = 64
+"""Of one token that people look with; an ingest token is shared by all hosts."""
+
+CHECK_S: Final = 10.0
+"""How often an open stream's token is looked at again."""
+
+
+class Stream:
+    """One open stream: counted from `async with` on. Where the database fails it ends; who listens connects again."""
+
+    max_of_token = STREAMS_MAX
+
+    def __init__(self, request: Request, context: Ctx) -> None:
+        self._context: Context = context
+        self._identity: Identity = request.scope["identity"]
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        self._token = bearer.strip() if kind.lower() == "bearer" else session_of(request.headers)
+        self._checked_s = context.clock.monotonic_s()
+        by_token = context.streams.get(self._identity.id, 0)
+        if sum(context.streams.values()) >= STREAMS_MAX or by_token >= self.max_of_token:
+            context.counters.streams_refused.inc()
+            raise ProblemError(503, "too many streams are open", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    async def still_allowed(self) -> bool:
+        """Whether the token that opened it is still good; asks the database every `CHECK_S`."""
+        now_s = self._context.clock.monotonic_s()
+        if now_s - self._checked_s < CHECK_S:
+            return True
+        self._checked_s = now_s
+        return await run_in_threadpool(self._context.authority.identify, self._token) is not None
+
+    async def __aenter__(self) -> None:
+        streams = self._context.streams
+        streams[self._identity.id] = streams.get(self._identity.id, 0) + 1
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        streams = self._context.streams
+        streams[self._identity.id] -= 1
+        if not streams[self._identity.id]:
+            del streams[self._identity.id]
+        return isinstance(error, StoreError)
+
+
+class PersonStream(Stream):
+    """The same for people, whose tabs stay open."""
+
+    max_of_token = STREAMS_OF_A_PERSON_MAX
+
+
+StreamDep = Annotated[Stream, Depends()]
+PersonStreamDep = Annotated[PersonStream, Depends()]

@@ -1,0 +1,128 @@
+"""The gate in front of everything: request id, identity, cross-site check, body length, security headers.
+
+Nothing passes without a token but the two health answers, the pages' own files, and logging in.
+"""
+
+from __future__ import annotations
+
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from rankwatch_service.api.http.access import Authority, Identity
+from rankwatch_service.api.http.body import limited
+from rankwatch_service.api.http.problem import problem, unavailable
+from rankwatch_service.store.errors import StoreError
+
+COOKIE: Final = "rankwatch_session"
+SECURE_COOKIE: Final = "__Host-rankwatch_session"
+"""Over https: browsers take this name only with Secure, and for this host alone."""
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+PROTECTED: Final = ("/api/", "/metrics")
+"""Paths below these need an identity; what lies elsewhere (pages and their files) holds no data."""
+
+LOGIN_PATH: Final = "/api/v1/session"
+
+HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+class Gate:
+    """ASGI middleware; hands the identity on as `scope["identity"]` and the request's id as `scope["request_id"]`."""
+
+    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+        self._app = app
+        self._authority = authority
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Let one request through, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        scope["request_id"] = request_id
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith(PROTECTED):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        path, method = scope["path"], scope["method"]
+        try:
+            # What is open to everybody is so without the database, too.
+            identity = await self._identify(headers) if path.startswith(PROTECTED) else None
+        except StoreError:
+            await unavailable(request_id)(scope, receive, send_with_headers)
+            return
+        scope["identity"] = identity
+        logs_in = path == LOGIN_PATH and method == "POST"
+        if identity is None and path.startswith(PROTECTED) and not logs_in:
+            answer = problem(request_id, 401, "a valid token is needed", {"WWW-Authenticate": "Bearer"})
+            await answer(scope, receive, send_with_headers)
+            return
+        from_browser = logs_in or (identity is not None and identity.by_cookie)
+        if from_browser and method not in SAFE_METHODS and not same_origin(headers):
+            answer = problem(request_id, 403, "a browser may write only from our own pages")
+            await answer(scope, receive, send_with_headers)
+            return
+        await self._app(scope, limited(path, headers, receive), send_with_headers)
+
+    async def _identify(self, headers: Headers) -> Identity | None:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return await self._look_up(bearer.strip())
+        text = session_of(headers)
+        found = await self._look_up(text) if text else None
+        if found is None:
+            return None
+        return Identity(found.id, found.kind, found.name, found.scopes, found.job, found.expires_unix_ns, True)
+
+    async def _look_up(self, text: str) -> Identity | None:
+        found = self._authority.recall(text)
+        return found if found is not None else await run_in_threadpool(self._authority.identify, text)
+
+
+def session_of(headers: Headers) -> str:
+    """The session's token from the cookie; empty where there is none."""
+    try:
+        cookies = SimpleCookie(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    found = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
+    return found.value if found else ""
+
+
+def same_origin(headers: Headers) -> bool:
+    """Whether a browser says that the request comes from one of our own pages.
+
+    A request that says neither is taken for a foreign one if it could be a browser's: every current browser sends one
+    of the two with a write.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc == headers.get("host")

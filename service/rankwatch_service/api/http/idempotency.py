@@ -1,0 +1,81 @@
+"""`Idempotency-Key`: a write that is sent again gets the first answer again, and nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Annotated, Final
+
+from fastapi import Depends, Header, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+from sqlalchemy import Connection, delete, insert, select
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity
+from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import IdempotentReply
+
+KEEP_NS: Final = 24 * 3_600 * 10**9
+KEY_CHARS_MAX: Final = 200
+JSON: Final = "application/json"
+
+
+class Once:
+    """Carries out a write of one request in one transaction, at most once for each key of a token."""
+
+    def __init__(
+        self,
+        request: Request,
+        context: Ctx,
+        idempotency_key: Annotated[str | None, Header(max_length=KEY_CHARS_MAX)] = None,
+    ) -> None:
+        self._request = request
+        self._context = context
+        self.key = idempotency_key
+        self.source = request.client.host if request.client else ""
+        """The caller's address, for the audit trail."""
+
+    def write(
+        self,
+        identity: Identity,
+        body: BaseModel | None,
+        status: int,
+        work: Callable[[Connection], BaseModel],
+    ) -> Response:
+        """Do `work` in a writing transaction and answer with what it returns.
+
+        Args:
+            identity: who asks; keys of different tokens never meet.
+            body: of the request, to notice a key that comes back with another one.
+            status: of the answer.
+            work: writes, and returns what the answer says.
+
+        Raises:
+            ProblemError: the key was used for another request (422), or whatever `work` raised; nothing is kept then.
+        """
+        content = body.model_dump_json() if body is not None else ""
+        line = f"{self._request.method} {self._request.url.path}\n{content}"
+        digest = sha256(line.encode()).hexdigest()
+        now = self._context.clock.unix_ns()
+        with write(self._context.engine) as connection:
+            if self.key is None:
+                return Response(work(connection).model_dump_json(), status, media_type=JSON)
+            mine = (IdempotentReply.token_id == identity.id) & (IdempotentReply.key == self.key)
+            stored = connection.execute(select(IdempotentReply.__table__).where(mine)).one_or_none()
+            if stored is not None and now - stored.at_unix_ns < KEEP_NS:
+                if stored.request_sha256 != digest:
+                    raise ProblemError(422, "this Idempotency-Key was used for another request")
+                return Response(stored.body, stored.status, {"Idempotent-Replay": "true"}, JSON)
+            reply = work(connection).model_dump_json().encode()
+            connection.execute(delete(IdempotentReply).where(mine))
+            connection.execute(
+                insert(IdempotentReply).values(
+                    token_id=identity.id, key=self.key, request_sha256=digest, status=status, body=reply, at_unix_ns=now
+                )
+            )
+            return Response(reply, status, media_type=JSON)
+
+
+OnceDep = Annotated[Once, Depends()]

@@ -1,0 +1,96 @@
+"""The description of the api: `GET /api/openapi.json`, and the file docs/openapi.json, which a test keeps current."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.gate import COOKIE
+from rankwatch_service.api.http.problem import MEDIA_TYPE
+
+PATH: Final = "/api/openapi.json"
+PUBLIC: Final = frozenset({("GET", "/livez"), ("GET", "/readyz"), ("POST", "/api/v1/session")})
+"""Operations that need no token."""
+
+PROBLEM: Final = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "request_id"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "request_id": {"type": "string"},
+        "errors": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Add the description's own route. Call after all others are there.
+
+    Raises:
+        AssertionError: a route neither requires a scope nor stands in `PUBLIC`.
+    """
+
+    @app.get(PATH, tags=["health"], include_in_schema=True)
+    async def openapi(_identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> JSONResponse:
+        """This description."""
+        return JSONResponse(app.openapi())
+
+    for method, path, needed in operations(app):
+        assert (needed is None) == ((method, path) in PUBLIC), f"{method} {path} requires {needed}"
+    description = _description(app)
+    app.openapi = lambda: description  # type: ignore[method-assign]
+
+
+def text(app: FastAPI) -> str:
+    """The content of docs/openapi.json."""
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
+
+def _requirements(dependant: Dependant) -> Iterator[Require]:
+    for inner in dependant.dependencies:
+        if isinstance(inner.call, Require):
+            yield inner.call
+        yield from _requirements(inner)
+
+
+def operations(app: FastAPI) -> Iterator[tuple[str, str, Require | None]]:
+    """Method, path and requirement of every operation of the api."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and context.path is not None:
+            for method in sorted(route.methods or ()):
+                yield method, context.path, next(_requirements(route.dependant), None)
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    content = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = content.setdefault("components", {})
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+    }
+    components.setdefault("schemas", {})["Problem"] = PROBLEM
+    for method, path, needed in operations(app):
+        operation = content["paths"][path][method.lower()]
+        answers = operation.setdefault("responses", {})
+        answers.pop("422", None)
+        answers["default"] = {
+            "description": "Refused",
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        if needed is not None:
+            operation["security"] = [{"token": []}, {"session": []}]
+            operation["x-scope"] = str(needed.scope)
+            operation["x-every-job"] = needed.every_job
+    return content

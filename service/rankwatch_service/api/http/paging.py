@@ -1,0 +1,107 @@
+"""Lists: `{items, next_cursor}` by key, never by offset, so that a page does not shift under its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from fastapi import Depends, Query
+from pydantic import BaseModel
+from sqlalchemy import ColumnElement, Connection, Label, RowMapping, Select, and_, func, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
+from rankwatch_service.api.http.cursor import Seal
+from rankwatch_service.api.http.problem import ProblemError
+
+LIMIT_DEFAULT: Final = 50
+LIMIT_MAX: Final = 500
+
+Item = TypeVar("Item", bound=BaseModel)
+Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
+Key = InstrumentedAttribute[Any] | Label[Any]
+"""What orders a list: a column, or an expression that the query selects under its name."""
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list. Without `next_cursor` it is the last. `total` counts the whole list, where it is counted:
+    on the first page of incidents and jobs.
+    """
+
+    items: list[Item]
+    next_cursor: str | None = None
+    total: int | None = None
+
+
+class Window(BaseModel):
+    """Which page is wanted."""
+
+    limit: int
+    cursor: str | None
+
+
+def _window(
+    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT_DEFAULT,
+    cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
+) -> Window:
+    return Window(limit=limit, cursor=cursor)
+
+
+Wanted = Annotated[Window, Depends(_window)]
+
+
+def fetch_page(
+    connection: Connection,
+    query: Select[Any],
+    order: Sequence[Key],
+    window: Window,
+    seal: Seal,
+    purpose: str,
+    item: Callable[[RowMapping], Item],
+    *,
+    counted: bool = False,
+) -> Page[Item]:
+    """Read one page, newest first.
+
+    Args:
+        connection: of a read.
+        query: selects the whole list, columns of `order` included.
+        order: what orders it, descending, the last of them unique within the list.
+        window: which page.
+        seal: signs the cursor.
+        purpose: names the list and its filters: a cursor of another list is refused.
+        item: makes an item of a row.
+        counted: whether the first page says how many there are in all.
+
+    Raises:
+        ProblemError: the cursor is not one that this list handed out.
+    """
+    total = None
+    if counted and window.cursor is None:
+        total = connection.scalar(query.with_only_columns(func.count(), maintain_column_froms=True))
+    if window.cursor is not None:
+        try:
+            place = seal.open(purpose, window.cursor)
+        except ValueError as error:
+            raise ProblemError(422, "the cursor is not one of this list's") from error
+        query = query.where(_after(order, place))
+    query = query.order_by(*(column.desc() for column in order)).limit(window.limit + 1)
+    rows = connection.execute(query).mappings().all()
+    shown = rows[: window.limit]
+    last = [shown[-1][column.key] for column in order] if len(rows) > window.limit else None
+    following = None if last is None else seal.close(purpose, last)
+    return Page(items=[item(row) for row in shown], next_cursor=following, total=total)
+
+
+def any_of(query: Selected, column: InstrumentedAttribute[Any], values: Sequence[Any] | None) -> Selected:
+    """The query with a filter of a list: a parameter that is given several times lets each of its values through."""
+    return query.where(column.in_(values)) if values else query
+
+
+def _after(order: Sequence[Key], place: Sequence[Any]) -> ColumnElement[bool]:
+    """Rows after `place`: a lexicographic comparison that both databases can answer from an index."""
+    return or_(
+        *(
+            and_(*(order[i] == place[i] for i in range(depth)), order[depth] < place[depth])
+            for depth in range(len(order))
+        )
+    )

@@ -1,0 +1,1 @@
+"""Telemetry and agents' views come in here."""

@@ -1,0 +1,104 @@
+"""What agents and the service say to each other about orders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from rankwatch import wire
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.event_streams import StreamDep
+from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
+from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.telemetry.batch import NAME_CHARS_MAX
+
+router = APIRouter(prefix="/agents", tags=["agents"])
+
+RESEND_S: Final = 10.0
+"""Everything is said again that often: an agent that missed something is never wrong for longer."""
+
+VIEW_RANKS_MAX: Final = 1_024
+"""Ranks of one host. A view of as many is 150 KB."""
+
+_VIEW: Final = msgspec.msgpack.Decoder(wire.View)
+Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
+Agent = Annotated[Identity, Depends(Require(Scope.INGEST))]
+
+
+def _may_hear(identity: Agent, job: Name) -> None:
+    """Refuses before the stream begins; afterwards there is no way to say so."""
+    if not identity.may_see(job):
+        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+
+
+@router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_hear)])
+async def orders(
+    context: Ctx, _identity: Agent, stream: StreamDep, job: Name, host: Name, boot: Name
+) -> AsyncIterator[ServerSentEvent]:
+    """All open orders of the job at once, and again at every change and every 10 s.
+
+    `host` and `boot` say who listens, for the service's own logs.
+    """
+    del host, boot
+    told, told_at_s = b"", float("-inf")
+    async with stream:
+        while not context.pulse.stopping and await stream.still_allowed():
+            generation = context.pulse.generation
+            body = await run_in_threadpool(context.board.orders, job, generation)
+            now_s = context.clock.monotonic_s()
+            if body != told or now_s - told_at_s >= RESEND_S:
+                yield ServerSentEvent(raw_data=body.decode(), event="orders")
+                told, told_at_s = body, now_s
+            await context.pulse.wait(generation, RESEND_S)
+
+
+@router.post(
+    "/view",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/msgpack": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        "responses": {"200": {"content": {"application/json": {"schema": {"type": "object"}}}}},
+    },
+    response_class=Response,
+)
+async def view(request: Request, context: Ctx, identity: Agent) -> Response:
+    """Keep a host's newest view; answer with the orders, so that a view is also a poll."""
+    try:
+        told = _VIEW.decode(await request.body())
+    except msgspec.DecodeError as error:
+        raise ProblemError(400, f"not a view: {error}") from error
+    check(told)
+    if not identity.may_see(told.job):
+        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+    try:
+        await context.views.put(told, 160 * len(told.ranks))
+    except NotNowError as error:
+        raise ProblemError(503, "busy", headers={"Retry-After": str(RETRY_AFTER_S)}) from error
+    context.counters.views.inc()
+    context.driving.wake()
+    body = await run_in_threadpool(context.board.orders, told.job, context.pulse.generation)
+    return Response(body, media_type="application/json")
+
+
+def check(told: wire.View) -> None:
+    """Return if the view can be one.
+
+    Raises:
+        ProblemError: a name is empty or too long, or it has too many ranks.
+    """
+    for what in ("job", "attempt", "host", "boot"):
+        name = getattr(told, what)
+        if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
+            raise ProblemError(422, f"{what} {name[:20]!r} cannot be a name")
+    if len(told.ranks) > VIEW_RANKS_MAX:
+        raise ProblemError(422, f"{len(told.ranks)} ranks; one host has at most {VIEW_RANKS_MAX}")
+    if any(not 0 <= rank.rank < 2**31 or not -1 <= rank.step < 2**53 for rank in told.ranks):
+        raise ProblemError(422, "a rank or step that cannot be")

@@ -1,0 +1,75 @@
+"""Telemetry that comes over HTTP goes to Kafka. Everything else of the api works without Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rankwatch.kafka.producer import Message, Producer
+from rankwatch.kafka.settings import KafkaSettings
+from rankwatch.outcome import Later, Refused
+from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.log.base import Entry
+from rankwatch_service.telemetry.batch import BadBatchError, Reason
+
+ANSWER_WITHIN_S: Final = 5.0
+"""How long a request waits for the brokers. An agent waits 10 s for us, and does better to spool."""
+LINGER_MS: Final = 5
+"""Requests of many hosts come at the same time; together they cost the brokers less."""
+STOP_S: Final = 2.0
+
+
+class KafkaIntake:
+    """Publishes entries to the telemetry topic. An `Intake`."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.producer = Producer(settings, linger_ms=LINGER_MS)
+        self._topic = settings.telemetry_topic
+
+    def start(self) -> None:
+        """The producer runs already."""
+
+    async def put(self, item: Entry, size_bytes: int) -> None:  # noqa: ARG002 - the producer counts by itself
+        """Return once brokers have acknowledged the entry."""
+        answer = asyncio.wrap_future(self.producer.submit(Message(self._topic, item.key, item.value)))
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                outcome = await answer
+        except TimeoutError as error:
+            raise NotNowError(f"Kafka has not acknowledged within {ANSWER_WITHIN_S:g} s") from error
+        if isinstance(outcome, Later):
+            raise NotNowError(f"Kafka: {outcome.reason}")
+        if isinstance(outcome, Refused):
+            raise BadBatchError(Reason.TOO_LARGE, f"Kafka: {outcome.detail}")
+
+    async def stop(self) -> None:
+        """Publish what waits, for a short time."""
+        await asyncio.to_thread(self.producer.close, STOP_S)
+
+
+class ProducerCollector(Collector):
+    """What the producer has counted, for `/metrics`."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        done = self._producer.counts()
+        yield CounterMetricFamily("rankwatch_kafka_published", "Messages acknowledged", value=done.published)
+        yield CounterMetricFamily("rankwatch_kafka_published_bytes", "Their values", value=done.published_bytes)
+        refused = CounterMetricFamily("rankwatch_kafka_refused", "Never taken by brokers", labels=["reason"])
+        for reason, count in done.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
+        put_off = CounterMetricFamily("rankwatch_kafka_put_off", "To be sent again later", labels=["reason"])
+        for reason, count in done.put_off.items():
+            put_off.add_metric([reason], count)
+        yield put_off
+        yield CounterMetricFamily("rankwatch_kafka_clients", "Clients that got in", value=done.clients)
+        yield GaugeMetricFamily("rankwatch_kafka_waiting_bytes", "Not acknowledged yet", self._producer.waiting_bytes)
+        yield GaugeMetricFamily("rankwatch_kafka_away", "1 while no broker lets us in", int(bool(self._producer.away)))

@@ -1,0 +1,107 @@
+"""Ingest: one `wire.Batch` in, 202 once it is durable in the log, a dead letter for what can never be accepted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from rankwatch import wire
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
+from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.log import dead_letters
+from rankwatch_service.log.base import Entry
+from rankwatch_service.store.engine import write
+from rankwatch_service.telemetry.batch import BadBatchError, Reason, validate
+
+router = APIRouter(tags=["ingest"])
+
+STATUS: Final = {Reason.TOO_LARGE: 413, Reason.CONTENT_TYPE: 415, Reason.MALFORMED: 400}
+"""The rest are well-formed and wrong: 422."""
+
+
+class Accepted(BaseModel):
+    """The batch is durable in the log; also said of one that came before."""
+
+    accepted: bool = True
+
+
+@router.post(
+    "/telemetry",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/msgpack": {"schema": {"type": "string", "format": "binary"}},
+                "application/json": {"schema": {"type": "object", "description": "docs/design.md, Wire"}},
+            },
+        }
+    },
+)
+async def telemetry(
+    request: Request, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.INGEST))]
+) -> Accepted:
+    """Take one batch, as msgpack or as plain JSON."""
+    content_type = request.headers.get("content-type", "")
+    encoding = request.headers.get("content-encoding", "identity")
+    body = b""
+    try:
+        body = await read_body(request)
+        # Checking a large batch takes milliseconds, which other requests need not wait for.
+        batch = await run_in_threadpool(read_batch, body, content_type, encoding)
+        if not identity.may_see(batch.job):
+            raise ProblemError(403, f"this token is for job {identity.job!r} only")
+        entry = Entry(batch.job, as_msgpack(body, content_type, batch))
+        with context.counters.append_s.time():
+            await context.appends.put(entry, len(entry.value))
+    except BadBatchError as error:
+        await run_in_threadpool(refuse, context, error, body)
+        raise ProblemError(STATUS.get(error.reason, 422), f"{error.reason}: {error.detail}") from error
+    except NotNowError as error:
+        context.counters.batches.labels("busy").inc()
+        told = f"it cannot be stored now ({error}); keep it and try again"
+        raise ProblemError(503, told, headers={"Retry-After": str(RETRY_AFTER_S)}) from error
+    context.counters.batches.labels("accepted").inc()
+    context.counters.bytes.inc(len(body))
+    return Accepted()
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body.
+
+    Raises:
+        BadBatchError: it is too long.
+    """
+    try:
+        return await request.body()
+    except HTTPException as error:
+        raise BadBatchError(Reason.TOO_LARGE, str(error.detail)) from error
+
+
+def read_batch(body: bytes, content_type: str, encoding: str) -> wire.Batch:
+    """The checked batch.
+
+    Raises:
+        BadBatchError: it can never be accepted.
+    """
+    if encoding != "identity":
+        raise BadBatchError(Reason.CONTENT_TYPE, f"Content-Encoding {encoding!r}: send the body as it is")
+    return validate(body, content_type)
+
+
+def as_msgpack(body: bytes, content_type: str, batch: wire.Batch) -> bytes:
+    """The batch as the log holds it: what came, unless it came as JSON."""
+    return wire.encode(batch) if "json" in content_type.lower() else body
+
+
+def refuse(context: Context, error: BadBatchError, body: bytes) -> None:
+    """Count what can never be accepted, and keep it with its reason."""
+    context.counters.batches.labels(error.reason).inc()
+    with write(context.engine) as connection:
+        dead_letters.keep(connection, "api", error.reason, error.detail, body, context.clock.unix_ns())

@@ -1,0 +1,234 @@
+"""A job's measured values for charts: lines over steps, and a heat map of ranks over steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
+from sqlalchemy import select
+
+from rankwatch.wire import METRIC_NAME_BYTES_MAX
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.series.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
+from rankwatch_service.series.query import (
+    POINTS_MAX,
+    RANKS_MAX,
+    HeatMap,
+    Reduce,
+    Side,
+    heat_map,
+    metrics,
+    series,
+)
+from rankwatch_service.series.rollups import Single
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Job
+
+router = APIRouter(prefix="/jobs/{job}", tags=["charts"])
+
+DIGITS: Final = 5
+"""Significant digits of a value: more than a pixel can show."""
+
+COLUMNS_MAX: Final = 1_000
+ROWS_MAX: Final = 1_024
+"""Rows of a heat map: more ranks share them, the highest (or lowest) value of each row shows."""
+
+JSON_CELLS_MAX: Final = 60_000
+TILE_CELLS_MAX: Final = 320_000
+"""Cells of one heat map: 200 KB as it is sent, compressed. More rows get fewer columns."""
+
+Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+# The prefix `phase.` comes on top of a name.
+MetricName = Annotated[str, Query(min_length=1, max_length=METRIC_NAME_BYTES_MAX + 6)]
+Step = Annotated[int | None, Query(ge=0, lt=2**53)]
+Columns = Annotated[int, Query(ge=1, le=COLUMNS_MAX)]
+Rows = Annotated[int, Query(ge=1, le=ROWS_MAX)]
+Values = list[float | None]
+
+
+class Metrics(BaseModel):
+    """Names of what a job measures."""
+
+    items: list[str]
+
+
+class Line(BaseModel):
+    """Lowest and highest finite value of each point; null where there is none. `mark`: 0 absent, 1 finite, 2 -Inf,
+    3 Inf, 4 NaN, the highest that occurs.
+    """
+
+    name: str
+    low: Values
+    high: Values
+    mark: list[int]
+
+
+class Segment(BaseModel):
+    """One attempt's part of a series; `step` is the first step of each point. `missing` are steps from which on values
+    are missing that were due, at most one within each point.
+    """
+
+    attempt: str
+    step: list[int]
+    lines: list[Line]
+    missing: list[int]
+
+
+class Series(BaseModel):
+    """A metric over steps."""
+
+    metric: str
+    segments: list[Segment]
+
+
+class Heat(BaseModel):
+    """A metric over ranks and steps: `high[row][column]`, `mark` as in `Line`. `step` is each column's first step,
+    `rank` each row's first rank.
+    """
+
+    metric: str
+    step: list[int]
+    rank: list[int]
+    high: list[Values]
+    mark: list[list[int]]
+
+
+@router.get("/metrics")
+def list_metrics(job: str, context: Ctx, _identity: Reader) -> Metrics:
+    """What the job measures."""
+    _require_job(context, job)
+    return Metrics(items=metrics(context.engine, job))
+
+
+@router.get("/series")
+def show_series(
+    job: str,
+    context: Ctx,
+    _identity: Reader,
+    metric: MetricName,
+    from_step: Step = None,
+    to_step: Step = None,
+    ranks: Annotated[str | None, Query(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$", max_length=1_000)] = None,
+    reduce: Annotated[Reduce, Query()] = Reduce.MEAN,
+    points: Annotated[int, Query(ge=1, le=POINTS_MAX)] = 1_000,
+) -> Series:
+    """A metric over steps, one segment for each attempt. `ranks` are like 0,4-7."""
+    _require_job(context, job)
+    chosen = _ranks(ranks) if ranks else []
+    found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
+    segments = [
+        Segment(
+            attempt=segment.attempt,
+            step=segment.step.tolist(),
+            lines=[
+                Line(name=line.name, low=_shown(line.low), high=_shown(line.high), mark=line.mark.tolist())
+                for line in segment.lines
+            ],
+            missing=segment.missing.tolist(),
+        )
+        for segment in found
+    ]
+    return Series(metric=metric, segments=segments)
+
+
+@router.get("/heatmap")
+def show_heat_map(
+    job: str,
+    context: Ctx,
+    _identity: Reader,
+    metric: MetricName,
+    columns: Columns = 300,
+    rows: Rows = ROWS_MAX,
+    from_step: Step = None,
+    to_step: Step = None,
+) -> Heat:
+    """A metric over all ranks and steps: in at most `rows` rows and `columns` columns, fewer of these for many rows.
+    Each cell shows the highest value that it stands for.
+    """
+    ranks = _require_job(context, job)
+    found = _heat_map(context, job, metric, ranks, (columns, rows, JSON_CELLS_MAX), (from_step, to_step), Side.HIGH)
+    return Heat(
+        metric=metric,
+        step=found.step.tolist(),
+        rank=found.rank.tolist(),
+        high=[_shown(row) for row in found.value],
+        mark=found.mark.tolist(),
+    )
+
+
+@router.get(
+    "/heatmap.bin",
+    description=LAYOUT,
+    response_class=Response,
+    responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def show_heat_tile(
+    job: str,
+    request: Request,
+    context: Ctx,
+    _identity: Reader,
+    metric: MetricName,
+    columns: Columns = 300,
+    rows: Rows = ROWS_MAX,
+    from_step: Step = None,
+    to_step: Step = None,
+    side: Side = Side.HIGH,
+) -> Response:
+    """As `LAYOUT` says."""
+    ranks = _require_job(context, job)
+    found = _heat_map(context, job, metric, ranks, (columns, rows, TILE_CELLS_MAX), (from_step, to_step), side)
+    data = tile(found)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(data, media_type=MEDIA_TYPE)
+    headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(gzipped(data), media_type=MEDIA_TYPE, headers=headers)
+
+
+def _heat_map(
+    context: Context,
+    job: str,
+    metric: str,
+    ranks: int,
+    size: tuple[int, int, int],
+    steps: tuple[int | None, int | None],
+    side: Side,
+) -> HeatMap:
+    """A map of (columns, rows, cells) at most."""
+    columns, rows, cells = size
+    fitting = cells // min(rows, max(ranks, 1))
+    from_step, to_step = steps
+    return heat_map(context.engine, job, metric, min(columns, fitting), rows, from_step or 0, to_step, side)
+
+
+def _require_job(context: Context, job: str) -> int:
+    """The job's world size; 404 if there is no such job."""
+    with read(context.engine) as connection:
+        world_size = connection.scalar(select(Job.world_size).where(Job.name == job))
+    if world_size is None:
+        raise not_found("job", job)
+    return world_size
+
+
+def _ranks(text: str) -> list[int]:
+    """The ranks of a text like 0,4-7.
+
+    Raises:
+        ProblemError: they are more than one answer shows.
+    """
+    chosen: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if end - begin >= RANKS_MAX or len(chosen) + end - begin >= RANKS_MAX:
+            raise ProblemError(422, f"at most {RANKS_MAX} ranks can be asked for at a time")
+        chosen += range(begin, end + 1)
+    return chosen
+
+
+def _shown(values: Single) -> Values:
+    """Values as JSON has them; what is not finite is told by its mark."""
+    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]

@@ -1,0 +1,266 @@
+"""Commands: ask a job for something, see what came of it, approve it or take it back."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, RowMapping, func, select
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.idempotency import OnceDep
+from rankwatch_service.api.http.lookup import full_id
+from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.order import Outcome, S
+from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
+from rankwatch_service.policy.checkpoint_ledger import Verdict
+from rankwatch_service.policy.policy import Action
+from rankwatch_service.policy.rollback import RollbackMode, way_back, why_none
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Command as CommandRow
+from rankwatch_service.store.models import Incident
+from rankwatch_service.store.models import Order as OrderRow
+
+router = APIRouter(tags=["commands"])
+
+REASON_CHARS_MAX: Final = 1_000
+EXPIRES_S_MAX: Final = 900.0
+RANKS_MAX: Final = 1_024
+UNHEARD_NS: Final = 20 * S
+"""Agents tell of themselves every second. After a restart of ours the last of them is back within 5 s."""
+
+PARAMS: Final[dict[str, set[str]]] = {Action.ROLLBACK: {"checkpoint", "mode"}, Action.RELAUNCH: {"culprits"}}
+"""What each action takes; the others take nothing."""
+
+Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+Commander = Annotated[Identity, Depends(Require(Scope.COMMAND))]
+
+
+class NewCommand(BaseModel):
+    """What is asked of a job."""
+
+    model_config = ConfigDict(extra="forbid")
+    action: Action
+    params: Annotated[dict[str, Any], Field(max_length=4)] = {}
+    """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
+    (default: in full where the job can, else by a relaunch). For relaunch: {"culprits": [ranks]}."""
+    reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
+    incident: Annotated[str | None, Field(max_length=200)] = None
+    expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
+    """Seconds within which it must begin."""
+
+
+class Command(BaseModel):
+    """A command. Fields are the columns of `store.models.Command`."""
+
+    id: str
+    job: str
+    attempt: str
+    action: str
+    params: dict[str, Any]
+    reason: str
+    requested_by: str
+    incident_id: str | None
+    approval_required: bool
+    state: str
+    result: str
+    mode: str
+    """Of a rollback, what goes back: full (weights, optimizer, schedulers, random states, data, step), weights, or
+    relaunch; empty before it begins, and where ranks of an older version do not say."""
+    applied_step: int | None
+    requested_unix_ns: int
+    expires_unix_ns: int
+    applied_unix_ns: int | None
+    finished_unix_ns: int | None
+
+
+class Try(BaseModel):
+    """One order of a command."""
+
+    id: str
+    phase: str
+    step: int
+    try_number: int
+    checkpoint: str
+    mode: str
+    refused: bool
+    phase_unix_ns: int
+    detail: str
+
+
+class CommandDetail(Command):
+    """A command with its tries."""
+
+    orders: list[Try]
+
+
+class Empty(BaseModel):
+    """Nothing more needs to be said."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@router.post("/jobs/{job}/commands", status_code=201, response_model=Command)
+def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+    """Ask a job for something. It is carried out on all ranks at the same step, or on none.
+
+    What cannot be done now is refused at once (409): nobody is there to do it, the job cannot, or there is no
+    checkpoint to go back to.
+    """
+
+    def work(connection: Connection) -> Command:
+        now = context.clock.unix_ns()
+        attempt = current_attempt(connection, job, now)
+        if attempt is None:
+            raise not_found("job", job)
+        params = _params(connection, job, body)
+        if obstacle := _obstacle(connection, job, attempt, body, now):
+            raise ProblemError(409, obstacle)
+        row = commands.new_command(
+            f"cmd_{secrets.token_hex(8)}",
+            job,
+            attempt,
+            body.action,
+            params=params,
+            reason=body.reason,
+            requested_by=identity.actor,
+            now_unix_ns=now,
+            incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
+            idempotency_key=f"{identity.id}:{once.key}" if once.key else None,
+            expires_s=body.expires_s,
+        )
+        commands.add(connection, row, source=once.source)
+        return Command(**row)
+
+    answer = once.write(identity, body, 201, work)
+    context.driving.wake()
+    return answer
+
+
+@router.get("/commands")
+def list_commands(
+    context: Ctx,
+    window: Wanted,
+    identity: Reader,
+    job: Annotated[list[str] | None, Query()] = None,
+    state: Annotated[list[str] | None, Query()] = None,
+    incident: Annotated[list[str] | None, Query()] = None,
+) -> Page[Command]:
+    """Commands by the time of their request, newest first."""
+    query = select(CommandRow.__table__)
+    if identity.job:
+        query = query.where(CommandRow.job == identity.job)
+    query = any_of(query, CommandRow.job, job)
+    query = any_of(query, CommandRow.state, state)
+    order = (CommandRow.requested_unix_ns, CommandRow.id)
+    purpose = f"commands {job} {state} {incident}"
+    with read(context.engine) as connection:
+        answered = [full_id(connection, Incident, one, identity) for one in incident or ()]
+        query = any_of(query, CommandRow.incident_id, answered)
+        return fetch_page(connection, query, order, window, context.seal, purpose, Command.model_validate)
+
+
+@router.get("/commands/{command_id}")
+def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDetail:
+    """One command with its tries."""
+    with read(context.engine) as connection:
+        row = _find(connection, command_id, identity)
+        tries = (
+            select(OrderRow.__table__)
+            .where(OrderRow.command_id == row["id"])
+            .order_by(func.length(OrderRow.id), OrderRow.id)
+        )
+        orders = [Try.model_validate(one) for one in connection.execute(tries).mappings()]
+    return CommandDetail(**row, orders=orders)
+
+
+@router.post("/commands/{command_id}/approve", response_model=Command)
+def approve(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+    """Let a command that waits for it be carried out. Who asked for it cannot approve it."""
+
+    def work(connection: Connection) -> Command:
+        row = _find(connection, command_id, identity)
+        if row["requested_by"] == identity.actor:
+            raise ProblemError(403, "somebody else must approve what you have asked for")
+        if row["state"] != "requested" or not row["approval_required"]:
+            raise ProblemError(409, f"the command does not wait for approval: it is {row['state']}")
+        now = context.clock.unix_ns()
+        commands.settle(connection, row["id"], Outcome("approved", f"by {identity.name}"), identity.actor, now)
+        return Command.model_validate(_find(connection, command_id, identity))
+
+    answer = once.write(identity, body, 200, work)
+    context.driving.wake()
+    return answer
+
+
+@router.post("/commands/{command_id}/cancel", response_model=Command)
+def cancel(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+    """Take a command back, as long as no rank has acted on it."""
+
+    def work(connection: Connection) -> Command:
+        row = _find(connection, command_id, identity)
+        if row["state"] not in (*commands.WAITING, "sent"):
+            raise ProblemError(409, f"it is too late: the command is {row['state']}")
+        now = context.clock.unix_ns()
+        commands.settle(connection, row["id"], Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
+        return Command.model_validate(_find(connection, command_id, identity))
+
+    answer = once.write(identity, body, 200, work)
+    context.driving.wake()
+    return answer
+
+
+def _find(connection: Connection, command_id: str, identity: Identity) -> RowMapping:
+    row = commands.get(connection, full_id(connection, CommandRow, command_id, identity))
+    if row is None or not identity.may_see(row["job"]):
+        raise not_found("command", command_id)
+    return row
+
+
+def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any]:
+    """The parameters, checked: only registered checkpoints, only ranks."""
+    unknown = sorted(set(body.params) - PARAMS.get(body.action, set()))
+    if unknown:
+        raise ProblemError(422, f"{body.action} takes no {', '.join(unknown)}")
+    if (mode := body.params.get("mode")) is not None and mode not in tuple(RollbackMode):
+        raise ProblemError(422, f"params.mode must be one of {', '.join(RollbackMode)}")
+    if (wanted := body.params.get("checkpoint")) is not None:
+        entry = next((entry for entry in checkpoints(connection, job) if entry.id == wanted), None)
+        if entry is None:
+            raise ProblemError(422, "params.checkpoint is not the id of one of the job's checkpoints")
+        if entry.verdict in (Verdict.GONE, Verdict.INCOMPLETE):
+            raise ProblemError(422, f"checkpoint {entry.id} is {entry.verdict}")
+    if (culprits := body.params.get("culprits")) is not None and not _are_ranks(culprits):
+        raise ProblemError(422, f"params.culprits must be a list of up to {RANKS_MAX} ranks")
+    return body.params
+
+
+def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, now_unix_ns: int) -> str:
+    """Why the job cannot do this now; empty if it may be tried. The driver asks again when it is its turn."""
+    views = host_views(connection, job, (attempt,))
+    if not any(now_unix_ns - view.at_unix_ns < UNHEARD_NS for view in views.values()):
+        return f"nobody can tell job {job}: no agent of attempt {attempt} was heard of for {UNHEARD_NS // S} s"
+    training = read_training(connection, job, attempt)
+    if body.action is Action.ROLLBACK:
+        mode, wanted = body.params.get("mode", ""), body.params.get("checkpoint", "")
+        entries = checkpoints(connection, job)
+        way = way_back(entries, training.can, mode, wanted=wanted)
+        return "" if way is not None else why_none(entries, training.can, mode)
+    # An attempt whose ranks have not introduced themselves yet has no hosts.
+    if training.hosts and body.action not in training.can:
+        told = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
+        return f"the job cannot be told to {body.action}; it can be told: {told}"
+    return ""
+
+
+def _are_ranks(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= RANKS_MAX
+        and all(type(rank) is int and 0 <= rank < 2**31 for rank in value)
+    )

@@ -1,0 +1,75 @@
+"""The live feed: what changed, as server-sent events with ids that survive a reconnect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from sqlalchemy import Engine, func, select
+from starlette.concurrency import run_in_threadpool
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.event_streams import PersonStreamDep
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Feed
+
+router = APIRouter(tags=["events"])
+
+RETRY_MS: Final = 3_000
+"""How long a browser waits before it connects again."""
+
+LOOK_S: Final = 10.0
+READ_MAX: Final = 500
+"""Rows of one read."""
+
+
+@router.get("/events", response_class=EventSourceResponse)
+async def events(
+    context: Ctx,
+    identity: Annotated[Identity, Depends(Require(Scope.READ))],
+    stream: PersonStreamDep,
+    job: Annotated[list[str] | None, Query()] = None,
+    after: Annotated[int | None, Query(ge=0, description="as Last-Event-ID, for clients that cannot set it")] = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Everything that changes from now on, or since an id: `event` is the topic, `data` {job, at_unix_ns, ...}.
+
+    An id that is too old (or not ours) is answered with `reset`: read everything again, then go on from its id.
+    """
+    only = [identity.job] if identity.job else job
+    async with stream:
+        oldest, newest = await run_in_threadpool(_ends, context.engine)
+        asked = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+        place = newest if asked is None else asked
+        if asked is not None and not oldest - 1 <= asked <= newest:
+            place = newest
+            yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
+        else:
+            yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
+        while not context.pulse.stopping and await stream.still_allowed():
+            generation = context.pulse.generation
+            rows = await run_in_threadpool(_after, context.engine, place, only)
+            for row in rows:
+                place = row["id"]
+                data = {"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]}
+                yield ServerSentEvent(event=row["topic"], data=data, id=str(place))
+            if len(rows) < READ_MAX:
+                await context.pulse.wait(generation, LOOK_S)
+
+
+def _ends(engine: Engine) -> tuple[int, int]:
+    """The oldest and the newest id kept; (1, 0) while there is none."""
+    with read(engine) as connection:
+        oldest, newest = connection.execute(select(func.min(Feed.id), func.max(Feed.id))).one()
+    return oldest or 1, newest or 0
+
+
+def _after(engine: Engine, place: int, jobs: list[str] | None) -> list[dict[str, Any]]:
+    query = select(Feed.__table__).where(Feed.id > place).order_by(Feed.id).limit(READ_MAX)
+    if jobs:
+        query = query.where(Feed.job.in_(("", *jobs)))
+    with read(engine) as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]

@@ -1,0 +1,100 @@
+"""Hosts and their devices: what was found on them over all jobs. Rank numbers move, hardware does not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from sqlalchemy import case, func, select
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import HostRecord
+
+router = APIRouter(prefix="/hosts", tags=["hosts"])
+
+RECORD_NS: Final = 28 * 86_400 * 10**9
+"""How far back a host's record reaches."""
+
+HOSTS_MAX: Final = 500
+Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+
+
+class Host(BaseModel):
+    """A host's record over the last 28 days."""
+
+    host: str
+    verdict: str
+    """ok, watched (one incident), probation (two, or a critical one), refused (three, or two critical ones)."""
+    incidents: int
+    critical: int
+    newest_unix_ns: int
+
+
+class HostIncident(BaseModel):
+    """One line of a record."""
+
+    id: str
+    host: str
+    device_uuid: str
+    incident_id: str
+    job: str
+    kind: str
+    severity: str
+    at_unix_ns: int
+
+
+class Hosts(BaseModel):
+    """Hosts with a record, the worst first."""
+
+    items: list[Host]
+    next_cursor: None = None
+
+
+@router.get("")
+def list_hosts(context: Ctx, _identity: Reader) -> Hosts:
+    """Hosts on which something was found in the last 28 days; all others are ok."""
+    since = context.clock.unix_ns() - RECORD_NS
+    # An incident on two devices of one host counts once.
+    count = func.count(HostRecord.incident_id.distinct())
+    critical = func.count(case((HostRecord.severity == "critical", HostRecord.incident_id)).distinct())
+    query = (
+        select(HostRecord.host, count, critical, func.max(HostRecord.at_unix_ns))
+        .where(HostRecord.at_unix_ns > since)
+        .group_by(HostRecord.host)
+        .order_by(critical.desc(), count.desc(), HostRecord.host)
+        .limit(HOSTS_MAX)
+    )
+    with read(context.engine) as connection:
+        rows = connection.execute(query).all()
+    return Hosts(
+        items=[
+            Host(host=host, verdict=verdict(n, worst), incidents=n, critical=worst, newest_unix_ns=newest)
+            for host, n, worst, newest in rows
+        ]
+    )
+
+
+@router.get("/{host}")
+def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[HostIncident]:
+    """What was found on one host, newest first."""
+    query = select(HostRecord.__table__).where(HostRecord.host == host)
+    order = (HostRecord.at_unix_ns, HostRecord.id)
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, order, window, context.seal, f"host {host}", HostIncident.model_validate)
+
+
+def verdict(incidents: int, critical: int) -> str:
+    """What a record of so many incidents, so many of them critical, says about a host.
+
+    >>> [verdict(0, 0), verdict(1, 0), verdict(1, 1), verdict(4, 0)]
+    ['ok', 'watched', 'probation', 'refused']
+    """
+    if incidents >= 3 or critical >= 2:
+        return "refused"
+    if incidents >= 2 or critical >= 1:
+        return "probation"
+    return "watched" if incidents else "ok"

@@ -1,0 +1,140 @@
+"""The policy: what is done about incidents without a person. Written as a whole, so that rules never disagree."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy import Connection
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.policy import policy
+from rankwatch_service.policy.control_records import encode_control
+from rankwatch_service.policy.rollback import RollbackMode
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.policy_rows import read_policy, write_policy
+
+router = APIRouter(prefix="/policy", tags=["policy"])
+
+RULES_MAX: Final = 200
+Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+Operator = Annotated[Identity, Depends(Require(Scope.OPERATE, every_job=True))]
+Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
+Nothing = Annotated[str, Field(max_length=0)]
+
+
+class Rule(BaseModel):
+    """One rule; the first that matches decides. An empty kind, severity or job matches every one."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    kind: Kind | Nothing = ""
+    severity: Severity | Nothing = ""
+    job: Annotated[str, Field(max_length=200)] = ""
+    confidence_min: Annotated[float, Field(ge=0, le=1)] = 0.0
+    mode: policy.Mode
+    action: policy.Action | Nothing = ""
+    rollback_mode: RollbackMode | Nothing = ""
+    """For rollback; empty: in full, else by a relaunch."""
+
+    @model_validator(mode="after")
+    def _says_what_to_do(self) -> Rule:
+        if self.mode is policy.Mode.NOTIFY and self.action:
+            raise ValueError("a rule that only notifies has no action")
+        if self.mode is not policy.Mode.NOTIFY and self.action not in policy.POLICY_ACTIONS:
+            raise ValueError(f"action must be one of {', '.join(policy.POLICY_ACTIONS)}")
+        if self.rollback_mode and self.action != policy.Action.ROLLBACK:
+            raise ValueError("only a rule that orders a rollback has a rollback_mode")
+        return self
+
+
+class Limits(BaseModel):
+    """Bounds on acting without a person."""
+
+    model_config = ConfigDict(extra="forbid")
+    actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.Limits().actions_per_hour
+    cool_down_s: Annotated[float, Field(ge=0, le=86_400)] = policy.Limits().cool_down_s
+    confidence_min: Annotated[float, Field(ge=0, le=1)] = policy.Limits().confidence_min
+    approval_ranks: Annotated[int, Field(ge=0, le=2**31)] = policy.Limits().approval_ranks
+
+
+class Policy(BaseModel):
+    """The whole policy."""
+
+    model_config = ConfigDict(extra="forbid")
+    hands_off: bool = False
+    limits: Limits = Limits()
+    rules: Annotated[list[Rule], Field(max_length=RULES_MAX)] = []
+
+
+class HandsOff(BaseModel):
+    """The switch that keeps the policy from doing anything."""
+
+    model_config = ConfigDict(extra="forbid")
+    hands_off: bool
+
+
+@router.get("")
+def show_policy(context: Ctx, _identity: Reader) -> Policy:
+    """The policy in force."""
+    with read(context.engine) as connection:
+        return _shown(read_policy(connection))
+
+
+@router.put("")
+def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
+    """Replace the policy."""
+    ids = [rule.id for rule in body.rules]
+    if len(set(ids)) != len(ids):
+        raise ProblemError(422, "two rules have the same id")
+    rules = tuple(
+        policy.Rule(
+            rule.id,
+            rule.mode,
+            str(rule.kind),
+            str(rule.severity),
+            rule.job,
+            rule.confidence_min,
+            str(rule.action),
+            str(rule.rollback_mode),
+        )
+        for rule in body.rules
+    )
+    wanted = policy.Policy(rules, policy.Limits(**body.limits.model_dump()), body.hands_off)
+    with write(context.engine) as connection:
+        _store(context, connection, identity, wanted, "policy.set")
+    return body
+
+
+@router.put("/hands-off")
+def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> Policy:
+    """Throw the switch: whoever is on call may, whatever the rules say."""
+    with write(context.engine) as connection:
+        wanted = replace(read_policy(connection), hands_off=body.hands_off)
+        _store(context, connection, identity, wanted, "policy.hands_off")
+    return _shown(wanted)
+
+
+def _store(context: Context, connection: Connection, identity: Identity, wanted: policy.Policy, what: str) -> None:
+    now = context.clock.unix_ns()
+    write_policy(connection, wanted, now)
+    record = policy.policy_record(wanted)
+    context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
+    audit_trail.append(connection, now, identity.actor, what, "policy", "ok", fields=asdict(wanted))
+
+
+def _shown(stored: policy.Policy) -> Policy:
+    return Policy.model_validate(
+        {
+            "hands_off": stored.hands_off,
+            "limits": asdict(stored.limits),
+            "rules": [asdict(rule) for rule in stored.rules],
+        }
+    )

@@ -1,0 +1,215 @@
+"""Receivers, silences and deliveries: who is told, who is not, and what came of it."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from ipaddress import ip_address
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from sqlalchemy import Connection, delete, insert, select, update
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.idempotency import OnceDep
+from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.notify.address import AddressError, check_address, checked_url
+from rankwatch_service.notify.receivers import TOPIC_URL, tell_stream
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Delivery as DeliveryRow
+from rankwatch_service.store.models import Outbox
+from rankwatch_service.store.models import Receiver as ReceiverRow
+
+router = APIRouter(tags=["notifications"])
+
+RECEIVERS_MAX: Final = 100
+"""Every incident is matched against all of them inside stream's transaction."""
+
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - it marks one
+SECRET_BYTES: Final = 32
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Jobs = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
+Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
+
+
+TOLD_BY_DEFAULT: Final = (Severity.CRITICAL, Severity.WARNING)
+"""What is only worth knowing is on the pages; whoever wants it as a message asks for it."""
+
+
+class ReceiverSettings(BaseModel):
+    """Where messages go and which. An empty list means all."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: Annotated[str, Field(max_length=2_000)]
+    kinds: list[Kind] = []
+    severities: list[Severity] = list(TOLD_BY_DEFAULT)
+    jobs: Jobs = []
+    enabled: bool = True
+
+    @field_validator("url")
+    @classmethod
+    def _leads_somewhere(cls, url: str) -> str:
+        if url == TOPIC_URL:
+            return url
+        try:
+            checked_url(url)
+        except AddressError as error:
+            raise ValueError(f"{error}; or it is kafka:") from error
+        return url
+
+
+class NewReceiver(ReceiverSettings):
+    """A receiver to add."""
+
+    name: Name
+    secret: Annotated[str | None, Field(max_length=200)] = None
+    """whsec_ and base64 of 24 to 64 bytes; one is made where none is given."""
+
+    @field_validator("secret")
+    @classmethod
+    def _is_secret(cls, secret: str | None) -> str | None:
+        if secret is not None:
+            try:
+                key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+            except ValueError:
+                key = b""
+            if not secret.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
+                raise ValueError("must be whsec_ and the base64 of 24 to 64 bytes")
+        return secret
+
+
+class Receiver(BaseModel):
+    """A receiver, without its secret."""
+
+    name: str
+    url: str
+    kinds: list[str]
+    severities: list[str]
+    jobs: list[str]
+    enabled: bool
+    disabled_reason: str
+    created_unix_ns: int
+
+
+class CreatedReceiver(Receiver):
+    """A new receiver with the secret that its messages are signed with."""
+
+    secret: str
+
+
+class Delivery(BaseModel):
+    """One try to deliver one notification."""
+
+    id: int
+    outbox_id: str
+    receiver: str
+    incident_id: str
+    transition: int
+    at_unix_ns: int
+    status: int | None
+    error: str
+    seconds: float
+
+
+@router.get("/receivers")
+def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Receiver]:
+    """All receivers, by name, descending."""
+    with read(context.engine) as connection:
+        query = select(ReceiverRow.__table__)
+        order = (ReceiverRow.name,)
+        return fetch_page(connection, query, order, window, context.seal, "receivers", Receiver.model_validate)
+
+
+@router.post("/receivers", status_code=201, response_model=CreatedReceiver)
+def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin) -> Response:
+    """Tell another receiver about incidents from now on."""
+    _check_target(context, body)
+
+    def work(connection: Connection) -> CreatedReceiver:
+        names = set(connection.execute(select(ReceiverRow.name)).scalars())
+        if body.name in names:
+            raise ProblemError(409, f"there is a receiver {body.name!r} already")
+        if len(names) >= RECEIVERS_MAX:
+            raise ProblemError(409, f"there are {RECEIVERS_MAX} receivers already, which is the limit")
+        secret = body.secret or SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+        row = body.model_dump(mode="json") | {
+            "secret": secret,
+            "disabled_reason": "",
+            "created_unix_ns": context.clock.unix_ns(),
+        }
+        connection.execute(insert(ReceiverRow).values(**row))
+        _changed(context, connection, identity, "receiver.add", body.name, body.url)
+        return CreatedReceiver(**row)
+
+    return once.write(identity, body, 201, work)
+
+
+@router.put("/receivers/{name}")
+def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
+    """Change where messages go and which; also switches a disabled receiver on again."""
+    _check_target(context, body)
+    with write(context.engine) as connection:
+        columns = body.model_dump(mode="json") | {"disabled_reason": "" if body.enabled else "switched off"}
+        if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
+            raise not_found("receiver", name)
+        _changed(context, connection, identity, "receiver.change", name, body.url)
+        query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
+        return Receiver.model_validate(connection.execute(query).mappings().one())
+
+
+@router.delete("/receivers/{name}", status_code=204)
+def remove_receiver(name: str, context: Ctx, identity: Admin) -> None:
+    """Tell it nothing more; what still waits in its outbox is given up."""
+    with write(context.engine) as connection:
+        if not connection.execute(delete(ReceiverRow).where(ReceiverRow.name == name)).rowcount:
+            raise not_found("receiver", name)
+        _changed(context, connection, identity, "receiver.remove", name, "")
+
+
+@router.get("/deliveries")
+def list_deliveries(
+    context: Ctx,
+    window: Wanted,
+    _identity: Reader,
+    receiver: Annotated[list[str] | None, Query()] = None,
+    incident: Annotated[list[str] | None, Query()] = None,
+) -> Page[Delivery]:
+    """Tries to deliver, newest first."""
+    query = select(DeliveryRow.__table__, Outbox.receiver, Outbox.incident_id, Outbox.transition).join(
+        Outbox, Outbox.id == DeliveryRow.outbox_id
+    )
+    query = any_of(query, Outbox.receiver, receiver)
+    query = any_of(query, Outbox.incident_id, incident)
+    purpose = f"deliveries {receiver} {incident}"
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, (DeliveryRow.id,), window, context.seal, purpose, Delivery.model_validate)
+
+
+def _check_target(context: Context, receiver: ReceiverSettings) -> None:
+    """Refuse now what could never be delivered; what a name leads to is looked up at each try."""
+    if receiver.url == TOPIC_URL:
+        if not context.settings.kafka:
+            raise ProblemError(422, "this service runs without Kafka, so it has no incidents topic")
+        return
+    try:
+        address = ip_address(checked_url(receiver.url)[0])
+    except ValueError:
+        return  # a name
+    try:
+        check_address(address, context.settings.notify_allow_private)
+    except AddressError as error:
+        raise ProblemError(422, str(error)) from error
+
+
+def _changed(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
+    """Tell stream who the receivers are now, and the audit trail who changed them."""
+    tell_stream(connection, context.controls)
+    host = urlsplit(url).hostname or ""  # a webhook's path is often its password
+    audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

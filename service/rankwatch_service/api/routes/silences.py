@@ -1,0 +1,136 @@
+"""Silences: mute notifications that match, until a time. Incidents open all the same."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, RowMapping, insert, select, update
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.idempotency import OnceDep
+from rankwatch_service.api.http.lookup import full_id
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.orders import commands
+from rankwatch_service.policy.control_records import SilenceSet, encode_control
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Silence as SilenceRow
+
+router = APIRouter(prefix="/silences", tags=["notifications"])
+
+LONGEST_NS: Final = 30 * 86_400 * 10**9
+"""A silence that outlives the memory of whoever made it hides the next fault."""
+
+ACTIVE_MAX: Final = 500
+"""Every notification is matched against all of them inside stream's transaction."""
+
+Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
+
+
+class NewSilence(BaseModel):
+    """What to mute. An empty job, kind or scope matches every one."""
+
+    model_config = ConfigDict(extra="forbid")
+    job: Annotated[str, Field(max_length=200)] = ""
+    kind: Kind | Annotated[str, Field(max_length=0)] = ""
+    scope: Annotated[str, Field(max_length=300)] = ""
+    starts_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    """null: now."""
+    ends_unix_ns: Annotated[int, Field(ge=0, lt=2**63)]
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class Silence(BaseModel):
+    """A silence."""
+
+    id: str
+    job: str
+    kind: str
+    scope: str
+    starts_unix_ns: int
+    ends_unix_ns: int
+    created_by: str
+    comment: str
+
+
+@router.get("")
+def list_silences(
+    context: Ctx, window: Wanted, identity: Reader, active: Annotated[bool | None, Query()] = None
+) -> Page[Silence]:
+    """Silences by their end, latest first; `active=true` leaves out those that have ended."""
+    query = select(SilenceRow.__table__)
+    if identity.job:
+        query = query.where(SilenceRow.job.in_(("", identity.job)))
+    if active is not None:
+        lasting = SilenceRow.ends_unix_ns > context.clock.unix_ns()
+        query = query.where(lasting if active else ~lasting)
+    order = (SilenceRow.ends_unix_ns, SilenceRow.id)
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, order, window, context.seal, f"silences {active}", Silence.model_validate)
+
+
+@router.post("", status_code=201, response_model=Silence)
+def add_silence(body: NewSilence, context: Ctx, once: OnceDep, identity: Operator) -> Response:
+    """Mute from now on, or from a time on."""
+    if identity.job and body.job != identity.job:
+        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+    now = context.clock.unix_ns()
+    starts = now if body.starts_unix_ns is None else body.starts_unix_ns
+    if not max(now, starts) < body.ends_unix_ns <= now + LONGEST_NS:
+        raise ProblemError(422, "ends_unix_ns must lie after the start and in the next 30 days")
+
+    def work(connection: Connection) -> Silence:
+        lasting = select(SilenceRow.id).where(SilenceRow.ends_unix_ns > now).limit(ACTIVE_MAX)
+        if len(connection.execute(lasting).all()) >= ACTIVE_MAX:
+            raise ProblemError(409, f"there are {ACTIVE_MAX} silences already, which is the limit")
+        row = body.model_dump(mode="json") | {
+            "id": f"sil_{secrets.token_hex(8)}",
+            "starts_unix_ns": starts,
+            "created_by": identity.actor,
+        }
+        connection.execute(insert(SilenceRow).values(**row))
+        silence = Silence(**row)
+        _changed(context, connection, identity, "silence.add", silence)
+        return silence
+
+    return once.write(identity, body, 201, work)
+
+
+@router.delete("/{silence_id}", status_code=204)
+def end_silence(silence_id: str, context: Ctx, identity: Operator) -> None:
+    """End a silence now."""
+    now = context.clock.unix_ns()
+    with write(context.engine) as connection:
+        silence = Silence.model_validate(_find(connection, silence_id, identity))
+        if silence.ends_unix_ns <= now:
+            return
+        ended = silence.model_copy(update={"ends_unix_ns": now})
+        connection.execute(update(SilenceRow).where(SilenceRow.id == silence.id).values(ends_unix_ns=now))
+        _changed(context, connection, identity, "silence.end", ended)
+
+
+def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMapping:
+    full = full_id(connection, SilenceRow, silence_id, identity)
+    query = select(SilenceRow.__table__).where(SilenceRow.id == full)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None or not identity.may_see(row["job"]):
+        raise not_found("silence", silence_id)
+    return row
+
+
+def _changed(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
+    record = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
+    key = silence.job or ALL_JOBS
+    context.controls.append_in(connection, [Entry(key, encode_control(record))])
+    now = context.clock.unix_ns()
+    fields = silence.model_dump()
+    audit_trail.append(connection, now, identity.actor, what, silence.id, "ok", fields=fields)
+    commands.tell(connection, "silence", silence.job, fields, now)

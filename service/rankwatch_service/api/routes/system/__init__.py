@@ -1,0 +1,1 @@
+"""The service itself: health, metrics, tokens, sessions, the audit trail."""

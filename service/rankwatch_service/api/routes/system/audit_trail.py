@@ -1,0 +1,97 @@
+"""The audit trail and the dead letters: what was done, and what could not be used."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel
+from sqlalchemy import RowMapping, select
+
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Audit as AuditRow
+from rankwatch_service.store.models import DeadLetter as DeadLetterRow
+
+router = APIRouter(tags=["audit"])
+Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
+Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+
+
+class AuditLine(BaseModel):
+    """Who did what to what, and what came of it."""
+
+    id: int
+    at_unix_ns: int
+    actor: str
+    source: str
+    action: str
+    target: str
+    outcome: str
+    fields: dict[str, Any]
+    previous_sha256: str
+    sha256: str
+
+
+class Chain(BaseModel):
+    """Whether the trail is whole."""
+
+    whole: bool
+    first_broken_id: int | None
+
+
+class DeadLetter(BaseModel):
+    """A record that could not be used."""
+
+    id: int
+    source: str
+    reason: str
+    detail: str
+    value_base64: str
+    """What was kept of it."""
+    at_unix_ns: int
+
+
+@router.get("/audit")
+def list_audit(
+    context: Ctx,
+    window: Wanted,
+    _identity: Admin,
+    target: Annotated[list[str] | None, Query()] = None,
+    action: Annotated[list[str] | None, Query()] = None,
+) -> Page[AuditLine]:
+    """Audit rows, newest first."""
+    query = select(AuditRow.__table__)
+    query = any_of(query, AuditRow.target, target)
+    query = any_of(query, AuditRow.action, action)
+    purpose = f"audit {target} {action}"
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, (AuditRow.id,), window, context.seal, purpose, AuditLine.model_validate)
+
+
+@router.get("/audit/chain")
+def check_chain(context: Ctx, _identity: Admin) -> Chain:
+    """Follow the chain of hashes through the whole trail."""
+    with read(context.engine) as connection:
+        broken = audit_trail.verify(connection)
+    return Chain(whole=broken is None, first_broken_id=broken)
+
+
+@router.get("/dead-letters")
+def list_dead_letters(
+    context: Ctx, window: Wanted, _identity: Reader, reason: Annotated[list[str] | None, Query()] = None
+) -> Page[DeadLetter]:
+    """Records that could not be used, newest first."""
+    query = select(DeadLetterRow.__table__)
+    query = any_of(query, DeadLetterRow.reason, reason)
+
+    def shown(row: RowMapping) -> DeadLetter:
+        return DeadLetter(**row, value_base64=base64.b64encode(row["value"]).decode())
+
+    purpose = f"dead letters {reason}"
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, (DeadLetterRow.id,), window, context.seal, purpose, shown)

@@ -1,0 +1,24 @@
+"""`GET stream`: how far it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
+from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.store.engine import read
+
+router = APIRouter(prefix="/stream", tags=["stream"])
+
+
+@router.get("")
+def stream_state(
+    context: Ctx, _identity: Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+) -> StreamState:
+    """Partitions and processes of stream."""
+    with read(context.engine) as connection:
+        in_store = not context.settings.kafka
+        return StreamState(partitions=partitions(connection, in_store), processes=processes(connection))

@@ -1,0 +1,178 @@
+"""`rankwatch doctor`: checks what rankwatch needs, here and at the service, and says what to do about each finding."""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+from rich.text import Text
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA, TOKEN, URL
+
+if TYPE_CHECKING:
+    from rankwatch_service.settings import Settings
+
+DISK_BYTES_MIN: Final = 1_000_000_000
+SHARED_MEMORY_BYTES_MIN: Final = 32_000_000
+"""16 recorders of 2 MB each."""
+CLOCK_SKEW_MAX_S: Final = 5.0
+
+OPTIONAL: Final = (
+    ("torch", "gradient norms, fingerprints and rollback"),
+    ("pynvml", "GPU counters"),
+    ("kafka", "the Kafka log"),
+    ("psycopg", "PostgreSQL"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One answer: ok, note (fine without it) or finding."""
+
+    name: str
+    verdict: str
+    told: str
+
+
+def doctor(
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Check this machine, the database, Kafka and the service. Exits with 1 if something needs attention."""
+    from rankwatch_service.cli.commands.roles import settings
+
+    configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    checks = [*_machine(configured), *_database(configured), *_kafka(configured), *_service(url, token)]
+    styles = {"ok": "green", "note": "dim", "finding": "bold red"}
+    output.show(
+        ({"check": check.name, "verdict": check.verdict, "told": check.told} for check in checks),
+        as_json,
+        {
+            "check": lambda one: output.plain(one["check"]),
+            "": lambda one: Text(one["verdict"], style=styles[one["verdict"]]),
+            "told": lambda one: output.plain(one["told"]),
+        },
+        "",
+    )
+    if any(check.verdict == "finding" for check in checks):
+        raise typer.Exit(Status.FINDINGS)
+
+
+def _machine(configured: Settings) -> Iterator[Check]:
+    yield Check("version", "ok", f"rankwatch {metadata.version('rankwatch')}")
+    for module, use in OPTIONAL:
+        if find_spec(module):
+            yield Check(module, "ok", use)
+        else:
+            yield Check(module, "note", f"not installed; only needed for {use}")
+    yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)
+    yield _space("data folder", configured.data_dir, DISK_BYTES_MIN)
+
+
+def _recorder_folder(named: str | None) -> Path:
+    shared = Path("/dev/shm")  # noqa: S108 - where recorders lie
+    return Path(named) if named else shared if shared.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
+
+
+def _space(name: str, folder: Path, bytes_min: int) -> Check:
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not os.access(existing, os.W_OK):
+        return Check(name, "finding", f"{existing} is not writable")
+    free = shutil.disk_usage(existing).free
+    if free < bytes_min:
+        return Check(name, "finding", f"{existing} has {free / 1e6:,.0f} MB left, {bytes_min / 1e6:,.0f} MB are wanted")
+    return Check(name, "ok", f"{folder}, {free / 1e6:,.0f} MB free")
+
+
+def _database(configured: Settings) -> Iterator[Check]:
+    from rankwatch_service.cli.database import database_in_force
+    from rankwatch_service.store.engine import address_of, open_engine
+    from rankwatch_service.store.errors import StoreError
+    from rankwatch_service.store.migrate import check
+
+    try:
+        url = database_in_force(configured)
+        address = address_of(url)
+    except StoreError as error:
+        yield Check("database", "finding", str(error))
+        return
+    shown = address.render_as_string(hide_password=True)
+    if address.get_backend_name() == "sqlite" and not Path(address.database or "").exists():
+        yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` makes it")
+        return
+    try:
+        engine = open_engine(url)
+        check(engine)
+        engine.dispose()
+        yield Check("database", "ok", shown)
+    except (StoreError, OSError) as error:
+        yield Check("database", "finding", f"{shown}: {error}")
+
+
+def _kafka(configured: Settings) -> Iterator[Check]:
+    if not configured.kafka:
+        return
+    if not find_spec("kafka"):
+        yield Check("Kafka", "finding", "its client is not installed: pip install 'rankwatch[kafka]'")
+        return
+    from rankwatch.kafka.client import KafkaAwayError
+    from rankwatch_service.log.kafka_topics import topic_partitions
+
+    try:
+        found = topic_partitions(configured)
+    except KafkaAwayError as error:
+        yield Check("Kafka", "finding", str(error))
+        return
+    yield Check("Kafka", "ok", f"{configured.kafka} lets us in")
+    for topic, partitions in found.items():
+        if partitions:
+            yield Check("topic", "ok", f"{topic}, {partitions} partitions")
+        else:
+            yield Check("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` makes it")
+
+
+def _service(url: str | None, token: str | None) -> Iterator[Check]:
+    from rankwatch_service.cli.options import connect
+
+    client = connect(url, token)
+    try:
+        date = client.head_date("/livez")
+    except CliError as error:
+        yield Check("service", "note", f"{error}; `rankwatch up` starts one")
+        return
+    yield Check("service", "ok", f"{client.url} answers")
+    yield _clock(date)
+    yield _asked("service ready", "all its parts work", lambda: client.get("/readyz"))
+    yield _asked("token", "may read", lambda: client.get("/api/v1/jobs", limit=1))
+
+
+def _asked(name: str, told: str, ask: Callable[[], object]) -> Check:
+    try:
+        ask()
+    except CliError as error:
+        return Check(name, "finding", str(error))
+    return Check(name, "ok", told)
+
+
+def _clock(date: str) -> Check:
+    from rankwatch_service.clock import SystemClock
+
+    skew_s = SystemClock().unix_ns() / 1e9 - email.utils.parsedate_to_datetime(date).timestamp()
+    # The header has whole seconds, so up to one of them is not skew.
+    if abs(skew_s - 0.5) > CLOCK_SKEW_MAX_S:
+        return Check("clock", "finding", f"this machine's clock differs from the service's by {skew_s:.0f} s")
+    return Check("clock", "ok", "agrees with the service's")

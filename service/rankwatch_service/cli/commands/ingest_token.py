@@ -1,0 +1,31 @@
+"""`rankwatch token ingest`: the token of the collectors, kept in a file that they can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.database import existing_database
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import DATA, DATABASE_URL
+
+
+def ingest(
+    file: Annotated[Path, typer.Argument(help="Where it lies; its owner alone may read it.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """See to it that this file holds a good ingest token: the one that is there, or a new one."""
+    from rankwatch_service.api.http.access import TokenKind
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.up import keep_token
+
+    try:
+        with existing_database(data, database_url) as engine:
+            keep_token(engine, file, SystemClock(), TokenKind.INGEST)
+    except OSError as error:
+        raise CliError(Status.USAGE, f"{file}: {error.strerror}") from error
+    output.note(f"{file} holds a good ingest token")

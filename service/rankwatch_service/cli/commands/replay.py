@@ -1,0 +1,179 @@
+"""`rankwatch replay`: what the detectors would have said about recorded telemetry."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import JSON
+
+if TYPE_CHECKING:
+    from rankwatch_service.incidents.model import Incident
+    from rankwatch_service.replay.run import OnProgress, Outcome
+
+FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
+# Whether they can be read is said where they are opened, like everything else that is wrong with a file.
+FILES = Annotated[list[Path], typer.Argument(help=FILES_HELP, readable=False)]
+NAME = Annotated[str, typer.Option("--job", help="What to call the job.")]
+MAP = Annotated[list[str] | None, typer.Option("--map", metavar="A=B,…", help="The file's column A is the known B.")]
+UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
+CONFIG_HELP: Final = "Other settings: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
+COMPARE_HELP: Final = "Print only the incidents that these settings and --detector-config do not share."
+COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
+
+
+def replay(
+    files: FILES,
+    job: NAME = "replay",
+    mapping: MAP = None,
+    as_json: JSON = False,
+    until_step: UNTIL = None,
+    detector_config: CONFIG = "default",
+    compare: COMPARE = None,
+) -> None:
+    """Run the detectors over recorded telemetry, offline: what would have been told, and when.
+
+    Files have one row for each rank and step, or for each step of a job,
+    in the order of steps: all ranks of a step, then those of the next.
+    Needed is [bold]step[/bold]. Known columns, others are metrics of their own:
+
+      time_s rank host dp tp pp attempt kind (train, eval, checkpoint)
+      step_time_s busy_s busy_cpu_s wait_s data_wait_s forward_s
+      backward_s collective_s optimizer_s loss grad_norm local_grad_norm
+      tokens tokens_squared nonfinite fingerprint
+
+    An empty field is not measured; nan and inf are values.
+
+    [bold]Examples[/bold]
+
+      rankwatch simulate --fault hang:rank=3,at=500 -o job.parquet
+      rankwatch replay job.parquet
+      rankwatch replay log.csv --map global_step=step,train/loss=loss
+      rankwatch replay rank-*.csv.gz --json
+      rankwatch replay job.parquet --compare straggler.budget=0.1
+
+    Exit status: 0, with incidents or without; 1, a file is wrong (what
+    stands before the wrong row is judged and printed); 2, wrong usage.
+    """
+    from rankwatch_service.replay.configure import read_config
+    from rankwatch_service.replay.layout import ReplayError, parse_mapping
+    from rankwatch_service.replay.run import replay as run
+    from rankwatch_service.replay.sources import open_source
+
+    try:
+        configs = [read_config(text) for text in (detector_config, compare) if text is not None]
+        columns = parse_mapping(",".join(mapping or []))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    began = time.perf_counter()
+    try:
+        sources = [open_source(path) for path in files]
+        with _progress(sum(source.total for source in sources)) as progress:
+            outcome = run(sources, columns, configs, job=job, until_step=until_step, progress=progress)
+    except ReplayError as error:
+        raise CliError(Status.FINDINGS, str(error)) from error
+    seconds = time.perf_counter() - began
+    names = (detector_config, compare or "")
+    _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
+    if outcome.broken is not None:
+        raise CliError(Status.FINDINGS, str(outcome.broken))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnProgress]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=max(total, 1))
+        yield lambda done, _: bar.update(task, completed=done)
+
+
+def _lists(outcome: Outcome, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
+    """What to print, each with the settings it belongs to where there are two."""
+    from rankwatch_service.replay.report import unshared
+
+    if len(outcome.incidents) == 1:
+        return [("", outcome.incidents[0])]
+    return [(f"only with {name}", list(only)) for name, only in zip(names, unshared(*outcome.incidents), strict=True)]
+
+
+def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+    from rankwatch_service.replay.report import as_json, summary
+
+    def line(thing: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(thing, ensure_ascii=False) + "\n")
+
+    for which, incidents in _lists(outcome, names):
+        for incident in incidents:
+            line(as_json(incident, outcome.named) | ({"found": which} if which else {}))
+    line({"summary": summary(outcome, seconds)})
+
+
+def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+    from rich.console import Console
+
+    from rankwatch_service.replay.report import LEFT_OUT, UNTOLD, missing, what_was_read
+
+    console = Console(highlight=False)
+    if outcome.rows or outcome.broken is None:
+        console.print(what_was_read(outcome, seconds), markup=False)
+    lists = _lists(outcome, names)
+    if len(lists) > 1:
+        shared = len(outcome.incidents[0]) - len(lists[0][1])
+        console.print(f"\nFound with both settings: {shared} incident{'s' * (shared != 1)}.")
+    for which, incidents in lists:
+        head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
+        console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
+        for incident in incidents:
+            _describe(console, incident, outcome.named)
+    notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
+    notes = ["Not looked for, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
+    notes.append(f"Never looked for, since no file tells of it: {', '.join(UNTOLD)}")
+    notes += [
+        f"Left out: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
+    ]
+    if outcome.left_out_columns:
+        notes.append(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}")
+    console.print()
+    for note in notes:
+        console.print(note, style="dim", markup=False)
+    for failure in outcome.failures:
+        console.print(f"A detector failed: {failure}", style="red", markup=False)
+
+
+def _describe(console: Any, incident: Incident, named: bool) -> None:
+    from rich.padding import Padding
+
+    from rankwatch_service.cli.output import plain, severity
+    from rankwatch_service.replay.report import FIRST, cost, culprits, duration
+
+    line = severity(str(incident.severity))
+    line.append("  ")
+    line.append(str(incident.kind), style="bold")
+    line.append(f"  {culprits(incident)}" if named else "")
+    console.print()
+    console.print(line)
+    told = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
+    told += [f"first: {FIRST[incident.kind]}", f"more: docs/incidents/{incident.kind}.md"]
+    for text in filter(None, told):
+        console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))
+
+
+def _consequences(incident: Incident) -> Iterator[str]:
+    for part in incident.parts[1:4]:
+        yield f"brought with it: {part.summary}"
+    if incident.parts_total > 4:
+        yield f"and {incident.parts_total - 4} more consequences"

@@ -1,0 +1,114 @@
+"""Commands that run a part of rankwatch in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
+
+if TYPE_CHECKING:
+    from rankwatch_service.settings import Settings
+
+PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""The agent reads its arguments itself."""
+
+HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
+PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
+
+
+def up(
+    data: DATA = None,
+    host: HOST = None,
+    port: PORT = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+) -> None:
+    """Run everything: API, dashboard, stream and notifier, on SQLite unless told otherwise. Needs no configuration."""
+    from rankwatch_service.cli.extras import require
+    from rankwatch_service.up import UpError, run
+
+    configured = settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
+    if configured.kafka:
+        require("kafka")
+    try:
+        run(configured)
+    except UpError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+
+
+def api(
+    data: DATA = None,
+    host: HOST = None,
+    port: PORT = None,
+    database_url: DATABASE_URL = None,
+    kafka: KAFKA = None,
+) -> None:
+    """Run the API and the dashboard alone."""
+    from rankwatch_service.api.serve import run
+
+    run(settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
+
+
+def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
+    """Run the stream alone: telemetry in, incidents out."""
+    from rankwatch_service.stream.serve import run
+
+    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
+
+
+def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
+    """Run the notifier alone: outbox in, webhooks out."""
+    from rankwatch_service.notify.serve import run
+
+    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
+
+
+def agent(context: typer.Context) -> None:
+    """Run the host agent as a daemon. Ranks start one by themselves where none runs."""
+    os.execv(sys.executable, [sys.executable, "-m", "rankwatch.agent", *context.args])  # noqa: S606
+
+
+def demo(
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Train without faults; nothing may open.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the service up at the end.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0: any.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to train, repeated ones counted again.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of training and faults.")] = 1,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Over Kafka and PostgreSQL, both started here.")] = False,
+    broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="After --kafka: the Kafka to use.")] = "",
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Train a small GPT on 4 real ranks, break them in five ways, and watch them found and brought back."""
+    from rankwatch_service.cli.extras import require
+    from rankwatch_service.demo.run import STEPS, Options, run
+    from rankwatch_service.demo.services.backing import OWN, Backing
+
+    require("torch")
+    if broker and not kafka:
+        raise CliError(Status.USAGE, f"what is {broker!r}? A Kafka is given as --kafka HOST:PORT")
+    backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
+    raise typer.Exit(run(Options(not no_faults, keep, port, steps or STEPS, seed, backing)))
+
+
+def settings(**given: Any) -> Settings:
+    """The service's settings, with the options that were given before environment and file.
+
+    Raises:
+        CliError: a setting is unknown or malformed.
+    """
+    from pydantic import ValidationError
+
+    from rankwatch_service.settings import Settings
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = "; ".join(
+            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")]) for one in error.errors()
+        )
+        raise CliError(Status.USAGE, f"settings: {wrong}") from error

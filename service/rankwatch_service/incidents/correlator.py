@@ -1,0 +1,396 @@
+"""Findings of one job become incidents: one for each root cause, its first mover named, the rest its consequences.
+
+A finding opens an incident, joins one that may have brought it (`causation.may_bring`), or, where it came first, takes
+over as first mover of those that it may have brought, which are one from then on. So the order in which findings come
+decides how often people are told, not how many incidents there are in the end. An incident resolves when all its parts
+have closed; a part whose attempt is over counts as closed once a later attempt has shown that it does not come again.
+Pure: same findings, attempts and steps in, same out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rankwatch_detectors.base import Change, Finding, Kind
+from rankwatch_service.incidents.causation import came_first, may_bring
+from rankwatch_service.incidents.causes import BECOMES, CAUSE_ORDER, FLAPS, LASTING
+from rankwatch_service.incidents.headline import Headline, locate
+from rankwatch_service.incidents.model import (
+    GRAVITY,
+    Incident,
+    Moment,
+    Part,
+    Told,
+    adds_s,
+    incident_id,
+    incident_restored,
+    incident_state,
+    named_hosts,
+    number,
+    part_of,
+    take_times,
+)
+from rankwatch_service.incidents.resolution import (
+    PROGRESS_FRAMES,
+    come_back,
+    end_by_itself,
+    end_for_good,
+    ended_with_its_attempt,
+    go_on_again,
+    last_to_end,
+    may_resolve,
+    quiet_s,
+)
+from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.short_ids import short
+
+OPEN_MAX: Final = 256
+"""Open incidents of one job; findings beyond are counted (`refused`). Nobody works on more at once."""
+
+KEPT_MAX: Final = 64
+"""Resolved incidents kept in memory for what people still say about them."""
+
+EPISODES_MAX: Final = 4_096
+"""Episode counters kept, the newest: 16 attempts of 256 scopes."""
+
+SETTLE_S: Final = 30.0
+"""What widens so soon after it was told is the same news: nobody has got further than opening the page."""
+
+
+class Correlator:
+    """The incidents of one job. `counts` says which findings were left out and why."""
+
+    def __init__(self, job: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._job = job
+        self._attempt = ""
+        self._frames = 0
+        self._number = 0
+        self._episodes: dict[tuple[str, str, str], int] = {}
+        self._episode_base = 0
+        self._incidents: dict[str, Incident] = {}
+
+    @property
+    def open(self) -> list[Incident]:
+        """Incidents that are not resolved, oldest first."""
+        return [incident for incident in self._incidents.values() if incident.state != "resolved"]
+
+    def get(self, incident_id: str) -> Incident | None:
+        """An incident that is open or was resolved lately."""
+        return self._incidents.get(incident_id)
+
+    def adopt(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
+        """Begin with what the store knows, when there is no usable snapshot.
+
+        Args:
+            incidents: those still open.
+            attempt: the newest one known, which may go on.
+            number: the highest number given out.
+            episodes: the highest episode given out; new ones begin above it, so that no id comes twice.
+        """
+        self._incidents = {incident.id: incident for incident in incidents}
+        self._attempt, self._number, self._episode_base = attempt, number, episodes
+
+    def begin(self, attempt: str) -> None:
+        """A new attempt begins: call this before the detectors learn of it."""
+        if attempt == self._attempt:
+            return
+        same_launch = attempt.rpartition(".")[0] == self._attempt.rpartition(".")[0]
+        for incident in self.open:
+            for part in incident.parts:
+                # A loop consists of attempts: only its detector knows when it ends.
+                if not (same_launch and part.kind in LASTING) and part.kind is not Kind.RESTART_LOOP:
+                    part.ended_with_attempt = True
+        self._attempt, self._frames = attempt, 0
+
+    def progress(self, attempt: str, step: int, now_s: float) -> list[Told]:
+        """Training finished a step: what ended with an earlier attempt is over once there were enough."""
+        if attempt != self._attempt:
+            return []
+        self._frames += 1
+        if self._frames < PROGRESS_FRAMES:
+            return []
+        told = []
+        for incident in self.open:
+            over = [
+                part for part in incident.parts if part.is_open and ended_with_its_attempt(part, self._frames, step)
+            ]
+            if over:
+                for part in over:
+                    part.is_open = False
+                told += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
+        return told
+
+    def settle(self, now_s: float) -> list[Told]:
+        """Time passed: what ended by itself and has stayed away since is over, as of when it ended."""
+        told = []
+        for incident in self.open:
+            last = last_to_end(incident)
+            if last is not None and last.ended_s is not None and may_resolve(incident, now_s):
+                self._mark_resolved(incident, last.ended_step, last.ended_s)
+                text = f"{last.kind} did not come back within {quiet_s(incident):.0f} s"
+                told.append(Told(incident, Moment.RESOLVED, text))
+        return told
+
+    def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Told]:
+        """The job came to its end: nothing can go on."""
+        for incident in self.open:
+            end_for_good(incident)
+        return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
+
+    def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Told]:
+        """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
+        told: list[Told] = []
+        for finding in sorted(findings, key=_precedence):
+            known = self._find(finding)
+            if finding.change is Change.CLOSE:
+                told += [] if known is None else self._close(*known, finding)
+                if finding.evidence.get("ended_on_request"):
+                    told += self.finish(finding.detected_step, finding.detected_time_s, finding.summary)
+            elif known is not None:
+                told += self._update(*known, finding, roster)
+            elif (before := come_back(finding, self._incidents.values())) is not None:
+                told += self._come_back(*before, finding, roster)
+            else:
+                told += self._open(finding, roster)
+        return _once(told)
+
+    def resolve(self, incident: Incident, step: int, now_s: float) -> None:
+        """A person says that it is over."""
+        end_for_good(incident)
+        self._mark_resolved(incident, step, now_s)
+
+    # ---- findings --------------------------------------------------------------------------------------------------
+
+    def _find(self, finding: Finding) -> tuple[Incident, Part] | None:
+        """The open part that this finding speaks of: a change of what stands is told apart from it."""
+        standing = finding.evidence.get("standing") is True
+        found = None
+        for incident in self.open:
+            for part in incident.parts:
+                same = (part.kind, part.scope) == (finding.kind, finding.scope) and part.is_open
+                if same and (part.attempt == finding.attempt or part.kind in LASTING):
+                    if part.standing is standing:
+                        return incident, part
+                    # A detector that began anew knows no other past: what had a beginning has not lost it.
+                    found = found or ((incident, part) if standing else None)
+        return found
+
+    def _open(self, finding: Finding, roster: Roster) -> list[Told]:
+        part = part_of(finding, self._episode(finding))
+        # What is told of an attempt that is over already is over as soon as training goes on.
+        part.ended_with_attempt = part.attempt != self._attempt
+        brought = [incident for incident in self.open if _heads(part, incident, roster)]
+        # The newest of several that may have brought it: the others had their consequences.
+        cause = next(
+            (
+                incident
+                for incident in reversed(self.open)
+                if incident not in brought
+                and any(may_bring(other, part, roster) for other in incident.parts if other.is_open)
+            ),
+            None,
+        )
+        if cause is not None:
+            return [self._join(cause, part, finding, roster), *self._unite(cause, brought, finding)]
+        if brought:
+            oldest, *others = brought
+            return [self._take_over(oldest, part, finding, roster), *self._unite(oldest, others, finding)]
+        if len(self.open) >= OPEN_MAX:
+            self.counts["refused"] += 1
+            return []
+        return [self._new(part, finding, roster)]
+
+    def _episode(self, finding: Finding) -> int:
+        key = (finding.attempt, str(finding.kind), finding.scope)
+        episode = self._episodes.pop(key, self._episode_base) + 1
+        self._episodes[key] = episode
+        while len(self._episodes) > EPISODES_MAX:
+            del self._episodes[next(iter(self._episodes))]
+        return episode
+
+    def _new(self, part: Part, finding: Finding, roster: Roster) -> Told:
+        self._number += 1
+        incident = Incident(
+            id=incident_id(self._job, part.attempt, part.kind, part.scope, part.episode),
+            number=self._number,
+            job=self._job,
+            parts=[part],
+            severity=finding.severity,
+            ranks=part.ranks,
+            scope=part.scope,
+            opened_time_s=finding.detected_time_s,
+            score=number(finding.score, math.inf),
+            confidence=number(finding.confidence, 0.0),
+            cause=finding.cause,
+            summary=finding.summary,
+            evidence=dict(finding.evidence),
+            updated_time_s=finding.detected_time_s,
+        )
+        locate(incident, roster)
+        self._incidents[incident.id] = incident
+        return Told(incident, Moment.OPENED, incident.summary)
+
+    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
+        """The finding is a consequence, or more of the same on the same hosts."""
+        before = Headline.of(incident)
+        _keep(incident, part, finding)
+        if part.kind is not incident.kind or part.kind not in LASTING or set(part.ranks) <= set(incident.ranks):
+            return self._told(incident, before, f"brought with it: {finding.summary}", part, finding)
+        incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
+        locate(incident, roster)
+        return self._told(incident, before, f"also: {finding.summary}", part, finding)
+
+    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
+        """The finding came first and may have brought what the incident was opened for, or is what that has become."""
+        before = Headline.of(incident)
+        ranks = incident.ranks if part.kind is incident.kind else ()
+        _keep(incident, part, finding)
+        incident.parts.remove(part)
+        incident.parts.insert(0, part)
+        incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
+        incident.cause, incident.summary = finding.cause, finding.summary
+        incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
+        brought = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
+        incident.evidence = {**finding.evidence, **brought}
+        locate(incident, roster)
+        how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
+        return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
+
+    def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Told]:
+        """What looked like several troubles has one cause: the others end, and their parts go on in `incident`."""
+        told = []
+        for other in others:
+            for part in other.parts:
+                incident.add(replace(part))
+            incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
+            end_for_good(other)
+            self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
+            told.append(Told(other, Moment.RESOLVED, f"goes on as {short(incident.id)}: {incident.summary}"))
+        return told
+
+    def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Told:
+        """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
+        now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
+        news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
+        return Told(incident, Moment.UPDATED if news else Moment.EVIDENCE, text, fields=part.told())
+
+    def _update(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+        before = Headline.of(incident)
+        part.summary = finding.summary
+        part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
+        part.adds_s = adds_s(finding)
+        part.ended_with_attempt = False
+        incident.updated_time_s = finding.detected_time_s
+        wider = not set(finding.ranks) <= set(part.ranks)
+        if part.ranks and finding.ranks and part.ranks[0] != finding.ranks[0]:
+            take_times(part, finding)
+        part.ranks, part.hosts = tuple(finding.ranks), tuple(dict.fromkeys((*part.hosts, *named_hosts(finding))))
+        incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
+        if part is incident.first:
+            incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
+            incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
+            incident.evidence |= finding.evidence
+            joined = incident.ranks if part.kind in LASTING else ()
+            incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
+            locate(incident, roster)
+        told = self._told(incident, before, finding.summary, part, finding)
+        if wider and part is incident.first:
+            told.what = Moment.UPDATED
+        return [told]
+
+    def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+        """What ended by itself goes on: people hear of it only where they were told that it was over."""
+        go_on_again(part)
+        if incident.state == "resolved":
+            incident.severity = finding.severity  # what was graver about it is over
+        before = Headline.of(incident)
+        self._update(incident, part, finding, roster)
+        incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
+        told = self._told(incident, before, f"came back ({part.flaps}): {finding.summary}", part, finding)
+        if incident.state == "resolved":
+            incident.state, incident.acknowledged_by = "open", None
+            incident.resolved_step = incident.resolved_time_s = None
+            told.what = Moment.OPENED
+        return [told]
+
+    def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Told]:
+        if part.ended_with_attempt:
+            # It did not pass, its attempt did; whether that helped shows when training goes on.
+            return []
+        end_by_itself(part, finding.detected_step, finding.detected_time_s)
+        incident.updated_time_s = finding.detected_time_s
+        if part is incident.first:
+            incident.evidence |= finding.evidence
+        over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
+        if over or part.kind not in FLAPS:
+            return over
+        return [Told(incident, Moment.EVIDENCE, f"ended by itself: {finding.summary}", fields=part.told())]
+
+    def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Told]:
+        if not may_resolve(incident, now_s):
+            return []
+        self._mark_resolved(incident, step, now_s)
+        return [Told(incident, Moment.RESOLVED, text)]
+
+    def _mark_resolved(self, incident: Incident, step: int | None, now_s: float) -> None:
+        incident.state, incident.resolved_step = "resolved", step
+        incident.resolved_time_s = incident.updated_time_s = now_s
+        resolved = [key for key, known in self._incidents.items() if known.state == "resolved"]
+        for key in resolved[:-KEPT_MAX]:
+            del self._incidents[key]
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future, as JSON types."""
+        return {
+            "counts": dict(self.counts),
+            "attempt": self._attempt,
+            "frames": self._frames,
+            "number": self._number,
+            "episode_base": self._episode_base,
+            "episodes": [[*key, count] for key, count in self._episodes.items()],
+            "incidents": [incident_state(incident) for incident in self._incidents.values()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.counts = Counter(state["counts"])
+        self._attempt, self._frames, self._number = state["attempt"], state["frames"], state["number"]
+        self._episode_base = state["episode_base"]
+        self._episodes = {(attempt, kind, scope): count for attempt, kind, scope, count in state["episodes"]}
+        incidents = [incident_restored(saved) for saved in state["incidents"]]
+        self._incidents = {incident.id: incident for incident in incidents}
+
+
+def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
+    ends = finding.change is Change.CLOSE
+    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), finding.scope)
+
+
+def _once(told: list[Told]) -> list[Told]:
+    """Of several things worth telling about one incident at once the first one is told, with all the rest in it."""
+    seen: set[str] = set()
+    for news in told:
+        if news.what is Moment.UPDATED and news.incident.id in seen:
+            news.what = Moment.EVIDENCE
+        if news.what in (Moment.OPENED, Moment.UPDATED):
+            seen.add(news.incident.id)
+    return told
+
+
+def _heads(part: Part, incident: Incident, roster: Roster) -> bool:
+    """Whether the incident is a consequence of this part, or has become it."""
+    became = part.kind in BECOMES.get(incident.kind, ()) and incident.attempt == part.attempt
+    return became or (may_bring(part, incident.first, roster) and came_first(part, incident.first))
+
+
+def _keep(incident: Incident, part: Part, finding: Finding) -> None:
+    incident.add(part)
+    incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
+    incident.updated_time_s = finding.detected_time_s

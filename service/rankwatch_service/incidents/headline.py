@@ -1,0 +1,48 @@
+"""What people know an incident by, and where it is. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.causes import HOST_WIDE
+from rankwatch_service.incidents.model import GRAVITY, Incident
+from rankwatch_service.job.topology_state import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What is told of an incident in a line."""
+
+    kind: Kind
+    severity: Severity
+    scope: str
+
+    @classmethod
+    def of(cls, incident: Incident) -> Headline:
+        """An incident's headline as it is now."""
+        return cls(incident.kind, incident.severity, incident.scope)
+
+    def graver_than(self, other: Headline) -> bool:
+        """Whether it is more urgent."""
+        return GRAVITY.index(self.severity) > GRAVITY.index(other.severity)
+
+    def widened(self, before: Headline) -> bool:
+        """Whether it is a whole host's now, or the whole job's."""
+        return self.scope != before.scope and (self.scope == "job" or self.scope.startswith("host:"))
+
+
+def locate(incident: Incident, roster: Roster) -> None:
+    """Fill in where it is; when most ranks of a host are hit, the host is the subject, unless the job has only one."""
+    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else "job"
+    incident.hosts = roster.hosts_of(incident.ranks) or list(incident.first.hosts)
+    incident.devices = roster.devices_of(incident.ranks)
+    if incident.scope.startswith("host:") and not incident.hosts:
+        incident.hosts = [incident.scope.removeprefix("host:")]
+    (host, *others) = incident.hosts or [""]
+    on_host = roster.ranks_of(host)
+    elsewhere = len(on_host) < roster.world_size
+    most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
+    if incident.kind in HOST_WIDE and not others and elsewhere and most:
+        incident.scope = f"host:{host}"
+        incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"

@@ -1,0 +1,340 @@
+"""An incident as the stream knows it, and its transitions. Plain values; their rows are what the store keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final
+
+from rankwatch_detectors.base import Finding, Kind, Severity
+from rankwatch_service.incidents.causes import ENDS, SPOILS_WEIGHTS
+
+LISTED_MAX: Final = 64
+"""Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
+
+
+GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+"""Least first."""
+
+
+class Moment(StrEnum):
+    """What a transition is. Receivers are told of opened, updated and resolved."""
+
+    OPENED = "opened"
+    UPDATED = "updated"
+    EVIDENCE = "evidence"
+    ACKNOWLEDGED = "acknowledged"
+    COMMENTED = "commented"
+    RESOLVED = "resolved"
+
+
+@dataclass(slots=True)
+class Part:
+    """One finding's episode within an incident."""
+
+    kind: Kind
+    scope: str
+    episode: int
+    attempt: str
+    ranks: tuple[int, ...]
+    onset_step: int | None
+    onset_time_s: float
+    summary: str
+    severity: Severity = Severity.WARNING
+    confidence: float = 1.0
+    detected_step: int | None = None
+    detected_time_s: float = math.inf
+    adds_s: float | None = None
+    """Seconds that it adds to each step, where it says so."""
+    standing: bool = False
+    """It is the job's own way, known to the baseline: nothing that comes later is its doing, or it theirs."""
+    is_open: bool = True
+    ended_with_attempt: bool = False
+    """Its attempt is over: it counts as closed once a later one has shown that it does not come again."""
+    ended_s: float | None = None
+    """When it ended by itself: its detector saw it no more."""
+    ended_step: int | None = None
+    flaps: int = 0
+    """How often it has come back."""
+    hosts: tuple[str, ...] = ()
+    """Where hosts are meant and not their ranks: which ones, up to as many as the evidence lists."""
+
+    @property
+    def spoils_weights(self) -> bool:
+        """Whether training goes on for nothing meanwhile. A curve that is for information proves nothing wrong."""
+        return self.is_open and self.kind in SPOILS_WEIGHTS and self.severity is not Severity.INFO
+
+    def told(self) -> dict[str, Any]:
+        """As an entry of `consequences`."""
+        return {
+            "kind": str(self.kind),
+            "scope": self.scope,
+            "ranks": list(self.ranks),
+            "summary": self.summary,
+            "step": self.onset_step,
+        }
+
+
+@dataclass(slots=True)
+class Incident:
+    """What a person works on. `parts[0]` is the first mover; the others are its consequences."""
+
+    id: str
+    number: int
+    job: str
+    parts: list[Part]
+    severity: Severity
+    ranks: tuple[int, ...]
+    scope: str
+    opened_time_s: float
+    score: float
+    confidence: float
+    cause: str
+    summary: str
+    evidence: dict[str, Any]
+    updated_time_s: float
+    state: str = "open"
+    resolved_step: int | None = None
+    resolved_time_s: float | None = None
+    hosts: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    changes_before: list[dict[str, Any]] = field(default_factory=list)
+    impact_gpu_hours_per_hour: float = 0.0
+    suggestion: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+    transitions: int = 0
+    acknowledged_by: str | None = None
+    actions: list[str] = field(default_factory=list)
+    """Commands that were derived from it, by action and attempt: each at most once."""
+    parts_total: int = 1
+    """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
+    told_to: list[str] | None = field(default_factory=list)
+    """Receivers that were told of it; None where that is not known any more."""
+
+    @property
+    def first(self) -> Part:
+        """The first mover."""
+        return self.parts[0]
+
+    @property
+    def kind(self) -> Kind:
+        """The first mover's kind."""
+        return self.first.kind
+
+    @property
+    def detected_step(self) -> int | None:
+        """The newest step when its first mover was found, which may be later than when it opened."""
+        return self.first.detected_step
+
+    @property
+    def detected_time_s(self) -> float:
+        """When its first mover was found."""
+        return self.first.detected_time_s
+
+    @property
+    def attempt(self) -> str:
+        """The attempt in which it began."""
+        return self.first.attempt
+
+    @property
+    def gravest(self) -> Part:
+        """What is worst of all that goes on, the earliest where several are: what has to be dealt with."""
+        going_on = [part for part in self.parts if part.is_open] or self.parts
+        return max(going_on, key=lambda part: GRAVITY.index(part.severity))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any of it is going on in the attempt that runs."""
+        return any(part.is_open and not part.ended_with_attempt for part in self.parts)
+
+    @property
+    def bout(self) -> str:
+        """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
+        return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
+
+    def add(self, part: Part) -> None:
+        """One part more; the last one makes room where there are too many."""
+        self.parts_total += 1
+        if len(self.parts) >= LISTED_MAX:
+            del self.parts[-1]
+        self.parts.append(part)
+
+    def tell(self, receivers: Iterable[str]) -> None:
+        """These receivers know of it from now on."""
+        if self.told_to is not None:
+            self.told_to = sorted({*self.told_to, *receivers})
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the `incident` table."""
+        return {
+            "id": self.id,
+            "number": self.number,
+            "job": self.job,
+            "attempt": self.attempt,
+            "kind": str(self.kind),
+            "scope": self.scope,
+            "episode": self.first.episode,
+            "severity": str(self.severity),
+            "state": self.state,
+            "ranks": list(self.ranks),
+            "hosts": list(self.hosts),
+            "devices": list(self.devices),
+            "onset_step": self.first.onset_step,
+            "detected_step": self.detected_step,
+            "resolved_step": self.resolved_step,
+            "onset_unix_ns": unix_ns(self.first.onset_time_s),
+            "detected_unix_ns": unix_ns(self.detected_time_s),
+            "updated_unix_ns": unix_ns(self.updated_time_s),
+            "resolved_unix_ns": None if self.resolved_time_s is None else unix_ns(self.resolved_time_s),
+            "score": self.score,
+            "confidence": self.confidence,
+            "cause": self.cause,
+            "summary": self.summary,
+            "evidence": plain(self.evidence),
+            "consequences": [part.told() for part in self.parts[1:]],
+            "changes_before": plain(self.changes_before),
+            "impact_gpu_hours_per_hour": self.impact_gpu_hours_per_hour,
+            "suggestion": plain(self.suggestion),
+            "checkpoint": self.checkpoint,
+            "transitions": self.transitions,
+            "acknowledged_by": self.acknowledged_by,
+        }
+
+
+@dataclass(slots=True)
+class Told:
+    """Something about an incident that is worth a transition."""
+
+    incident: Incident
+    what: Moment
+    text: str
+    actor: str = "stream"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of one incident, with the incident's row as it is after it."""
+
+    number: int
+    what: Moment
+    actor: str
+    text: str
+    fields: Mapping[str, Any]
+    time_s: float
+    incident: Mapping[str, Any]
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the `incident_transition` table."""
+        return {
+            "incident_id": self.incident["id"],
+            "number": self.number,
+            "what": str(self.what),
+            "actor": self.actor,
+            "text": self.text,
+            "fields": plain(dict(self.fields)),
+            "at_unix_ns": unix_ns(self.time_s),
+        }
+
+
+def incident_id(job: str, attempt: str, kind: str, scope: str, episode: int) -> str:
+    """The id of the incident that this finding opens: the same, however often it is derived."""
+    return f"inc_{derived(job, attempt, kind, scope, episode)}"
+
+
+def derived(*parts: object) -> str:
+    """24 hex digits of a hash over the parts; parts cannot run into each other."""
+    return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
+
+
+def take_times(part: Part, finding: Finding) -> None:
+    """The part is another's trouble than was thought: since when, and found when, is that one's too."""
+    part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
+    part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
+
+
+def part_of(finding: Finding, episode: int) -> Part:
+    """The part that this finding is."""
+    return Part(
+        kind=finding.kind,
+        scope=finding.scope,
+        episode=episode,
+        attempt=finding.attempt,
+        ranks=tuple(finding.ranks),
+        onset_step=finding.onset_step,
+        onset_time_s=finding.onset_time_s,
+        summary=finding.summary,
+        severity=finding.severity,
+        confidence=number(finding.confidence, 0.0),
+        detected_step=finding.detected_step,
+        detected_time_s=finding.detected_time_s,
+        adds_s=adds_s(finding),
+        standing=finding.evidence.get("standing") is True,
+        hosts=named_hosts(finding),
+    )
+
+
+def named_hosts(finding: Finding) -> tuple[str, ...]:
+    """The hosts that a finding is about, where it lists them."""
+    hosts = finding.evidence.get("hosts")
+    return tuple(hosts) if isinstance(hosts, list) else ()
+
+
+def adds_s(finding: Finding) -> float | None:
+    """Seconds that slow ranks or a slow job add to each step, by their detectors' estimate; None where none is told."""
+    usual_s = finding.evidence.get("peers_busy_s", finding.evidence.get("usual_s"))
+    ratio = finding.evidence.get("ratio")
+    if not isinstance(usual_s, int | float) or not isinstance(ratio, int | float):
+        return None
+    added_s = usual_s * (ratio - 1)
+    return added_s if math.isfinite(added_s) else None
+
+
+def number(value: float, instead: float) -> float:
+    """The value, or another in place of NaN."""
+    return instead if math.isnan(value) else value
+
+
+def unix_ns(time_s: float) -> int:
+    """Stream time in seconds as integer nanoseconds, to the microsecond that a float holds."""
+    return round(time_s * 1e6) * 1_000
+
+
+def plain(value: Any) -> Any:
+    """In JSON types alone: non-finite numbers as the strings NaN, Inf and -Inf."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def incident_state(incident: Incident) -> dict[str, Any]:
+    """For a snapshot: JSON types."""
+    return {item.name: getattr(incident, item.name) for item in dataclasses.fields(incident)} | {
+        "parts": [dataclasses.asdict(part) for part in incident.parts]
+    }
+
+
+def incident_restored(state: Mapping[str, Any]) -> Incident:
+    """The incident that gave this state."""
+    parts = [_part_restored(saved) for saved in state["parts"]]
+    severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
+    # An older state has these of the incident and not of its parts, and does not know who was told.
+    older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
+    if "detected_time_s" in state:
+        parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]
+    known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
+    return Incident(**{**older, **known, "parts": parts, "severity": severity, "ranks": ranks})
+
+
+def _part_restored(saved: Mapping[str, Any]) -> Part:
+    severity = Severity(saved.get("severity", Severity.WARNING))
+    plain_types = {"kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity}
+    return Part(**{**saved, **plain_types, "hosts": tuple(saved.get("hosts", ()))})

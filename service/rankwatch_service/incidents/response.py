@@ -1,0 +1,158 @@
+"""What rankwatch has to say and do about an incident: its price, a suggestion, a command by policy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.causes import STANDS_STILL
+from rankwatch_service.incidents.model import Incident, derived, unix_ns
+from rankwatch_service.orders.commands import STACKS, new_command
+from rankwatch_service.policy.checkpoint_ledger import Ledger
+from rankwatch_service.policy.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_way
+from rankwatch_service.policy.suggestion import Figures, suggest
+
+STACK_RANKS_MAX: Final = 8
+"""Ranks whose stacks are asked for: a stack is 10 KB, and the ninth looks like the eighth."""
+
+HISTORY_S: Final = 3_600.0
+"""How long an action counts against the policy's budget and cool-down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The job as it is now, for judging an incident of it."""
+
+    attempt: str
+    world_size: int
+    step: int
+    step_time_s: float
+    can: Collection[str]
+    now_s: float
+
+
+def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
+    """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
+    kinds = {part.kind for part in incident.parts if part.is_open}
+    if kinds & STANDS_STILL or any(part.spoils_weights for part in incident.parts):
+        return float(world_size)
+    told = incident.evidence.get("cost_gpu_hours_per_hour")
+    if isinstance(told, int | float):
+        return float(told)
+    ratio = incident.evidence.get("ratio")
+    if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and ratio > 1:
+        return world_size * (1 - 1 / ratio)
+    return 0.0
+
+
+def facts(incident: Incident, world_size: int) -> Facts:
+    """The incident as the policy looks at it: what is worst in it decides, whatever brought that about."""
+    gravest = incident.gravest
+    kinds = {part.kind for part in incident.parts if part.is_open}
+    spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
+    onsets = [step for step in (gravest.onset_step, *spoilt) if step is not None]
+    return Facts(
+        id=incident.id,
+        job=incident.job,
+        kind=str(gravest.kind),
+        severity=str(gravest.severity),
+        confidence=gravest.confidence,
+        onset_step=min(onsets, default=None),
+        ranks=incident.ranks,
+        world_size=world_size,
+        hung=Kind.HANG in kinds,
+        processes_lost=Kind.RANK_LOST in kinds,
+        hosts_lost=Kind.TELEMETRY_LOST in kinds and Kind.RANK_LOST in kinds,
+    )
+
+
+def command_id(incident: Incident, action: str) -> str:
+    """Id of the command that this incident leads to now: the same, however often it is derived."""
+    return f"cmd_{derived(incident.id, _once(action, incident))}"
+
+
+class Responder:
+    """The policy's hand for one job: remembers what it did, derives each command once."""
+
+    def __init__(self) -> None:
+        self.history: list[Past] = []
+
+    def restore(self, history: Iterable[Sequence[Any]]) -> None:
+        """Take up the (action, time) pairs of a snapshot."""
+        self.history = [Past(action, at_unix_ns) for action, at_unix_ns in history]
+
+    def respond(self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
+        """Fill in the incident's price, suggestion and checkpoint; returns rows of commands that follow from it."""
+        looked = facts(incident, situation.world_size)
+        incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
+        back = rollback_way(looked, ledger, situation.can)
+        incident.checkpoint = None if back is None else back.entry.id
+        decision = self._decide(looked, situation, policy, ledger)
+        figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
+        incident.suggestion = {
+            **suggest(looked, decision, figures, situation.can, ledger),
+            "policy": {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason},
+        }
+        commands = self._act(incident, decision, situation)
+        hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
+        if hung is not None and _once(STACKS, incident) not in incident.actions:
+            # Where nobody can be named, some ranks' stacks still tell what all are waiting for.
+            ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
+            commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
+        return commands
+
+    def reconsider(
+        self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger
+    ) -> list[dict[str, Any]]:
+        """Act on an open incident where something that kept the policy from it (a cool-down) has passed."""
+        decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
+        return self._act(incident, decision, situation)
+
+    def _decide(self, looked: Facts, situation: Situation, policy: Policy, ledger: Ledger) -> Decision:
+        self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
+        return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
+
+    def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[dict[str, Any]]:
+        if decision.mode is not Mode.ACT or _once(decision.action, incident) in incident.actions:
+            return []
+        if not incident.goes_on:
+            # Nothing may reach an attempt that the trouble was not in.
+            return []
+        looping = any(part.kind is Kind.RESTART_LOOP and part.is_open for part in incident.parts)
+        if looping and decision.action == Action.RELAUNCH:
+            # One more launch is what has not helped.
+            return []
+        self.history.append(Past(decision.action, unix_ns(situation.now_s)))
+        params = dict(decision.params)
+        approval = decision.approval_required
+        return [self._command(incident, decision.action, params, situation, incident.summary, approval)]
+
+    def _command(
+        self,
+        incident: Incident,
+        action: str,
+        params: dict[str, Any],
+        situation: Situation,
+        reason: str,
+        approval_required: bool,
+    ) -> dict[str, Any]:
+        incident.actions.append(_once(action, incident))
+        return new_command(
+            command_id(incident, action),
+            incident.job,
+            situation.attempt,
+            action,
+            params=params,
+            reason=reason,
+            requested_by="policy" if action != STACKS else "stream",
+            now_unix_ns=unix_ns(situation.now_s),
+            incident_id=incident.id,
+            approval_required=approval_required,
+        )
+
+
+def _once(action: str, incident: Incident) -> str:
+    """What is done once: an action for each attempt that the trouble ends, the one in which it began to begin with."""
+    return action if incident.bout == incident.attempt else f"{action} {incident.bout}"

@@ -1,0 +1,48 @@
+"""Stack dumps become evidence of the hang they were asked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind, Occurrence
+from rankwatch_service.incidents.model import Incident, Moment, Told
+from rankwatch_service.incidents.response import command_id
+from rankwatch_service.orders.commands import STACKS
+
+STACK_CHARS_MAX: Final = 16_384
+"""Kept of each stack: some 200 frames."""
+
+STACKS_MAX: Final = 8
+"""Stacks kept with one incident."""
+
+
+def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Told]:
+    """Add a stack to the open incident that asked for it, else to the open hang of its attempt.
+
+    It is evidence: whoever was told of the hang finds it there, and is not told of it again.
+    """
+    if dump.rank is None:
+        return []
+    incident = _asked(dump, incidents)
+    if incident is None:
+        return []
+    stacks: dict[str, Any] = incident.evidence.setdefault("stacks", {})
+    if str(dump.rank) in stacks or len(stacks) >= STACKS_MAX:
+        return []
+    told = {key: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for key, value in dump.fields.items()}
+    told.pop("order", None)
+    stacks[str(dump.rank)] = told
+    text = f"stack of rank {dump.rank}" if told.get("stack") else f"rank {dump.rank} has no stack to show"
+    return [Told(incident, Moment.EVIDENCE, text, fields={"rank": dump.rank, **told})]
+
+
+def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
+    hangs = [
+        incident
+        for incident in incidents
+        if any(part.kind is Kind.HANG and part.attempt == dump.attempt for part in incident.parts)
+    ]
+    order = dump.fields.get("order")
+    named = (incident for incident in hangs if order == command_id(incident, STACKS))
+    return next(named, hangs[0] if hangs else None)

@@ -1,0 +1,329 @@
+"""One job's batches and ticks become the observations that detectors are told. Pure and deterministic.
+
+Only the newest attempt has open frames: when a newer one appears, those of the old one close as they are, and its later
+step records count as late. Events of old attempts are passed on all the same: who died matters afterwards too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
+from rankwatch_service.job.frames import FrameWindow
+from rankwatch_service.job.gaps import Arrival, Senders
+from rankwatch_service.job.lockstep import March
+from rankwatch_service.job.progress_board import GONE_STATES, Board
+from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.telemetry.batch import Bundle, Checked, check, read
+
+START_WAIT_S: Final = 2.0
+"""An attempt starts when all ranks have said who they are, or so long after its first batch."""
+
+PENDING_MAX: Final = 4_096
+PENDING_ROWS_MAX: Final = 1_000_000
+"""Batches and their rows that wait for the start; beyond it the attempt starts with what is known."""
+
+LAUNCHES_MAX: Final = 64
+"""Earlier launches remembered, so that a message from one of them is not taken for a new one."""
+
+REASONS_MAX: Final = 64
+"""Reasons counted; agents name theirs themselves."""
+
+STEP_TIME_WEIGHT: Final = 0.1
+"""Of the newest step in the running mean of step times: about ten steps decide."""
+
+_DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited", "exception": "exited"}
+
+
+class Assembler:
+    """Assembles the frames, presence and events of one job. `counts` says what was left out and why."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.attempt: str | None = None
+        self.roster = Roster()
+        self.step_time_s: float | None = None
+        self.last_step = -1
+        """Newest closed frame of step records in this attempt; -1 before the first."""
+        self.board: Board | None = None
+        self._march = March()
+        self._senders = Senders()
+        self._launches: list[str] = []
+        self._windows: dict[str, FrameWindow] = {}
+        self._pending: list[Checked] = []
+        self._pending_rows = 0
+        self._began_s = 0.0
+        self._ended = False
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What did not reach the detectors, counted by reason."""
+        return dict(sorted(sum((window.counts for window in self._windows.values()), self.counts.copy()).items()))
+
+    @property
+    def ended(self) -> bool:
+        """Whether every rank of the attempt has left or exited."""
+        return self._ended
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has left its loop in good order."""
+        return self._ended and self.board is not None and self.board.left()
+
+    def is_plain(self, batch: wire.Batch) -> bool:
+        """Whether a batch holds nothing but values and progress of the running attempt, as `take_together` needs."""
+        return (
+            batch.attempt == self.attempt
+            and self.board is not None
+            and self.roster.infos_told
+            and not batch.ranks
+            and not batch.events
+            and not (batch.progress and any(block.state in GONE_STATES for block in batch.progress))
+        )
+
+    def take(self, checked: Checked, now_s: float) -> Iterator[Observation]:
+        """The next batch in log order. This object is as of each observation while that is looked at."""
+        batch = checked.batch
+        arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)
+        if arrival is Arrival.REPEATED:
+            self.counts["repeated_batches"] += 1
+            return
+        if batch.attempt != self.attempt:
+            if not self._is_newer(batch.attempt):
+                self.counts["old_attempt_rows"] += checked.rows
+                yield from (_occurrence(batch, event, now_s) for event in batch.events)
+                return
+            yield from self._flush(now_s)
+            self._begin(batch.attempt, now_s)
+        changed = self.roster.learn(batch.ranks)
+        if self.board is None:
+            self._pending.append(checked)
+            self._pending_rows += checked.rows
+            full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
+            if self.roster.complete or full:
+                yield from self._start(now_s)
+            return
+        if changed:
+            yield self._announce(now_s)
+        yield from self._absorb(checked, arrival is Arrival.NEW, now_s)
+
+    def take_together(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
+        """The next batches in log order, all of them plain: the same observations as of one after the other."""
+        assert self.board is not None
+        arrivals = [self._senders.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
+        plans = {family: self._windows[family].plan(rows, now_s) for family, rows in bundle.tables.items()}
+        if Arrival.REPEATED in arrivals or None in plans.values():
+            for batch, arrival in zip(bundle.batches, arrivals, strict=True):
+                if arrival is Arrival.REPEATED:
+                    self.counts["repeated_batches"] += 1
+                else:
+                    yield from self._absorb(read(batch), arrival is Arrival.NEW, now_s)
+            return
+        for family, plan in plans.items():
+            assert plan is not None
+            self._windows[family].add_together(plan, bundle.tables[family], bundle.origin[family], now_s)
+        told = zip(bundle.batches, arrivals, strict=True)
+        self.board.hear((batch for batch, arrival in told if arrival is Arrival.NEW), now_s)
+        yield from self._close_together(now_s)
+
+    def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
+        """Time passed. For `blind_s` of it nothing could have come, for a reason of ours."""
+        if self.attempt is None:
+            return
+        if blind_s > 0 and self.board is not None:
+            self.board.blind(blind_s)
+            for window in self._windows.values():
+                window.blind(blind_s)
+        if self.board is None and now_s - self._began_s >= START_WAIT_S:
+            yield from self._start(now_s)
+        yield from self._close(now_s)
+        for gap in self._senders.gaps(now_s):
+            self.counts["missing_batches"] += gap.missing
+            fields = {"missing": gap.missing, "boot": gap.boot}
+            yield Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields)
+        seen = None if self.board is None else self.board.presence()
+        if seen is not None and self.roster.lockstep and self._march.has_come_apart(seen, now_s):
+            self.roster.come_apart()
+            yield self._announce(now_s)
+        yield Tick(now_s, seen)
+
+    # ---- attempts --------------------------------------------------------------------------------------------------
+
+    def _is_newer(self, attempt: str) -> bool:
+        if self.attempt is None:
+            return True
+        launch, _, k = attempt.rpartition(".")
+        current, _, current_k = self.attempt.rpartition(".")
+        return int(k) > int(current_k) if launch == current else launch not in self._launches
+
+    def _begin(self, attempt: str, now_s: float) -> None:
+        launch = attempt.rpartition(".")[0]
+        if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
+            # After a rollback the same processes go on: then everyone is known already.
+            self.roster = Roster()
+        if launch not in self._launches:
+            self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
+        self.attempt, self._began_s, self._ended = attempt, now_s, False
+        self.board, self._windows, self.last_step = None, {}, -1
+        self._march = March()
+
+    def _start(self, now_s: float) -> Iterator[Observation]:
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        for checked in pending:
+            self._see(checked)
+        yield self._announce(now_s)
+        for checked in pending:
+            yield from self._absorb(checked, True, now_s)
+
+    def _announce(self, now_s: float) -> AttemptStart:
+        """Tell detectors the topology; from here on frames have its world size."""
+        assert self.attempt is not None
+        size = self.roster.world_size
+        if self.board is None:
+            self.board = Board(self.attempt, size)
+            self._windows = {family: FrameWindow(self.attempt, family, size) for family in ("steps", "values")}
+        self.board.resize(size)
+        for window in self._windows.values():
+            window.resize(size)
+        return AttemptStart(self.attempt, self.roster.topology(), now_s)
+
+    def _see(self, checked: Checked) -> bool:
+        if self.roster.infos_told:
+            return False
+        highest = max((block.rank for block in checked.batch.progress), default=-1)
+        for rows in checked.tables.values():
+            highest = max(highest, int(rows.rank.max()) if len(rows.rank) else -1)
+        return self.roster.see(highest)
+
+    def _flush(self, now_s: float) -> Iterator[Observation]:
+        if self._pending:
+            yield from self._start(now_s)
+        for window in self._windows.values():
+            yield from window.flush(now_s)
+            self.counts.update(window.counts)
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
+
+    def _absorb(self, checked: Checked, newest: bool, now_s: float) -> Iterator[Observation]:
+        assert self.board is not None
+        batch = checked.batch
+        if self._see(checked):
+            yield self._announce(now_s)
+        for family, rows in checked.tables.items():
+            self._windows[family].add(rows, now_s)
+            yield from self._windows[family].late_frames()
+        if newest and batch.progress:
+            # A late message's progress is older than what is known.
+            self.board.hear([batch], now_s)
+            for block in batch.progress:
+                if block.state in GONE_STATES:
+                    self._depart(block.rank, block.state)
+        for event in batch.events:
+            if event.kind in _DEPARTURES and event.rank is not None:
+                self._depart(event.rank, _DEPARTURES[event.kind], broken_off=event.fields.get("left") is False)
+            elif event.kind == "records_lost":
+                self._lost(event)
+        yield from self._close(now_s)
+        yield from (_occurrence(batch, event, now_s) for event in batch.events)
+
+    def _lost(self, event: wire.Event) -> None:
+        reason, count = event.fields.get("reason"), event.fields.get("count")
+        name = f"agent_{reason}"[:40]
+        known = name in self.counts or len(self.counts) < REASONS_MAX
+        if isinstance(reason, str) and isinstance(count, int) and count > 0 and known:
+            self.counts[name] += count
+
+    def _depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
+        assert self.board is not None
+        self.board.depart(rank, state, broken_off=broken_off)
+        for window in self._windows.values():
+            window.depart(rank)
+
+    def _close(self, now_s: float) -> Iterator[Frame]:
+        if self.board is None:
+            return
+        for family, window in self._windows.items():
+            for frame in window.ready(now_s, self.step_time_s):
+                self._pass(family, frame)
+                yield frame
+        self._ended = self.board.departed()
+
+    def _close_together(self, now_s: float) -> Iterator[Frame]:
+        """Close what batches taken together have completed, as each of them would have done when it came."""
+        assert self.board is not None
+        while True:
+            complete = {family: window.next_complete() for family, window in self._windows.items()}
+            first = min((batch for batch in complete.values() if batch is not None), default=None)
+            if first is None:
+                break
+            family = next(family for family, batch in complete.items() if batch == first)
+            for frame in self._windows[family].close_next(now_s):
+                self._pass(family, frame)
+                yield frame
+        self._ended = self.board.departed()
+
+    def _pass(self, family: str, frame: Frame) -> None:
+        if family == "steps":
+            self.last_step = frame.step
+        self._learn_step_time(frame)
+
+    def _learn_step_time(self, frame: Frame) -> None:
+        if "step_time_s" not in frame.values:
+            return
+        told = frame.values["step_time_s"][frame.present["step_time_s"]]
+        if not frame.finite:
+            told = told[np.isfinite(told)]
+        if len(told):
+            newest = float(np.add.reduce(told)) / len(told)
+            before = newest if self.step_time_s is None else self.step_time_s
+            self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays."""
+        return {
+            "counts": dict(self.counts),
+            "attempt": self.attempt,
+            "roster": self.roster.state(),
+            "step_time_s": self.step_time_s,
+            "board": None if self.board is None else self.board.state(),
+            "march": self._march.state(),
+            "senders": self._senders.state(),
+            "launches": self._launches,
+            "windows": {family: window.state() for family, window in self._windows.items()},
+            "pending": [wire.encode(checked.batch) for checked in self._pending],
+            "began_s": self._began_s,
+            "ended": self._ended,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Assembler:
+        """The assembler that gave this state."""
+        assembler = cls()
+        assembler.counts.update(state["counts"])
+        assembler.attempt = state["attempt"]
+        assembler.roster = Roster.restored(state["roster"])
+        assembler.step_time_s = state["step_time_s"]
+        assembler.board = None if state["board"] is None else Board.restored(state["board"])
+        if "march" in state:  # snapshots of before lack it
+            assembler._march = March.restored(state["march"])
+        assembler._senders.restore(state["senders"])
+        assembler._launches = list(state["launches"])
+        assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
+        assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
+        assembler._pending = [check(wire.decode_batch(body)) for body in state["pending"]]
+        assembler._pending_rows = sum(checked.rows for checked in assembler._pending)
+        assembler._began_s, assembler._ended = state["began_s"], state["ended"]
+        return assembler
+
+
+def _occurrence(batch: wire.Batch, event: wire.Event, now_s: float) -> Occurrence:
+    return Occurrence(
+        event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields, event.time_unix_ns
+    )

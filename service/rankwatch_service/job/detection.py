@@ -1,0 +1,48 @@
+"""Observations in, news of incidents out: the detectors and the correlator of one job, in their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Told
+from rankwatch_service.job.detector_bank import Bank, Failure
+from rankwatch_service.job.topology_state import Roster
+
+MakeDetectors = Callable[[], Sequence[Detector]]
+
+
+class Judge:
+    """Judges one job, observation by observation."""
+
+    def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
+        self.correlator = Correlator(job)
+        self._bank = Bank(make_detectors)
+
+    def observe(self, observation: Observation, roster: Roster) -> tuple[list[Told], list[Failure]]:
+        """Take the next observation; returns what changed about incidents, and which detectors failed."""
+        if isinstance(observation, AttemptStart):
+            self.correlator.begin(observation.attempt)
+        findings, failures = self._bank.observe(observation)
+        told = self.correlator.judge(findings, roster) if findings else []
+        if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
+            told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
+        if isinstance(observation, Tick):
+            told += self.correlator.settle(observation.now_s)
+        return told, failures
+
+    def rest(self) -> None:
+        """Let go of the detectors, but for what they have learned of the job for good; the incidents stay."""
+        self._bank.rest()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        return {"bank": self._bank.state(), "correlator": self.correlator.state()}
+
+    def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
+        """Take up what `state` gave; returns the names of the detectors that begin cold, in the running attempt."""
+        cold = self._bank.restore(state["bank"], start)
+        self.correlator.restore(state["correlator"])
+        return cold

@@ -1,0 +1,47 @@
+"""What the stream wants to change outside of itself. Collected while records are processed, written by `commit`.
+
+During a replay the same effects come about and are thrown away: they were committed before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankwatch_detectors.base import Frame
+from rankwatch_service.incidents.model import Transition
+from rankwatch_service.job.detector_bank import Failure
+from rankwatch_service.policy.checkpoint_ledger import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that could not be used."""
+
+    position: int
+    reason: str
+    detail: str
+    value: bytes
+    at_unix_ns: int
+
+
+@dataclass(slots=True)
+class Effects:
+    """Changes of one or more jobs, in the order in which they came about. Rows are columns of the tables they name."""
+
+    transitions: list[Transition] = field(default_factory=list)
+    outbox: list[dict[str, Any]] = field(default_factory=list)
+    commands: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[tuple[str, Entry]] = field(default_factory=list)
+    """(job, entry)"""
+    host_records: list[dict[str, Any]] = field(default_factory=list)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name; the newest row counts."""
+    attempts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """By (job, attempt); the newest columns count, columns not named stay as they are."""
+    feed: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    frames: list[tuple[str, Frame]] = field(default_factory=list)
+    """(job, frame): for the series, which are written beside."""
+    failures: list[tuple[str, Failure]] = field(default_factory=list)
+    """(job, failure)"""

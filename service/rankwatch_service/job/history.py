@@ -1,0 +1,149 @@
+"""What a job's telemetry says besides its steps: which checkpoints there are, and what changed lately. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+
+from rankwatch_detectors.base import Occurrence
+from rankwatch_service.incidents.model import Incident, unix_ns
+from rankwatch_service.policy.checkpoint_ledger import Entry, Ledger, Shard, Tier, Verdict
+
+CHANGES_MAX: Final = 32
+"""Changes remembered, the newest."""
+
+CHANGES_S: Final = 600.0
+"""How long before an onset a change is worth mentioning."""
+
+
+class _Saved(msgspec.Struct):
+    """Fields of the event `checkpoint_saved`."""
+
+    tier: str = "local"
+    location: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+    shards: int = 0
+
+
+class Books:
+    """The checkpoint ledger of one job, and its latest changes."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.counts: Counter[str] = Counter()
+        self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES_MAX)
+        self._first_step: int | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step that the running attempt finished."""
+        return self._first_step
+
+    def begin(self, attempt: str, now_s: float) -> None:
+        """A new attempt begins."""
+        self._first_step = None
+        self.note(f"attempt {attempt} began", None, now_s)
+
+    def note(self, what: str, step: int | None, now_s: float) -> None:
+        """Remember a change."""
+        self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
+
+    def before(self, onset_time_s: float) -> list[dict[str, Any]]:
+        """What changed shortly before, oldest first."""
+        low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
+        return [change for change in self._changes if low <= change["unix_ns"] <= high]
+
+    def saved(self, occurrence: Occurrence, world_size: int) -> list[Entry]:
+        """A rank reported its part of a checkpoint; one that makes no sense is counted (`checkpoint_saved`)."""
+        try:
+            told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
+            tier = Tier(told.tier)
+        except (msgspec.ValidationError, ValueError):
+            self.counts["checkpoint_saved"] += 1
+            return []
+        if occurrence.step is None or occurrence.rank is None or not 0 <= told.seconds < 1e9:
+            self.counts["checkpoint_saved"] += 1
+            return []
+        shard = Shard(
+            attempt=occurrence.attempt,
+            step=occurrence.step,
+            rank=occurrence.rank,
+            tier=tier,
+            location=told.location,
+            shards=max(told.shards, 0),
+            seconds=told.seconds,
+            bytes=max(told.bytes, 0),
+            at_unix_ns=unix_ns(occurrence.time_s),
+        )
+        changed = self.ledger.saved(shard, world_size)
+        for entry in changed:
+            if entry.verdict is Verdict.UNPROVEN and tier is not Tier.MEMORY:
+                self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
+        return changed
+
+    def gone(self, occurrence: Occurrence) -> list[Entry]:
+        """A rank has lost a capture, or its process has ended and all it had in memory with it."""
+        if occurrence.kind == "process_exit":
+            launch = occurrence.attempt.rpartition(".")[0]
+            return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
+        told = occurrence.fields.get("checkpoint"), occurrence.fields.get("reason", "")
+        if not all(isinstance(text, str) for text in told):
+            self.counts["checkpoint_gone"] += 1
+            return []
+        checkpoint, reason = map(str, told)
+        return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
+
+    def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[Entry]:
+        """All ranks have finished a step: what that proves, and at an attempt's first step, what it ends."""
+        changed = []
+        if self._first_step is None:
+            self._first_step = step
+            changed += self.ledger.began(attempt, step)
+        if any(entry.verdict is Verdict.UNPROVEN for entry in self.ledger.entries):
+            doubts = [
+                step if part.onset_step is None else part.onset_step
+                for incident in incidents
+                for part in incident.parts
+                if part.spoils_weights and part.attempt == attempt
+            ]
+            changed += self.ledger.progressed(attempt, self._first_step, step, min(doubts, default=None))
+        return changed
+
+    def doubt(self, incident: Incident) -> list[Entry]:
+        """An incident opened or grew: what was saved since the onset of any of its parts may hold spoilt weights."""
+        changed = []
+        for part in incident.parts:
+            if part.spoils_weights and part.onset_step is not None:
+                reason = f"saved after the onset of incident {incident.id} ({part.kind})"
+                changed += self.ledger.doubt(part.attempt, part.onset_step, reason)
+        return changed
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types."""
+        return {
+            "entries": [asdict(entry) for entry in self.ledger.entries],
+            "counts": dict(self.counts),
+            "changes": list(self._changes),
+            "first_step": self._first_step,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Books:
+        """The books that gave this state."""
+        books = cls()
+        books.ledger = Ledger(entry_restored(saved) for saved in state["entries"])
+        books.counts.update(state["counts"])
+        books._changes.extend(state["changes"])
+        books._first_step = state["first_step"]
+        return books
+
+
+def entry_restored(saved: Mapping[str, Any]) -> Entry:
+    """A ledger entry from its fields as JSON types."""
+    tier, verdict, shards = Tier(saved["tier"]), Verdict(saved["verdict"]), tuple(saved["shards"])
+    return Entry(**{**saved, "tier": tier, "verdict": verdict, "shards": shards})

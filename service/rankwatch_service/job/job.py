@@ -1,0 +1,320 @@
+"""One job: its records and ticks in, effects out. Pure and deterministic, so that a replay ends in the same state.
+
+Here the parts meet: assembler -> detectors -> correlator -> ledger, policy and notifications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Frame, Kind, Observation, Occurrence
+from rankwatch_service.incidents.causes import ON_RECORD
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Incident, Moment, Told, Transition, derived, unix_ns
+from rankwatch_service.incidents.response import Responder, Situation
+from rankwatch_service.incidents.stack_dumps import attach_stack
+from rankwatch_service.job.assembler import Assembler
+from rankwatch_service.job.detection import Judge, MakeDetectors
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.history import Books
+from rankwatch_service.job.summary import Portrait
+from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
+from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.telemetry.batch import Bundle, Checked
+
+REST_AFTER_S: Final = 3_600.0
+"""A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
+
+MATTERS: Final = (Moment.OPENED, Moment.UPDATED, Moment.EVIDENCE)
+"""After these the price, the suggestion and what the policy does may be others."""
+
+SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
+"""What the feed tells of a job that changed."""
+
+Links = Callable[[str, str], Mapping[str, str]]
+"""(job, incident id) -> where to read on, by name."""
+
+
+class JobStream:
+    """The stream's state of one job, as of one place in the log."""
+
+    def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, desk: Desk) -> None:
+        self.job = job
+        self.desk = desk
+        self.books = Books()
+        self.cold: list[str] = []
+        """Detectors that began cold when this state was restored."""
+        self._links = links
+        self._assembler = Assembler()
+        self._judge = Judge(job, make_detectors)
+        self._responder = Responder()
+        self._portrait = Portrait(job)
+        self._heard_s = 0.0
+        self._resting = False
+
+    @property
+    def correlator(self) -> Correlator:
+        """The incidents."""
+        return self._judge.correlator
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has let go of everything but its incidents, until telemetry comes again."""
+        return self._resting
+
+    def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
+        """Its past is not known any more: it rests, and its row stays as it is, until it is heard of again."""
+        self._resting = True
+        self._portrait.begin_cold(first_seen_unix_ns, attempt, attempts)
+
+    def is_plain(self, batch: wire.Batch) -> bool:
+        """Whether `bundle` takes this batch, together with others."""
+        return not self._portrait.is_new and self._assembler.is_plain(batch)
+
+    def telemetry(self, batch: Checked, now_s: float, effects: Effects) -> None:
+        """The next batch in log order."""
+        self._heard_s, self._resting = now_s, False
+        self._observe(self._assembler.take(batch, now_s), now_s, effects)
+        if self._portrait.is_new:
+            self._portray(now_s, effects)
+
+    def bundle(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
+        """The next batches in log order, all of them plain: the same as one after the other, at less cost."""
+        self._heard_s = now_s
+        self._observe(self._assembler.take_together(bundle, now_s), now_s, effects)
+
+    def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
+        """The next control record about this job, or about all jobs."""
+        match record:
+            case OrderPhase():
+                self._portrait.order(record.action, record.phase, now_s)
+                if record.phase in ("do", "go", "kill"):
+                    what = f"{record.action} ({record.mode})" if record.mode else record.action
+                    self.books.note(f"{what}: {record.phase}", record.step, now_s)
+                fields = {
+                    "order": record.order,
+                    "phase": record.phase,
+                    "action": record.action,
+                    "step": record.step,
+                }
+                step = record.step if record.step >= 0 else None
+                occurrence = Occurrence("order", record.attempt, "", now_s, None, step, fields)
+                self._observe([occurrence], now_s, effects)
+            case Judgement():
+                self._judgement(record, now_s, effects)
+            case _:
+                self.desk.take(record)
+
+    def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
+        """Time passed."""
+        if self._resting:
+            return
+        self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
+        situation = self._situation(now_s)
+        for incident in self.correlator.open:
+            if incident.state == "open" and incident.goes_on:
+                effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
+        if self._assembler.finished:
+            self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
+        self._portray(now_s, effects)
+        if now_s - self._heard_s > REST_AFTER_S:
+            self._resting = True
+            self._assembler = Assembler()
+            self._judge.rest()
+
+    # ---- observations ----------------------------------------------------------------------------------------------
+
+    def _observe(self, observations: Iterable[Observation], now_s: float, effects: Effects) -> None:
+        for observation in observations:
+            if isinstance(observation, AttemptStart):
+                self._attempt_start(observation, now_s, effects)
+            told, failures = self._judge.observe(observation, self._assembler.roster)
+            effects.failures += [(self.job, failure) for failure in failures]
+            self._tell(told, now_s, effects)
+            if isinstance(observation, Frame):
+                self._frame(observation, now_s, effects)
+            elif isinstance(observation, Occurrence):
+                self._occurrence(observation, now_s, effects)
+
+    def _attempt_start(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
+        before = self._portrait.attempt
+        if start.attempt != before:
+            if before:
+                effects.attempts.setdefault((self.job, before), {})["ended_unix_ns"] = unix_ns(now_s)
+            self.books.begin(start.attempt, now_s)
+        row = self._portrait.attempt_row(start, self._assembler.roster, now_s)
+        effects.attempts.setdefault((self.job, start.attempt), {}).update(row)
+
+    def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
+        effects.frames.append((self.job, frame))
+        if frame.late:
+            return
+        self._portrait.frame(frame, now_s)
+        if frame.family != "steps":
+            return
+        self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
+
+    def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
+        if occurrence.kind == "checkpoint_saved":
+            changed = self.books.saved(occurrence, self._assembler.roster.world_size)
+            self._store(changed, now_s, effects)
+        elif occurrence.kind in ("checkpoint_gone", "process_exit"):
+            self._store(self.books.gone(occurrence), now_s, effects)
+        elif occurrence.kind == "declared":
+            self.books.note(f"declared: {occurrence.fields.get('what')}", occurrence.step, now_s)
+        elif occurrence.kind == "checkpoint_loaded":
+            self.books.note("checkpoint loaded", occurrence.step, now_s)
+        elif occurrence.kind == "stack_dump":
+            self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
+
+    def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
+        incident = self.correlator.get(record.incident)
+        if incident is None:
+            return
+        standing: list[str] = []
+        match record.what:
+            case "acknowledged" if incident.state == "open":
+                incident.state, incident.acknowledged_by = "acknowledged", record.actor
+                what = Moment.ACKNOWLEDGED
+            case "resolved" if incident.state != "resolved":
+                standing = sorted({str(part.kind) for part in incident.parts if part.is_open})
+                self.correlator.resolve(incident, self._assembler.last_step, now_s)
+                what = Moment.RESOLVED
+            case "commented":
+                what = Moment.COMMENTED
+            case _:
+                return
+        self._tell([Told(incident, what, record.text, record.actor)], now_s, effects)
+        if what is Moment.RESOLVED:
+            # What detectors still see is accepted: the level that it has come to is the one to be kept up.
+            fields = {"kinds": standing}
+            accepted = Occurrence("accepted", self._portrait.attempt, "", now_s, None, None, fields)
+            self._observe([accepted], now_s, effects)
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, told: Sequence[Told], now_s: float, effects: Effects) -> None:
+        for item in told:
+            incident = item.incident
+            if item.what in MATTERS and incident.state != "resolved":
+                self._respond(item, now_s, effects)
+            incident.transitions += 1
+            incident.updated_time_s = now_s
+            transition = Transition(
+                incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.row()
+            )
+            effects.transitions.append(transition)
+            links = self._links(self.job, incident.id)
+            messages = outbox_rows(
+                transition.incident,
+                transition.row(),
+                self.desk.receivers,
+                self.desk.silences.values(),
+                links,
+                unix_ns(now_s),
+                incident.told_to,
+            )
+            incident.tell(message["receiver"] for message in messages if message["state"] != "silenced")
+            effects.outbox += messages
+            brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}
+            brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
+            effects.feed.append(self._feed("incident", brief, now_s))
+
+    def _respond(self, item: Told, now_s: float, effects: Effects) -> None:
+        incident = item.incident
+        if item.what is Moment.OPENED:
+            incident.changes_before = self.books.before(incident.first.onset_time_s)
+        self._store(self.books.doubt(incident), now_s, effects)
+        commands = self._responder.respond(incident, self._situation(now_s), self.desk.policy, self.books.ledger)
+        effects.commands += commands
+        effects.host_records += self._host_records(incident, now_s)
+
+    def _host_records(self, incident: Incident, now_s: float) -> list[dict[str, Any]]:
+        if incident.kind not in ON_RECORD:
+            return []
+        rows = []
+        for rank in incident.ranks:
+            for host in self._assembler.roster.hosts_of([rank]):
+                device = next(iter(self._assembler.roster.devices_of([rank])), "")
+                rows.append(
+                    {
+                        "id": derived(incident.id, host, device),
+                        "host": host,
+                        "device_uuid": device,
+                        "incident_id": incident.id,
+                        "job": self.job,
+                        "kind": str(incident.kind),
+                        "severity": str(incident.severity),
+                        "at_unix_ns": unix_ns(now_s),
+                    }
+                )
+        return rows
+
+    def _store(self, entries: Sequence[Entry], now_s: float, effects: Effects) -> None:
+        for entry in entries:
+            effects.checkpoints.append((self.job, entry))
+            brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
+            effects.feed.append(self._feed("checkpoint", brief, now_s))
+
+    def _portray(self, now_s: float, effects: Effects) -> None:
+        row = self._portrait.job_row(self._assembler, self._heard_s, now_s, self._hung())
+        if row is None:
+            return
+        effects.jobs[self.job] = row
+        ended_ns = unix_ns(now_s) if row["state"] == "ended" else None
+        for attempt, columns in self._portrait.attempt_steps(ended_ns).items():
+            effects.attempts.setdefault((self.job, attempt), {}).update(columns)
+        brief = {name: row[name] for name in SHOWN}
+        effects.feed.append(self._feed("job", brief, now_s))
+
+    def _hung(self) -> bool:
+        """Whether a hang of this attempt goes on."""
+        attempt = self._assembler.attempt
+        parts = (part for one in self.correlator.open for part in one.parts)
+        return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)
+
+    def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> dict[str, Any]:
+        return {"topic": topic, "job": self.job, "data": data, "at_unix_ns": unix_ns(now_s)}
+
+    def _situation(self, now_s: float) -> Situation:
+        assembler = self._assembler
+        return Situation(
+            attempt=assembler.attempt or "",
+            world_size=assembler.roster.world_size,
+            step=assembler.last_step,
+            step_time_s=assembler.step_time_s or 0.0,
+            can=assembler.roster.can,
+            now_s=now_s,
+        )
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        return {
+            "desk": self.desk.state(),
+            "assembler": self._assembler.state(),
+            **self._judge.state(),
+            "books": self.books.state(),
+            "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
+            "portrait": self._portrait.state(),
+            "heard_s": self._heard_s,
+            "resting": self._resting,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave; `cold` names the detectors that could not."""
+        self.desk = Desk.restored(state["desk"])
+        self._assembler = Assembler.restored(state["assembler"])
+        assembler, start = self._assembler, None
+        if assembler.attempt is not None and assembler.board is not None:
+            start = AttemptStart(assembler.attempt, assembler.roster.topology(), state["heard_s"])
+        self.cold = self._judge.restore(state, start)
+        self.books = Books.restored(state["books"])
+        self._responder.restore(state["history"])
+        self._portrait.restore(state["portrait"])
+        self._heard_s, self._resting = state["heard_s"], state["resting"]

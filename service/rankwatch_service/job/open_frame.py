@@ -1,0 +1,194 @@
+"""A frame that is being filled: rows of ranks come in, arrays over all ranks come out. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch_detectors.base import Bools, Floats, Frame, Ints, StepKind
+from rankwatch_service.telemetry.columns import Exact, Records
+
+_KINDS: Final = tuple(StepKind)
+
+Chosen = NDArray[np.intp] | slice
+"""Which rows of a table."""
+
+
+@dataclass(slots=True)
+class OpenFrame:
+    """One step's values so far. Arrays have one entry for each rank, in the last axis."""
+
+    step: int
+    opened_s: float
+    values: Floats
+    """[name, rank]; names are numbered by the window."""
+    reported: Bools
+    present: Bools | None = None
+    """[name, rank]; None: who has reported has brought all of `brought`, and nobody anything else."""
+    brought: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    exact: dict[str, Ints] = field(default_factory=dict)
+    exact_present: dict[str, Bools] = field(default_factory=dict)
+    count: int = 0
+    """Ranks that have reported."""
+    kind: int = 0
+    newest: int = 0
+    """Which of the batches that are taken together brought its newest row."""
+
+    @classmethod
+    def empty(cls, step: int, opened_s: float, names: int, ranks: int) -> OpenFrame:
+        """A frame without rows, with room for so many names."""
+        return cls(step, opened_s, np.zeros((names, ranks)), np.zeros(ranks, dtype=bool))
+
+    def widen(self, names: int) -> None:
+        """Make room for so many names."""
+        more = names - len(self.values)
+        if more > 0:
+            self.values = np.pad(self.values, ((0, more), (0, 0)))
+            if self.present is not None:
+                self.present = np.pad(self.present, ((0, more), (0, 0)))
+
+    def resize(self, more: int) -> None:
+        """The attempt has so many more ranks."""
+        self.values = np.pad(self.values, ((0, 0), (0, more)))
+        self.reported = np.pad(self.reported, (0, more))
+        if self.present is not None:
+            self.present = np.pad(self.present, ((0, 0), (0, more)))
+        self.exact = {name: np.pad(column, (0, more)) for name, column in self.exact.items()}
+        self.exact_present = {name: np.pad(column, (0, more)) for name, column in self.exact_present.items()}
+
+    def add(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
+        """Put rows of ranks that have not reported yet, each of another one.
+
+        Args:
+            rows: a table.
+            chosen: which of its rows.
+            places: the number of each of the table's names; -1 = leave it out.
+        """
+        ranks = rows.rank[chosen]
+        values, present, places = _kept(rows, chosen, places)
+        alike = self.count == 0 or np.array_equal(places, self.brought)
+        if self.present is None and (present is not None or not alike):
+            self.present = self.measured()
+        at = _span(ranks)
+        lines = _span(places)
+        if isinstance(lines, slice) or isinstance(at, slice):
+            self.values[lines, at] = values
+        else:
+            self.values[places[:, None], ranks] = values
+        if self.present is None:
+            self.brought = places
+        else:
+            self.present[places[:, None], ranks] = np.True_ if present is None else present
+        self._add_exact(rows.exact, chosen, ranks, at)
+        self._report(rows, chosen, at)
+        self.count += len(ranks)
+
+    def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
+        """Put rows, each of another rank, beside what these ranks have reported; what is there already stays."""
+        ranks = rows.rank[chosen]
+        values, present, places = _kept(rows, chosen, places)
+        if self.present is None:
+            self.present = self.measured()
+        cells = (places[:, None], ranks)
+        here = ~self.present[cells]
+        if present is not None:
+            here &= present
+        self.values[cells] = np.where(here, values, self.values[cells])
+        self.present[cells] |= here
+        self._add_exact(rows.exact, chosen, ranks, ranks)
+        self._report(rows, chosen, ranks)
+        self.count = int(np.count_nonzero(self.reported))
+
+    def measured(self) -> Bools:
+        """[name, rank]: where there is a value."""
+        if self.present is not None:
+            return self.present
+        present = np.zeros(self.values.shape, dtype=bool)
+        present[self.brought] = self.reported
+        return present
+
+    def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float, *, late: bool = False) -> Frame:
+        """The frame as it is; this object must not be used any more."""
+        for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
+            array.flags.writeable = False
+        if self.present is None:
+            used = self.brought.tolist() if self.count else []
+            present = {names[index]: self.reported for index in used}
+        else:
+            self.present.flags.writeable = False
+            used = np.flatnonzero(self.present.any(axis=1)).tolist()
+            present = {names[index]: self.present[index] for index in used}
+        values = {names[index]: self.values[index] for index in used}
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A sum is finite only if all its terms are.
+            finite = math.isfinite(np.add.reduce(self.values, axis=None))
+        kind = _KINDS[self.kind]
+        present |= self.exact_present
+        return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite, late)
+
+    def _report(self, rows: Records, chosen: Chosen, at: Ints | slice) -> None:
+        self.kind = max(self.kind, int(rows.kind[chosen].max()))
+        self.reported[at] = True
+
+    def _add_exact(self, exact: Mapping[str, Exact], chosen: Chosen, ranks: Ints, at: Ints | slice) -> None:
+        for name, column in exact.items():
+            here = None if column.present is None else column.present[chosen]
+            if here is not None and not here.any():
+                continue
+            if name not in self.exact:
+                self.exact[name] = np.zeros(len(self.reported), dtype=np.int64)
+                self.exact_present[name] = np.zeros(len(self.reported), dtype=bool)
+            fresh = ~self.exact_present[name][at]
+            if here is not None:
+                fresh &= here
+            if fresh.all():
+                self.exact[name][at] = column.values[chosen]
+                self.exact_present[name][at] = True
+            else:
+                self.exact[name][ranks[fresh]] = column.values[chosen][fresh]
+                self.exact_present[name][ranks[fresh]] = True
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types and arrays."""
+        return {
+            "step": self.step,
+            "opened_s": self.opened_s,
+            "values": self.values,
+            "present": self.measured(),
+            "exact": self.exact,
+            "exact_present": self.exact_present,
+            "reported": self.reported,
+            "kind": self.kind,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> OpenFrame:
+        """The frame that gave this state."""
+        return cls(**state, count=int(np.count_nonzero(state["reported"])))
+
+
+def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:
+    """Values and presence of the chosen rows, without the names for which there is no place."""
+    values, present = _columns(rows.values, chosen), None if rows.present is None else _columns(rows.present, chosen)
+    if len(places) == 0 or places.min() >= 0:
+        return values, present, places
+    known = np.flatnonzero(places >= 0)
+    return values[known], None if present is None else present[known], places[known]
+
+
+def _columns(table: NDArray[Any], chosen: Chosen) -> NDArray[Any]:
+    return table[:, chosen] if isinstance(chosen, slice) else np.take(table, chosen, axis=1)
+
+
+def _span(indices: NDArray[np.intp] | Ints) -> NDArray[np.intp] | Ints | slice:
+    """Indices that follow each other as a slice: copying is five times faster than scattering."""
+    if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (indices[1:] > indices[:-1]).all():
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices

@@ -1,0 +1,128 @@
+"""Kafka as the log of telemetry: the service's side of it. The only file of the service that imports its client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import structlog
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from rankwatch.kafka.client import KafkaAwayError, opened
+from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings
+from rankwatch_service.clock import Clock
+from rankwatch_service.settings import Settings
+
+RETRY_S: Final = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+def ensure_topics(settings: Settings) -> int:
+    """Make the topics that are missing; what exists stays as it is.
+
+    Returns:
+        How many partitions the telemetry topic has; that count holds, whatever the settings say.
+
+    Raises:
+        KafkaAwayError: no broker can be reached, or it refuses.
+    """
+    kafka = _kafka(settings)
+    counts = dict.fromkeys(_topics(kafka), 1) | {kafka.telemetry_topic: settings.kafka_partitions}
+    with _admin(kafka) as admin:
+        for topic, count in counts.items():
+            if not _partitions(admin, topic):
+                _make(admin, topic, count, settings)
+        partitions = _partitions(admin, kafka.telemetry_topic)
+    if partitions != settings.kafka_partitions:
+        topic = kafka.telemetry_topic
+        _log.warning("kafka_partitions_differ", topic=topic, topic_has=partitions, settings=settings.kafka_partitions)
+    return partitions
+
+
+def topic_partitions(settings: Settings) -> dict[str, int]:
+    """How many partitions each of our topics has; 0 where it does not exist.
+
+    Raises:
+        KafkaAwayError: no broker can be reached, or it refuses.
+    """
+    kafka = _kafka(settings)
+    with _admin(kafka) as admin:
+        return {topic: _partitions(admin, topic) for topic in _topics(kafka)}
+
+
+def remove_topics(kafka: KafkaSettings) -> None:
+    """Remove our topics and all that is in them; those that do not exist are no error.
+
+    Raises:
+        KafkaAwayError: no broker can be reached, or it refuses.
+    """
+    with _admin(kafka) as admin:
+        admin.delete_topics([topic for topic in _topics(kafka) if _partitions(admin, topic)])
+
+
+def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
+    """Make the topics as soon as a broker answers, in a thread beside; for roles that work without Kafka."""
+
+    def keep_trying() -> None:
+        while True:
+            try:
+                ensure_topics(settings)
+                return
+            except KafkaAwayError as error:
+                _log.warning("kafka_away", reason=str(error))
+                clock.sleep(RETRY_S)
+
+    threading.Thread(target=keep_trying, name="topics", daemon=True).start()
+
+
+@contextmanager
+def _admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
+    admin: KafkaAdminClient = opened(KafkaAdminClient, kafka)
+    try:
+        yield admin
+    except KafkaError as error:
+        raise KafkaAwayError(f"Kafka at {kafka.bootstrap}: {explained(error)}") from error
+    finally:
+        admin.close()
+
+
+def _kafka(settings: Settings) -> KafkaSettings:
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    return kafka
+
+
+def _topics(kafka: KafkaSettings) -> tuple[str, ...]:
+    return kafka.telemetry_topic, kafka.dead_letters_topic, kafka.incidents_topic
+
+
+def _partitions(admin: KafkaAdminClient, topic: str) -> int:
+    """How many the topic has; 0 where it does not exist. Unlike other clients, this one never makes it by asking."""
+    found: list[dict[str, Any]] = admin.describe_topics([topic])
+    return len(found[0]["partitions"]) if found and not found[0]["error_code"] else 0
+
+
+def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settings) -> None:
+    configuration = {
+        # A record's time is the broker's: agents' clocks decide nothing.
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": str(settings.kafka_retention_hours * 3_600_000),
+        "max.message.bytes": str(MESSAGE_BYTES_MAX),
+        # One copy may be away, as long as another has what was acknowledged.
+        "min.insync.replicas": str(max(1, settings.kafka_replication - 1)),
+    }
+    wanted = {
+        "num_partitions": partitions,
+        "replication_factor": settings.kafka_replication,
+        "configs": configuration,
+    }
+    try:
+        admin.create_topics({topic: wanted}, wait_for_metadata=True)
+        _log.info("topic_made", topic=topic, partitions=partitions)
+    except TopicAlreadyExistsError:
+        return  # another role was quicker

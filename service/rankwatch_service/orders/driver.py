@@ -1,0 +1,305 @@
+"""Drives commands: begins an order for each in turn, and moves every order on as its ranks answer.
+
+Each api process runs a driver. They need not know of each other: an order is moved by compare-and-set on its version,
+in one transaction with its command, its audit row and its control record. A driver that dies leaves nothing
+behind but rows that the next one goes on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
+
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import Entry as LogEntry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.order import (
+    BEFORE_DO,
+    KILL_NS_MAX,
+    VIEW_NS_MAX,
+    Order,
+    Outcome,
+    Phase,
+    Situation,
+)
+from rankwatch_service.orders.pace import Paces
+from rankwatch_service.orders.running_attempt import (
+    checkpoints,
+    current_attempt,
+    host_views,
+    k_of,
+    launch_of,
+    read_training,
+    superseded,
+)
+from rankwatch_service.orders.transitions import advance
+from rankwatch_service.policy.checkpoint_ledger import Entry, Tier
+from rankwatch_service.policy.control_records import OrderPhase, encode_control
+from rankwatch_service.policy.policy import Action
+from rankwatch_service.policy.rollback import RollbackMode, Way, knows_modes, way_back, why_none
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Command
+from rankwatch_service.store.models import Order as OrderRow
+
+ACTOR: Final = "driver"
+
+
+class Driver:
+    """Moves everything that is open one step on. Call from one thread; any number of processes may have one."""
+
+    def __init__(self, engine: Engine, controls: ControlLog, clock: Clock) -> None:
+        self._engine = engine
+        self._controls = controls
+        self._clock = clock
+        self._paces = Paces()
+
+    def run_once(self) -> bool:
+        """Look at every open order and command once; True while any is open, so that time alone may move it."""
+        with read(self._engine) as connection:
+            orders = open_orders(connection)
+            waiting = _to_begin(connection, {order.command_id for order in orders}, self._clock.unix_ns())
+        for order in orders:
+            self._move(order)
+        for command in waiting:
+            self._begin(command["id"])
+        return bool(orders or waiting)
+
+    def _move(self, order: Order) -> None:
+        with read(self._engine) as connection:
+            now = self._situation(connection, order)
+        moved, outcome = advance(order, now)
+        if moved is order and outcome is None:
+            return
+        with write(self._engine) as connection:
+            if not _store(connection, order, moved):
+                return
+            if moved.refused and outcome is not None and _another_way(connection, order):
+                outcome = None  # the command stays open, and the next order takes that way
+            self._after(connection, order, moved, outcome, now.now_unix_ns)
+
+    def _after(
+        self, connection: Connection, before: Order, order: Order, outcome: Outcome | None, now_unix_ns: int
+    ) -> None:
+        """What belongs to a move, in its transaction."""
+        if outcome is not None:
+            commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
+        if order.phase is before.phase:
+            return
+        self._record(connection, order, now_unix_ns)
+        if order.phase is Phase.CLOSED and order.action == Action.PAUSE:
+            resumes = select(Command.id).where(
+                Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
+            )
+            for (command_id,) in connection.execute(resumes).all():
+                commands.settle(connection, command_id, Outcome("applied", "", order.step), ACTOR, now_unix_ns)
+
+    def _record(self, connection: Connection, order: Order, now_unix_ns: int) -> None:
+        """Tell stream, through the control log, and whoever looks at the job."""
+        record = OrderPhase(
+            order=order.id,
+            command=order.command_id,
+            job=order.job,
+            attempt=order.attempt,
+            action=order.action,
+            phase=order.phase,
+            step=order.step,
+            k=order.k,
+            checkpoint=order.checkpoint,
+            checkpoint_step=order.checkpoint_step,
+            mode=order.mode,
+        )
+        self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
+        told = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
+        told |= {"mode": order.mode}
+        commands.tell(connection, "command", order.job, told | {"detail": order.detail}, now_unix_ns)
+
+    def _situation(self, connection: Connection, order: Order) -> Situation:
+        command = commands.get(connection, order.command_id)
+        assert command is not None  # an order's row goes when its command's does
+        training = read_training(connection, order.job, order.attempt)
+        views = host_views(connection, order.job, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
+        withdrawn = command["result"] or "cancelled" if command["state"] == "cancelled" else ""
+        others = connection.execute(
+            select(Command.action).where(
+                Command.job == order.job,
+                Command.id != order.command_id,
+                Command.state.in_(commands.OPEN),
+                Command.action != commands.STACKS,
+                ~(Command.approval_required & (Command.state == "requested")),
+            )
+        ).scalars()
+        wanted = set(others)
+        if not withdrawn and Action.RELAUNCH in wanted and order.phase in BEFORE_DO:
+            withdrawn = "a relaunch was ordered"
+        return Situation(
+            now_unix_ns=self._clock.unix_ns(),
+            expires_unix_ns=command["expires_unix_ns"],
+            withdrawn=withdrawn,
+            resumed=bool(wanted - {Action.PAUSE}),
+            superseded=superseded(connection, order.job, order.attempt, order.k, order.phase_unix_ns),
+            hosts=training.hosts,
+            views=views,
+            step_time_s=self._paces.step_time_s(training, views),
+            replicas=training.replicas,
+            can_relaunch=Action.RELAUNCH in training.can,
+        )
+
+    def _begin(self, command_id: str) -> None:
+        """Begin an order for a command if it is its turn, or settle it without one."""
+        now = self._clock.unix_ns()
+        with write(self._engine) as connection:
+            row = commands.get(connection, command_id)
+            if row is None or row["state"] not in (*commands.WAITING, "sent"):
+                return
+            orders = open_orders(connection, row["job"])
+            order: Order | Outcome | None = _first_word(connection, row, orders, now)
+            if order is None:
+                # One order at a time; only an end by force does not wait.
+                if orders and row["action"] != Action.RELAUNCH:
+                    return
+                order = _new_order(connection, row, now)
+            if isinstance(order, Outcome):
+                commands.settle(connection, row["id"], order, ACTOR, now)
+                return
+            connection.execute(insert(OrderRow).values(**_columns(order)))
+            commands.settle(connection, row["id"], Outcome("sent"), ACTOR, now, order.mode)
+            self._record(connection, order, now)
+
+
+def open_orders(connection: Connection, job: str | None = None) -> list[Order]:
+    """Orders that are not closed, of one job or of all."""
+    query = select(OrderRow.__table__).where(OrderRow.phase != Phase.CLOSED).order_by(OrderRow.phase_unix_ns)
+    if job is not None:
+        query = query.where(OrderRow.job == job)
+    return [order_of(row) for row in connection.execute(query).mappings()]
+
+
+def current_orders(connection: Connection, job: str, closed_after_unix_ns: int) -> list[Order]:
+    """A job's orders that are open, or were closed after a time."""
+    query = select(OrderRow.__table__).where(
+        OrderRow.job == job, (OrderRow.phase != Phase.CLOSED) | (OrderRow.phase_unix_ns > closed_after_unix_ns)
+    )
+    return [order_of(row) for row in connection.execute(query.order_by(OrderRow.phase_unix_ns)).mappings()]
+
+
+def order_of(row: Mapping[Any, Any]) -> Order:
+    """An order from its row."""
+    return Order(**{**row, "phase": Phase(row["phase"]), "culprits": tuple(row["culprits"])})
+
+
+def _columns(order: Order) -> dict[str, Any]:
+    row = {name: getattr(order, name) for name in Order.__slots__}
+    return row | {"culprits": list(order.culprits)}
+
+
+def _store(connection: Connection, before: Order, order: Order) -> bool:
+    """Compare-and-set: False if another driver was first."""
+    same = (OrderRow.id == before.id, OrderRow.version == before.version)
+    columns = _columns(order) | {"version": before.version + 1}
+    count: int = connection.execute(update(OrderRow).where(*same).values(**columns)).rowcount
+    return count == 1
+
+
+def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) -> list[RowMapping]:
+    """Commands that something is to be done about, oldest first: new, approved, released to be tried again, overdue."""
+    query = (
+        select(Command.__table__)
+        .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
+        # Of what was asked at once stacks come first: a relaunch leaves nobody who could show one.
+        .order_by(Command.requested_unix_ns, Command.action != commands.STACKS, Command.id)
+    )
+    return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]
+
+
+def _due(command: RowMapping, now_unix_ns: int) -> bool:
+    waits_for_approval = command["approval_required"] and command["state"] == "requested"
+    # These two have no order of their own: a resume ends the pause's, stacks need none.
+    waits_for_others = command["state"] == "sent" and command["action"] in (commands.STACKS, Action.RESUME)
+    return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
+
+
+def _way(connection: Connection, command: RowMapping) -> Way | Outcome:
+    """How a rollback is carried out next, or why it cannot be: ways that ranks have refused are not tried again."""
+    rows = connection.execute(
+        select(OrderRow.mode, OrderRow.checkpoint).where(OrderRow.command_id == command["id"], OrderRow.refused)
+    )
+    refused = {(mode or RollbackMode.FULL, Tier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
+    entries = checkpoints(connection, command["job"])
+    can = read_training(connection, command["job"], command["attempt"]).can
+    mode, wanted = command["params"].get("mode", ""), command["params"].get("checkpoint", "")
+    way = way_back(entries, can, mode, wanted=wanted, refused=refused)
+    return way if way is not None else Outcome("refused", why_none(entries, can, mode))
+
+
+def _another_way(connection: Connection, order: Order) -> bool:
+    """Whether a rollback that ranks have just refused can be carried out in another way."""
+    command = commands.get(connection, order.command_id)
+    assert command is not None  # an order's row goes when its command's does
+    return order.action == Action.ROLLBACK and isinstance(_way(connection, command), Way)
+
+
+def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) -> Order | Outcome:
+    """The next try of a command, or why there is none."""
+    target: Entry | None = None
+    action, mode, k = command["action"], "", k_of(command["attempt"])
+    if action == Action.ROLLBACK:
+        way = _way(connection, command)
+        if isinstance(way, Outcome):
+            return way
+        target = way.entry
+        mode = way.mode if knows_modes(read_training(connection, command["job"], command["attempt"]).can) else ""
+        if way.mode is RollbackMode.RELAUNCH:
+            action, mode = Action.RELAUNCH, way.mode
+        else:
+            k += 1
+    checkpoint = target.id if target else ""
+    mine = OrderRow.command_id == command["id"]
+    number = connection.scalar(select(func.count()).where(mine)) or 0
+    tries = connection.scalar(select(func.count()).where(mine, OrderRow.checkpoint == checkpoint)) or 0
+    relaunch = action == Action.RELAUNCH
+    return Order(
+        id=f"{command['id']}.{number + 1}",
+        command_id=command["id"],
+        job=command["job"],
+        attempt=command["attempt"],
+        action=action,
+        phase=Phase.KILL if relaunch else Phase.VIEW,
+        step=-1,
+        try_number=tries + 1,
+        checkpoint=checkpoint,
+        location=target.location if target else "",
+        checkpoint_step=target.step if target else -1,
+        k=k,
+        culprits=tuple(command["params"].get("culprits", ())) if relaunch else (),
+        phase_unix_ns=now_unix_ns,
+        lease_unix_ns=now_unix_ns + (KILL_NS_MAX if relaunch else VIEW_NS_MAX),
+        detail="",
+        version=1,
+        mode=mode,
+    )
+
+
+def _first_word(
+    connection: Connection, command: RowMapping, orders: Sequence[Order], now_unix_ns: int
+) -> Outcome | None:
+    """What becomes of a command before it has an order; None: it may have one."""
+    job, action = command["job"], command["action"]
+    if now_unix_ns > command["expires_unix_ns"]:
+        return Outcome("expired", "it could not be begun in time")
+    if action == commands.STACKS:
+        return Outcome("sent")
+    current = current_attempt(connection, job, now_unix_ns)
+    if current is None or current != command["attempt"]:
+        return Outcome("refused", f"attempt {command['attempt']} has ended; the job is at {current}")
+    training = read_training(connection, job, current)
+    if training.can and action not in training.can and action != Action.ROLLBACK:
+        return Outcome("refused", f"the job cannot be told to {action}")
+    if action == Action.RESUME:
+        paused = any(order.action == Action.PAUSE for order in orders)
+        return Outcome("sent") if paused else Outcome("refused", "the job is not paused")
+    if action == Action.PAUSE and any(order.action == Action.PAUSE for order in orders):
+        return Outcome("refused", "the job is paused already")
+    return None

@@ -1,0 +1,263 @@
+"""Hold, do, go: how one order is carried out on all ranks at the same step, or on none. Pure.
+
+`advance` looks at an order and at what the agents have told, and answers with the order as it should be now. Whoever
+calls it stores the answer with compare-and-set, so it does not matter which api process calls it, or that one of them
+dies: the order's row and the ranks' own answers are all there is to know.
+
+The rule that everything rests on: `do` is written once, and only while every rank of the attempt is known to stand at
+the boundary of the same step; after a rollback `go` is written only if every rank says that it did the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import ceil
+
+from rankwatch.wire import Progress
+from rankwatch_service.orders.order import (
+    ACT_NS_MAX,
+    FRESH_NS,
+    HOLD_LEASE_S,
+    KILL_NS_MAX,
+    PAUSE_SILENT_NS,
+    REACH_S,
+    SETTLE_NS_MAX,
+    SILENT_NS,
+    TRIES_MAX,
+    Order,
+    Outcome,
+    Phase,
+    S,
+    Situation,
+    act_lease_s,
+    enter,
+)
+
+Advance = tuple[Order, Outcome | None]
+
+
+def advance(order: Order, now: Situation) -> Advance:
+    """The order as it should be now, and what that means for its command (None: nothing new).
+
+    An order that need not change comes back unchanged. A released try leaves its command open until `TRIES_MAX`;
+    the next try is another order.
+    """
+    match order.phase:
+        case Phase.VIEW:
+            return _view(order, now)
+        case Phase.HOLD:
+            return _hold(order, now)
+        case Phase.DO:
+            return _do(order, now)
+        case Phase.GO:
+            return _settle(order, now, ("went",))
+        case Phase.RELEASE:
+            return _settle(order, now, ("released", "passed", "went"))
+        case Phase.KILL:
+            return _kill(order, now)
+        case Phase.CLOSED:
+            return order, None
+
+
+def _view(order: Order, now: Situation) -> Advance:
+    if (end := _ended(order, now, now.ranks().values())) is not None:
+        return _close(order, now, end.result), end
+    late = now.silent(FRESH_NS) or ["every host"] * (not now.hosts)
+    ranks = now.ranks()
+    # Ranks that still stand by an earlier order go on first: their slot holds one order at a time.
+    held = [p.rank for p in ranks.values() if p.state == "held"]
+    if not late and not held and len(ranks) == now.world_size() and now.step_time_s is not None:
+        newest = max(p.step for p in ranks.values())
+        reach_s = max(map(now.age_ns, now.hosts)) / S + REACH_S
+        steps = ceil(reach_s * 2 ** (order.try_number - 1) / now.step_time_s) + 1
+        order = replace(order, step=newest + steps)
+        # Twice the expected time, and some for a slow step, before the step counts as not reached.
+        patience_s = 2 * steps * now.step_time_s + HOLD_LEASE_S
+        return enter(order, Phase.HOLD, now.now_unix_ns, int(patience_s * S)), None
+    if now.now_unix_ns > order.lease_unix_ns:
+        # What an old view says of its ranks may long have changed.
+        others = f"ranks {held} stand by another order" if held else "it is not known how fast the job trains"
+        waited = f"no fresh view from {', '.join(late)}" if late else others
+        return _close(order, now, waited), _if_last_try(order, waited)
+    return order, None
+
+
+def _hold(order: Order, now: Situation) -> Advance:
+    ranks = now.ranks()
+    if (end := _ended(order, now, ranks.values())) is not None:
+        return _release(order, now, end.result), end
+    answers = {rank: p.answer for rank, p in ranks.items() if p.order == order.id}
+    if refusing := sorted(rank for rank, answer in answers.items() if answer == "failed"):
+        why = f"rank {refusing[0]}: {ranks[refusing[0]].answer_detail or 'refused'}"
+        return _release(replace(order, refused=True), now, why), Outcome("refused", why)
+    standing = [r for r, p in ranks.items() if answers.get(r) == "held" and p.answer_step == order.step]
+    gone_on = sorted(
+        r for r, p in ranks.items() if r not in standing and (r in answers or p.step > order.step) and p.state != "held"
+    )
+    silent = now.silent(SILENT_NS)
+    why = ""
+    if gone_on:
+        why = f"ranks {gone_on} went past step {order.step}"
+    elif silent:
+        why = f"no word from {', '.join(silent)}"
+    elif now.now_unix_ns > order.lease_unix_ns:
+        why = f"ranks {sorted(set(ranks) - set(standing))} did not reach step {order.step} in time"
+    if why:
+        return _release(order, now, why), _if_last_try(order, why)
+    if len(standing) == now.world_size():
+        order = enter(order, Phase.DO, now.now_unix_ns, int(act_lease_s(order) * S))
+        return order, Outcome("accepted", step=order.step)
+    # The first rank that stands starts a clock of its own: it goes on when its lease ends. What we know of it is up to
+    # SILENT_NS old, so `do` must be written that much earlier.
+    soonest = now.now_unix_ns + int(HOLD_LEASE_S * S) - SILENT_NS
+    if standing and not order.detail:
+        until = min(order.lease_unix_ns, soonest)
+        return replace(order, lease_unix_ns=until, detail="held", version=order.version + 1), None
+    return order, None
+
+
+def _do(order: Order, now: Situation) -> Advance:
+    ranks = now.ranks()
+    mine = {rank: p for rank, p in ranks.items() if p.order == order.id}
+    done = {rank: p for rank, p in mine.items() if p.answer == "done"}
+    why = _trouble(order, now, ranks.values(), mine)
+    if not why and len(done) == now.world_size():
+        if order.action == "pause":
+            return _paused(order, now)
+        why = _difference(order, now, done) if order.action == "rollback" else ""
+        if not why:
+            place = done[min(done)].answer_detail
+            return _go(order, now, ""), Outcome("applied", place, order.step)
+    if why:
+        return _end_badly(order, now, why)
+    return _renew(order, now), None
+
+
+def _paused(order: Order, now: Situation) -> Advance:
+    if order.detail != "paused":
+        order = replace(order, detail="paused", version=order.version + 1)
+        return order, Outcome("applied", "", order.step)
+    silent = now.silent(PAUSE_SILENT_NS)
+    if now.resumed or now.withdrawn:
+        return _go(order, now, "resumed"), None
+    if silent or now.now_unix_ns > order.lease_unix_ns:
+        return _go(order, now, f"the pause ended by itself: no word from {', '.join(silent) or 'us'}"), None
+    return _renew(order, now), None
+
+
+def _settle(order: Order, now: Situation, last_words: tuple[str, ...]) -> Advance:
+    """Wait for the last answers, but not for ever: a lease has ended by then wherever nobody was told."""
+    ranks = now.ranks().values()
+    settled = [p for p in ranks if _gone(p) or (p.order == order.id and p.answer in last_words)]
+    if now.superseded or len(settled) == now.world_size() or now.now_unix_ns > order.lease_unix_ns:
+        return _close(order, now, order.detail), None
+    return order, None
+
+
+def _kill(order: Order, now: Situation) -> Advance:
+    ranks = now.ranks()
+    alive = sorted(rank for ranks_of_host in now.hosts.values() for rank in ranks_of_host if not _exited(rank, ranks))
+    applied = Outcome("applied", "its processes were ended") if order.action == "relaunch" else None
+    if now.superseded or (now.hosts and not alive):
+        return _close(order, now, order.detail), applied
+    if now.now_unix_ns <= order.lease_unix_ns:
+        return order, None
+    # An agent ends soon after its last rank: one that was there for the order and then fell silent has done its work.
+    began = order.phase_unix_ns - SILENT_NS
+    obeyed = all(
+        host in now.views and now.views[host].at_unix_ns >= began and now.age_ns(host) > SILENT_NS
+        for host, ranks_of_host in now.hosts.items()
+        if set(ranks_of_host) & set(alive)
+    )
+    if now.hosts and obeyed:
+        return _close(order, now, order.detail), applied
+    why = f"ranks {alive} may still run"
+    return _close(order, now, why), Outcome("failed", why) if applied else None
+
+
+def _ended(order: Order, now: Situation, ranks: Iterable[Progress]) -> Outcome | None:
+    """Why an order that has done nothing yet must not go on."""
+    if now.withdrawn:
+        return Outcome("cancelled", now.withdrawn)
+    if now.superseded:
+        return Outcome("refused", f"attempt {order.attempt} has ended")
+    if now.now_unix_ns > now.expires_unix_ns:
+        return Outcome("expired", "it could not be begun in time")
+    if any(p.state == "left" for p in ranks):
+        return Outcome("refused", "the job is ending")
+    if exited := sorted(p.rank for p in ranks if p.state == "exited"):
+        return Outcome("refused", f"the processes of ranks {exited} have ended")
+    return None
+
+
+def _trouble(order: Order, now: Situation, ranks: Iterable[Progress], mine: Mapping[int, Progress]) -> str:
+    """Why an order that ranks act on cannot end well; empty while it can."""
+    if now.superseded:
+        return f"attempt {order.attempt} has ended"
+    if failed := {rank: p.answer_detail for rank, p in mine.items() if p.answer == "failed"}:
+        rank = min(failed)
+        return f"rank {rank}: {failed[rank] or 'failed'}"
+    if left := sorted(rank for rank, p in mine.items() if p.answer in ("released", "passed", "went")):
+        return f"ranks {left} went on before all were told"
+    if exited := sorted(p.rank for p in ranks if _gone(p) and p.answer != "done"):
+        return f"the processes of ranks {exited} have ended"
+    if now.now_unix_ns > order.lease_unix_ns and order.detail != "paused":
+        return "not all ranks answered in time"
+    return ""
+
+
+def _difference(order: Order, now: Situation, done: Mapping[int, Progress]) -> str:
+    """How ranks differ after a rollback; empty if all went back to the same place with the same weights."""
+    places = {(p.answer_step, p.answer_k) for p in done.values()}
+    if len(places) > 1 or any(p.answer_k != order.k for p in done.values()):
+        return f"ranks went back to different places: {sorted(places)}"
+    for group in now.replicas:
+        prints = {rank: done[rank].answer_fingerprint for rank in group}
+        if len(set(prints.values())) > 1:
+            return f"replicas {sorted(prints)} differ after the rollback"
+    return ""
+
+
+def _end_badly(order: Order, now: Situation, why: str) -> Advance:
+    """After a rollback that is not the same everywhere nobody goes on: the processes end, by us or by their lease."""
+    failed = None if order.detail == "paused" else Outcome("failed", why, order.step)
+    if order.action != "rollback":
+        return _go(order, now, why), failed
+    if now.can_relaunch and not now.superseded:
+        return enter(order, Phase.KILL, now.now_unix_ns, KILL_NS_MAX, why), failed
+    return _close(order, now, why), failed
+
+
+def _renew(order: Order, now: Situation) -> Order:
+    """Prolong the lease of `do` when a third of it is over, while every agent answers."""
+    lease_ns = int(act_lease_s(order) * S)
+    worn = now.now_unix_ns > order.lease_unix_ns - lease_ns * 2 // 3
+    endless = order.action == "pause" or now.now_unix_ns - order.phase_unix_ns < ACT_NS_MAX
+    if worn and endless and not now.silent(SILENT_NS):
+        return replace(order, lease_unix_ns=now.now_unix_ns + lease_ns, version=order.version + 1)
+    return order
+
+
+def _exited(rank: int, ranks: Mapping[int, Progress]) -> bool:
+    return rank in ranks and ranks[rank].state == "exited"
+
+
+def _gone(progress: Progress) -> bool:
+    return progress.state in ("left", "exited")
+
+
+def _go(order: Order, now: Situation, why: str) -> Order:
+    return enter(order, Phase.GO, now.now_unix_ns, SETTLE_NS_MAX, why)
+
+
+def _release(order: Order, now: Situation, why: str) -> Order:
+    return enter(order, Phase.RELEASE, now.now_unix_ns, SETTLE_NS_MAX, why)
+
+
+def _close(order: Order, now: Situation, why: str) -> Order:
+    return enter(order, Phase.CLOSED, now.now_unix_ns, 0, why)
+
+
+def _if_last_try(order: Order, why: str) -> Outcome | None:
+    return Outcome("failed", f"{why}; tried {order.try_number} times") if order.try_number >= TRIES_MAX else None

@@ -1,0 +1,1 @@
+"""What may be done about an incident: rules, suggestions, checkpoints to go back to, receivers to notify. Pure."""

@@ -1,0 +1,62 @@
+"""What people have set: policy, receivers, silences. As of one place in the log, the same in every replay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rankwatch_service.policy.control_records import ControlRecord, PolicySet, ReceiverRoute, ReceiversSet, SilenceSet
+from rankwatch_service.policy.policy import Policy, policy_of, policy_record
+
+SILENCES_MAX: Final = 1_000
+"""Silences remembered; the one that ends first leaves. People look after a few dozen."""
+
+
+class Desk:
+    """The settings that decide what is told to whom and what is done."""
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self.receivers: tuple[dict[str, Any], ...] = ()
+        self.silences: dict[str, dict[str, Any]] = {}
+
+    def take(self, record: ControlRecord) -> None:
+        """Take up a control record; those about single jobs change nothing here."""
+        match record:
+            case PolicySet():
+                self.policy = policy_of(record)
+            case ReceiversSet():
+                self.receivers = tuple(msgspec.structs.asdict(receiver) for receiver in record.receivers)
+            case SilenceSet():
+                silences = {**self.silences, record.id: msgspec.structs.asdict(record)}
+                if len(silences) > SILENCES_MAX:
+                    del silences[min(silences, key=lambda silence: silences[silence]["ends_unix_ns"])]
+                self.silences = silences
+            case _:
+                pass
+
+    def copy(self) -> Desk:
+        """A desk of its own for one job: it goes on alone while that job's past is replayed."""
+        desk = Desk()
+        desk.policy, desk.receivers, desk.silences = self.policy, self.receivers, self.silences
+        return desk
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types."""
+        return {
+            "policy": msgspec.to_builtins(policy_record(self.policy)),
+            "receivers": list(self.receivers),
+            "silences": list(self.silences.values()),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Desk:
+        """The desk that gave this state."""
+        desk = cls()
+        desk.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
+        routes = msgspec.convert(state["receivers"], list[ReceiverRoute])
+        desk.receivers = tuple(msgspec.structs.asdict(route) for route in routes)
+        desk.silences = {silence["id"]: dict(silence) for silence in state["silences"]}
+        return desk

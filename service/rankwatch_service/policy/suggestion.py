@@ -1,0 +1,123 @@
+"""What a person could do about an incident, and what each way costs in GPU-hours. Pure arithmetic.
+
+The costs are estimates from this job's own figures: its step time, its checkpoints, how much it loses now. Escalation
+follows them: waiting is right until it has cost as much as the next way (`break_even_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Ledger
+from rankwatch_service.policy.policy import Action, Decision, Facts, rollback_way
+from rankwatch_service.policy.rollback import RollbackMode, Way
+
+WAIT: Final = "wait"
+INVESTIGATE: Final = "investigate"
+"""In place of waiting, for what hardly passes by itself, where the job can do nothing about it."""
+
+RELAUNCH_S: Final = 120.0
+"""Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
+
+# What helps against each kind, the first that the job can do. Kinds that usually pass by themselves begin with waiting.
+_ORDER_OF_WAYS: Final[dict[str, tuple[str, ...]]] = {
+    "nonfinite": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
+    "loss_divergence": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
+    "corruption": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
+    "hang": (Action.RELAUNCH,),
+    "rank_lost": (WAIT, Action.RELAUNCH),
+    "straggler": (WAIT, Action.RELAUNCH, Action.PAUSE, Action.CHECKPOINT),
+    "device_fault": (Action.RELAUNCH, Action.CHECKPOINT, Action.PAUSE),
+    "restart_loop": (Action.STOP,),
+}
+_REASONS: Final[dict[str, str]] = {
+    WAIT: "it may pass, and nothing is lost but speed",
+    INVESTIGATE: "it hardly passes by itself: begin with the first steps",
+    Action.ROLLBACK: "weights from before the onset, in the same processes",
+    Action.RELAUNCH: "new processes from the newest good checkpoint",
+    Action.PAUSE: "holds processes and memory while someone looks",
+    Action.CHECKPOINT: "secures the work so far before anything else is done",
+    Action.STOP: "ends the loop on all ranks at the same step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The job's own numbers, as of the incident."""
+
+    step: int
+    step_time_s: float
+    impact_gpu_hours_per_hour: float
+    """What the incident costs while it lasts; world_size when nothing moves."""
+    relaunch_s: float = RELAUNCH_S
+
+
+def suggest(
+    incident: Facts, decision: Decision, figures: Figures, capabilities: Collection[str], ledger: Ledger
+) -> dict[str, Any]:
+    """Compare the ways out of an incident.
+
+    Returns:
+        What `Incident.suggestion` holds: {action, reason, mode, checkpoint, cost_gpu_hours, break_even_s,
+        alternatives: [{action, cost_gpu_hours, reason}]}. Mode and checkpoint are those of a rollback. Costs are
+        GPU-hours; those of waiting and investigating are for one hour of it. An unknown cost is null. The policy's own
+        choice comes first where it has made one.
+    """
+    ways = _ORDER_OF_WAYS.get(incident.kind, (WAIT, Action.PAUSE))
+    back = rollback_way(incident, ledger, capabilities)
+    target = back.entry if back else None
+    resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)
+    last = WAIT if WAIT in ways else INVESTIGATE
+    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, back)]
+    chosen = decision.action if decision.action in fit else fit[0]
+    costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
+    cost = costs[chosen]
+    loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
+    return {
+        "action": chosen,
+        "reason": _REASONS[chosen],
+        "mode": back.mode if chosen == Action.ROLLBACK and back else None,
+        "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
+        "cost_gpu_hours": cost,
+        "break_even_s": cost / loss_per_s
+        if chosen not in (WAIT, INVESTIGATE) and cost is not None and loss_per_s > 0
+        else None,
+        "alternatives": [
+            {"action": way, "cost_gpu_hours": costs[way], "reason": _REASONS[way]} for way in fit if way != chosen
+        ],
+    }
+
+
+def _possible(way: str, capabilities: Collection[str], back: Way | None) -> bool:
+    if way == Action.ROLLBACK:
+        # One by relaunch stands there under that name.
+        return bool(capabilities) and back is not None and back.mode is not RollbackMode.RELAUNCH
+    return way in (WAIT, INVESTIGATE) or way in capabilities
+
+
+def _cost_gpu_hours(
+    way: str, incident: Facts, figures: Figures, target: Entry | None, resume: Entry | None
+) -> float | None:
+    gpu_hours_per_s = incident.world_size / 3_600
+    match way:
+        case "wait" | "investigate":
+            return figures.impact_gpu_hours_per_hour
+        case Action.ROLLBACK:
+            assert target is not None
+            return _lost_s(figures, target) * gpu_hours_per_s
+        case Action.RELAUNCH:
+            # Without a checkpoint all the work is lost, and how long it took is not this incident's to know.
+            return None if resume is None else (figures.relaunch_s + _lost_s(figures, resume)) * gpu_hours_per_s
+        case Action.CHECKPOINT:
+            return target.seconds * gpu_hours_per_s if target else None
+        case Action.PAUSE:
+            return float(incident.world_size)
+        case _:
+            return 0.0
+
+
+def _lost_s(figures: Figures, entry: Entry) -> float:
+    """Seconds of training to repeat, and reading the checkpoint (taken to last as long as its save)."""
+    return max(figures.step - entry.step, 0) * figures.step_time_s + entry.seconds

@@ -1,0 +1,379 @@
+"""Series as charts draw them: never more points than pixels, and never an extreme or a NaN hidden by that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+from sqlalchemy import Engine, select
+
+from rankwatch_detectors.base import Ints
+from rankwatch_service.series.chunks import ABSENT_BITS, blank, decoded
+from rankwatch_service.series.read import Part, Range, Reader
+from rankwatch_service.series.rollups import (
+    LINES,
+    Mark,
+    Marks,
+    Single,
+    bucket_steps,
+    extremes,
+    lines,
+    marks,
+    unpacked_lines,
+    unpacked_mark,
+)
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import SeriesChunk, SeriesRollup
+
+POINTS_MAX: Final = 4_000
+"""Points of one line: the widest screens have so many pixels."""
+
+LINE_CELLS_MAX: Final = 2_000_000
+MAP_CELLS_MAX: Final = 6_000_000
+"""Values that a line or a heat map is made of, at most: 50 ms. Of more steps or ranks a coarser level is read."""
+
+RANKS_MAX: Final = 64
+"""Lines of single ranks in one answer; more can be shown as a fan or a heat map."""
+
+STEP_MAX: Final = 2**53
+
+
+class Reduce(StrEnum):
+    """How the ranks of one step become lines."""
+
+    NONE = "none"
+    """One line for each rank asked for."""
+    MEAN = "mean"
+    MEDIAN = "median"
+    MIN = "min"
+    MAX = "max"
+    FAN = "fan"
+    """Four lines: p5, p50, p95, max."""
+
+
+class Side(StrEnum):
+    """Which extreme a cell of a heat map shows."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+_DRAWN: Final[dict[Reduce, tuple[tuple[str, str], ...]]] = {
+    Reduce.MEAN: (("mean", "mean"),),
+    Reduce.MEDIAN: (("median", "p50"),),
+    Reduce.MIN: (("min", "min"),),
+    Reduce.MAX: (("max", "max"),),
+    Reduce.FAN: (("p5", "p5"), ("p50", "p50"), ("p95", "p95"), ("max", "max")),
+}
+"""Names of the lines, and which of `LINES` they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values at the steps of its segment. Where `mark` is not FINITE alone, low and high are of the finite values."""
+
+    name: str
+    low: Single
+    high: Single
+    mark: Marks
+    """`Mark` of each point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One attempt's part of a series. `step` is the first step of each point; points without any value are left out."""
+
+    attempt: str
+    step: Ints
+    lines: list[Line]
+    missing: Ints
+    """Where values are missing: the first step at which one was due, of at most one gap within each point."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """One metric over ranks and steps. Where steps were repeated the newest attempt counts."""
+
+    step: Ints
+    """First step of each column."""
+    rank: Ints
+    """First rank of each row; it goes up to the next one's, the last to `ranks`."""
+    ranks: int
+    value: Single
+    """[row, column], the highest or lowest of the finite values; NaN where there are none."""
+    mark: Marks
+    """[row, column], `Mark`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Consecutive points of one attempt, [point, line or rank]; steps may repeat, and then belong together."""
+
+    attempt: str
+    step: Ints
+    low: Single
+    high: Single
+    """Empty, as `low`, where it is not asked for."""
+    mark: Marks
+    width: int = 1
+    """Steps of a point."""
+
+    def chosen(self, at: NDArray[np.bool_]) -> _Points:
+        """Some of them."""
+        low, high = (ends[at] if len(ends) else ends for ends in (self.low, self.high))
+        return _Points(self.attempt, self.step[at], low, high, self.mark[at], self.width)
+
+
+def metrics(engine: Engine, job: str) -> list[str]:
+    """Names of the metrics that a job has, sorted."""
+    with read(engine) as connection:
+        found = set[str]()
+        for column, of_job in ((SeriesChunk.metric, SeriesChunk.job), (SeriesRollup.metric, SeriesRollup.job)):
+            # From name to name, each found through the index: a job has many chunks and few metrics.
+            name: str | None = ""
+            while name is not None:
+                following = select(column).where(of_job == job, column > name).order_by(column).limit(1)
+                name = connection.scalar(following)
+                found |= {name} if name is not None else set()
+        return sorted(found)
+
+
+def series(
+    engine: Engine,
+    job: str,
+    metric: str,
+    from_step: int = 0,
+    to_step: int | None = None,
+    ranks: Sequence[int] = (),
+    reduce: Reduce = Reduce.MEAN,
+    points: int = 1_000,
+) -> list[Segment]:
+    """A metric over steps, one segment for each attempt, in their order.
+
+    Over a long range the lines of chosen ranks are bands in which they ran: between the reduction of the ranks' lowest
+    values of a point and that of their highest ones.
+
+    Args:
+        engine: the store.
+        job: whose.
+        metric: which.
+        from_step: first step.
+        to_step: last step; None: to the newest.
+        ranks: these alone, at most RANKS_MAX for `NONE`; empty: all.
+        reduce: how ranks become lines.
+        points: at most so many for each line of the whole answer.
+    """
+    wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
+    by_rank = reduce is Reduce.NONE or len(ranks) > 0
+    columns = [SeriesRollup.low, SeriesRollup.high, SeriesRollup.mark] if by_rank else [SeriesRollup.lines]
+    with read(engine) as connection:
+        reader = Reader(connection, wanted)
+        level = reader.level(points, LINE_CELLS_MAX)
+        parts = reader.parts(level, columns)
+    names = [name for name, _ in _DRAWN.get(reduce, ())]
+    drawn = [LINES.index(of) for _, of in _DRAWN.get(reduce, ())]
+    decompressor = zstandard.ZstdDecompressor()
+    found: dict[str, list[_Points]] = {}
+    for part in parts:
+        if by_rank:
+            every = _ranks_of(part, level, decompressor)
+            chosen = _chosen(every.low.shape[1], ranks, reduce)
+            one = _of_ranks(every, chosen, drawn)
+            names = [f"rank:{rank}" for rank in chosen] if reduce is Reduce.NONE else names
+        else:
+            one = _drawn_of(part, level, drawn)
+        measured = (one.step >= 0) & (one.mark != Mark.ABSENT).any(axis=1)
+        if measured.any():
+            found.setdefault(part.attempt, []).append(one.chosen(measured))
+    return _segments(found, names, points)
+
+
+def heat_map(
+    engine: Engine,
+    job: str,
+    metric: str,
+    columns: int = 300,
+    rows: int = 1_024,
+    from_step: int = 0,
+    to_step: int | None = None,
+    side: Side = Side.HIGH,
+) -> HeatMap:
+    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks."""
+    wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
+    with read(engine) as connection:
+        reader = Reader(connection, wanted)
+        level = reader.level(columns, MAP_CELLS_MAX)
+        parts = reader.parts(level, [getattr(SeriesRollup, side), SeriesRollup.mark])
+    decompressor = zstandard.ZstdDecompressor()
+    found = _newest_only([_ranks_of(part, level, decompressor, side) for part in parts], reader, level)
+    if not found:
+        none = np.zeros(0, dtype=np.int64)
+        return HeatMap(none, none, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.uint8))
+    width = max(one.mark.shape[1] for one in found)
+    per_row = -(-width // max(rows, 1))
+    ranks = np.arange(0, width, per_row)
+    join = np.fmax if side is Side.HIGH else np.fmin
+    step = np.concatenate([one.step for one in found])
+    value = _stacked([one.high if side is Side.HIGH else one.low for one in found], width, np.float32(np.nan))
+    mark = _stacked([one.mark for one in found], width, np.uint8(Mark.ABSENT))
+    step, starts, value, mark = _grouped(step, columns, value, mark)
+    value, mark = _joined(join, value, starts).T, _joined(np.maximum, mark, starts).T
+    if per_row > 1:
+        value, mark = _joined(join, value, ranks), _joined(np.maximum, mark, ranks)
+    return HeatMap(step[starts], ranks, width, value, mark)
+
+
+# ---- points of a part ----------------------------------------------------------------------------------------------
+
+
+def _ranks_of(part: Part, level: int, decompressor: zstandard.ZstdDecompressor, side: Side | None = None) -> _Points:
+    """A part by rank; with a side, only that extreme is filled in."""
+    if part.cells is not None:
+        return _measured(part, part.cells, level)
+    row, inside = part.row, part.step >= 0
+    assert row is not None
+    low, high = (
+        decoded(getattr(row, end), 0, decompressor)[inside] if side in (None, end) else np.zeros((0, 0), np.float32)
+        for end in Side
+    )
+    return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside], _width(level))
+
+
+def _width(level: int) -> int:
+    """Steps of a bucket that is read for a level: for raw cells that have left, level 1 stands in."""
+    return bucket_steps(max(level, 1))
+
+
+def _measured(part: Part, cells: Single, level: int) -> _Points:
+    """What was measured [step, rank or line] as points of a level."""
+    if level:
+        low, high, mark = extremes(cells)
+        width = bucket_steps(level)
+        return _Points(part.attempt, part.step[:1] // width * width, low[None], high[None], mark[None], width)
+    mark = marks(cells)
+    bounded = np.where(mark == Mark.FINITE, cells, np.float32(np.nan))
+    return _Points(part.attempt, part.step, bounded, bounded, mark)
+
+
+def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
+    """Of some ranks alone; with `drawn`, their lines."""
+    low, high, mark = points.low[:, chosen], points.high[:, chosen], points.mark[:, chosen]
+    if not drawn:
+        return _Points(points.attempt, points.step, low, high, mark, points.width)
+    worst = mark.max(axis=1, initial=Mark.ABSENT)[:, None].repeat(len(drawn), axis=1)
+    low, high = _lines_of(low)[:, drawn], _lines_of(high)[:, drawn]
+    return _Points(points.attempt, points.step, low, high, worst, points.width)
+
+
+def _lines_of(ends: Single) -> Single:
+    """`lines` of the finite values."""
+    held = np.ascontiguousarray(ends)
+    held.view(np.uint32)[np.isnan(held)] = ABSENT_BITS
+    return lines(held) if held.shape[1] else blank(len(held), len(LINES))
+
+
+def _drawn_of(part: Part, level: int, drawn: list[int]) -> _Points:
+    """A part's lines over all ranks."""
+    if part.cells is not None:
+        return _measured(part, lines(part.cells)[:, drawn], level)
+    assert part.row is not None
+    inside = part.step >= 0
+    low, high, mark = unpacked_lines(part.row.lines)
+    low, high, mark = low[:, drawn], high[:, drawn], mark[:, drawn]
+    return _Points(part.attempt, part.step[inside], low[inside], high[inside], mark[inside], _width(level))
+
+
+def _chosen(held: int, ranks: Sequence[int], reduce: Reduce) -> list[int]:
+    chosen = [rank for rank in ranks if 0 <= rank < held] if len(ranks) else list(range(held))
+    return chosen[:RANKS_MAX] if reduce is Reduce.NONE else chosen
+
+
+# ---- points together -----------------------------------------------------------------------------------------------
+
+
+def _segments(found: dict[str, list[_Points]], names: list[str], points: int) -> list[Segment]:
+    counts = {attempt: len(np.unique(np.concatenate([one.step for one in parts]))) for attempt, parts in found.items()}
+    total = sum(counts.values())
+    share = min(1.0, min(points, POINTS_MAX) / max(total, 1))
+    segments = []
+    for attempt, parts in found.items():
+        width = max(one.mark.shape[1] for one in parts)
+        step = np.concatenate([one.step for one in parts])
+        end = np.concatenate([one.step + one.width for one in parts])
+        low = _stacked([one.low for one in parts], width, np.float32(np.nan))
+        high = _stacked([one.high for one in parts], width, np.float32(np.nan))
+        mark = _stacked([one.mark for one in parts], width, np.uint8(Mark.ABSENT))
+        step, starts, end, low, high, mark = _grouped(step, int(counts[attempt] * share), end, low, high, mark)
+        low, high = _joined(np.fmin, low, starts), _joined(np.fmax, high, starts)
+        mark = _joined(np.maximum, mark, starts)
+        drawn = [Line(name, low[:, at], high[:, at], mark[:, at]) for at, name in enumerate(names)]
+        segments.append(Segment(attempt, step[starts], drawn, _missing(step, end, step[starts])))
+    return segments
+
+
+def _missing(step: Ints, end: Ints, points: Ints) -> Ints:
+    """Where values are missing that were due. Some metrics come every tenth step, and buckets differ in width: what
+    counts is how far a value lies from the end of the one before, against what is usual for the metric.
+    """
+    ends = np.maximum.accumulate(end)[:-1]
+    apart = step[1:] - ends + 1
+    usual = int(np.median(apart[apart > 0])) if (apart > 0).any() else 1
+    due = (ends - 1 + usual)[apart >= 2 * usual]
+    return due[np.unique(np.searchsorted(points, due, side="right"), return_index=True)[1]]
+
+
+def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Points]:
+    """Without what a later attempt repeated; of a bucket in which it began the rest stays."""
+    kept: list[_Points] = []
+    repeated = np.zeros(0, dtype=np.int64)
+    for attempt in reversed(list(dict.fromkeys(one.attempt for one in points))):
+        own = [repeated]
+        for one in points:
+            if one.attempt == attempt:
+                measured = (one.mark != Mark.ABSENT).any(axis=1)
+                own.append(one.step[measured])
+                fresh: NDArray[np.bool_] = measured & ~np.isin(one.step, repeated) if len(repeated) else measured
+                if fresh.any():
+                    kept.append(one if fresh.all() else one.chosen(fresh))
+        began = reader.began.get(attempt)
+        repeated = np.unique(np.concatenate(own))
+        if level and began is not None:
+            repeated = repeated[repeated != began // bucket_steps(level) * bucket_steps(level)]
+    return kept
+
+
+def _joined(join: np.ufunc, array: NDArray[Any], starts: Ints) -> NDArray[Any]:
+    """Groups of rows as one row each. NumPy's own `reduceat` takes ten times as long across rows."""
+    if len(starts) == len(array):
+        return array
+    joined = np.empty((len(starts), array.shape[1]), array.dtype)
+    for at, (begin, end) in enumerate(pairwise([*starts.tolist(), len(array)])):
+        join.reduce(array[begin:end], axis=0, out=joined[at])
+    return joined
+
+
+def _stacked(arrays: list[NDArray[Any]], width: int, fill: Any) -> NDArray[Any]:
+    if all(array.shape[1] == width for array in arrays):
+        return np.concatenate(arrays)
+    wide = np.full((sum(map(len, arrays)), width), fill)
+    at = 0
+    for array in arrays:
+        wide[at : at + len(array), : array.shape[1]] = array
+        at += len(array)
+    return wide
+
+
+def _grouped(step: Ints, points: int, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Steps in order, where the groups of steps of each of at most `points` points begin, and the arrays likewise."""
+    if np.any(step[1:] < step[:-1]):
+        order = np.argsort(step, kind="stable")
+        step, arrays = step[order], tuple(array[order] for array in arrays)
+    firsts = np.flatnonzero(np.diff(step, prepend=-1))
+    count = min(len(firsts), max(1, min(points, POINTS_MAX)))
+    return step, firsts[np.arange(count) * len(firsts) // max(count, 1)], *arrays

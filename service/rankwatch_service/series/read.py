@@ -1,0 +1,198 @@
+"""Reads the parts of a series that a chart of so many points needs: raw chunks of a short range, of a longer one the
+roll-ups whose buckets are just fine enough, and never more than a fraction of a second's worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+from sqlalchemy import Connection, Row, Select, func, select
+
+from rankwatch_detectors.base import Ints
+from rankwatch_service.series.chunks import CHUNK_STEPS, Cells, decoded
+from rankwatch_service.series.rollups import BRANCHES, LEVELS, bucket_steps, chunk_steps
+from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup
+
+TAIL_CHUNKS: Final = 8
+"""Newest raw chunks of an attempt that its roll-ups may not know yet."""
+
+COUNTED_ROWS: Final = 8
+"""So many rows of a level tell how many steps there are, to an eighth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Raw cells of one attempt (`row` None), or a row of roll-ups."""
+
+    attempt: str
+    step: Ints
+    """First step of each bucket; of raw cells every step."""
+    cells: Cells | None
+    """[step, rank]"""
+    row: Row[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Steps of one metric of a job, both ends included."""
+
+    job: str
+    metric: str
+    first: int
+    last: int
+
+
+class Reader:
+    """One query's reading, in one transaction."""
+
+    def __init__(self, connection: Connection, wanted: Range) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._decompressor = zstandard.ZstdDecompressor()
+        known = select(Attempt.attempt, Attempt.number, Attempt.first_step).where(Attempt.job == wanted.job)
+        rows = connection.execute(known.order_by(Attempt.number)).all()
+        self.order = {row.attempt: row.number for row in rows}
+        """Attempts' places in their order."""
+        self.began = {row.attempt: row.first_step for row in rows}
+
+    def level(self, points: int, cells_max: int) -> int:
+        """The coarsest level with at least `points` buckets, if it has no more than `cells_max` cells; else a coarser.
+
+        Level 0 are the raw chunks.
+        """
+        steps = self._steps()
+        ranks = self._connection.scalar(self._of(SeriesChunk.ranks).order_by(SeriesChunk.chunk.desc()).limit(1)) or 1
+        level = max(level for level in range(LEVELS + 1) if level == 0 or steps >= points * bucket_steps(level))
+        while level < LEVELS and steps * ranks > cells_max * bucket_steps(level):
+            level += 1
+        return level
+
+    def parts(self, level: int, columns: Sequence[Any]) -> list[Part]:
+        """All parts of the range, in the order of attempts and steps.
+
+        Args:
+            level: as `level` says.
+            columns: of SeriesRollup, that are needed.
+        """
+        if level == 0:
+            raw = self._raw(self._chunks())
+            found = [*self._instead_of(raw, columns), *raw]
+        else:
+            found = [*self._rolled(level, columns), *self._tail()]
+        return sorted(found, key=lambda part: (self.order.get(part.attempt, 0), part.attempt, int(part.step[0])))
+
+    # ---- how much there is -----------------------------------------------------------------------------------------
+
+    def _steps(self) -> int:
+        """About how many steps of the range are stored, all attempts together."""
+        wanted = self._wanted
+        at_most = (wanted.last - wanted.first + 1) * max(len(self.order), 1)
+        for level in range(LEVELS, 0, -1):
+            rows = self._connection.scalar(self._of_level(level, func.count())) or 0
+            if rows >= COUNTED_ROWS:
+                return min(rows * chunk_steps(level), at_most)
+        raw = self._connection.scalar(self._of(func.sum(SeriesChunk.steps))) or 0
+        return min(int(raw) or rows * chunk_steps(1), at_most)
+
+    def _of(self, *columns: Any) -> Select[Any]:
+        """Raw chunks of the range."""
+        wanted = self._wanted
+        low, high = wanted.first // CHUNK_STEPS, wanted.last // CHUNK_STEPS
+        return select(*columns).where(
+            SeriesChunk.job == wanted.job,
+            SeriesChunk.metric == wanted.metric,
+            SeriesChunk.chunk.between(low, high),
+        )
+
+    def _of_level(self, level: int, *columns: Any) -> Select[Any]:
+        """Rows of a level of the range."""
+        wanted, steps = self._wanted, chunk_steps(level)
+        return select(*columns).where(
+            SeriesRollup.job == wanted.job,
+            SeriesRollup.metric == wanted.metric,
+            SeriesRollup.level == level,
+            SeriesRollup.chunk.between(wanted.first // steps, wanted.last // steps),
+        )
+
+    # ---- raw -------------------------------------------------------------------------------------------------------
+
+    def _chunks(self) -> Sequence[Any]:
+        chosen = (SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.ranks, SeriesChunk.data)
+        return self._connection.execute(self._of(*chosen).order_by(SeriesChunk.chunk)).all()
+
+    def _raw(self, rows: Sequence[Any]) -> list[Part]:
+        parts = []
+        for row in rows:
+            cells = decoded(row.data, row.ranks, self._decompressor)
+            step = np.arange(len(cells)) + row.chunk * CHUNK_STEPS
+            if len(step) and (step[0] < self._wanted.first or step[-1] > self._wanted.last):
+                inside = (step >= self._wanted.first) & (step <= self._wanted.last)
+                step, cells = step[inside], cells[inside]
+            if len(step):
+                parts.append(Part(row.attempt, step, cells, None))
+        return parts
+
+    def _instead_of(self, raw: Sequence[Part], columns: Sequence[Any]) -> list[Part]:
+        """Level 1 where raw chunks have left."""
+        held = {(part.attempt, int(part.step[0]) // CHUNK_STEPS) for part in raw}
+        first, last = self._wanted.first // CHUNK_STEPS, self._wanted.last // CHUNK_STEPS
+
+        def missing(attempt: str, number: int) -> bool:
+            children = range(max(number * BRANCHES, first), min((number + 1) * BRANCHES - 1, last) + 1)
+            return any((attempt, child) not in held for child in children)
+
+        def keep(attempt: str, step: Ints) -> Any:
+            return np.array([(attempt, one // CHUNK_STEPS) not in held for one in step.tolist()])
+
+        rows = self._connection.execute(self._of_level(1, SeriesRollup.attempt, SeriesRollup.chunk)).all()
+        numbers = [row.chunk for row in rows if missing(row.attempt, row.chunk)]
+        return self._rolled(1, columns, numbers, keep) if numbers else []
+
+    # ---- rolled up -------------------------------------------------------------------------------------------------
+
+    def _rolled(
+        self,
+        level: int,
+        columns: Sequence[Any],
+        numbers: Sequence[int] | None = None,
+        keep: Callable[[str, Ints], Any] | None = None,
+    ) -> list[Part]:
+        found = self._of_level(level, SeriesRollup.attempt, SeriesRollup.chunk, SeriesRollup.ranks, *columns)
+        if numbers is not None:
+            found = found.where(SeriesRollup.chunk.in_(numbers))
+        parts = []
+        width = bucket_steps(level)
+        for row in self._connection.execute(found.order_by(SeriesRollup.chunk)):
+            step = np.arange(BRANCHES) * width + row.chunk * chunk_steps(level)
+            inside = (step + width > self._wanted.first) & (step <= self._wanted.last)
+            if keep is not None:
+                inside &= keep(row.attempt, step)
+            if inside.any():
+                parts.append(Part(row.attempt, np.where(inside, step, -1), None, row))
+        return parts
+
+    def _tail(self) -> list[Part]:
+        """Raw chunks that are newer than the roll-ups."""
+        wanted = self._wanted
+        rows = self._connection.execute(
+            self._of_level(1, SeriesRollup.at_unix_ns).order_by(SeriesRollup.chunk.desc()).limit(TAIL_CHUNKS)
+        ).all()
+        rolled_unix_ns = max((row.at_unix_ns for row in rows), default=-1)
+        parts: list[Part] = []
+        for attempt in sorted(self.order, key=self.order.__getitem__)[-2:] or [None]:
+            mine = [SeriesChunk.attempt == attempt] if attempt is not None else []
+            newest = self._of(SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.at_unix_ns).where(*mine)
+            for row in self._connection.execute(newest.order_by(SeriesChunk.chunk.desc()).limit(TAIL_CHUNKS)).all():
+                if row.at_unix_ns > rolled_unix_ns:
+                    chosen = select(SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.ranks, SeriesChunk.data).where(
+                        SeriesChunk.job == wanted.job,
+                        SeriesChunk.attempt == row.attempt,
+                        SeriesChunk.metric == wanted.metric,
+                        SeriesChunk.chunk == row.chunk,
+                    )
+                    parts += self._raw(self._connection.execute(chosen).all())
+        return parts

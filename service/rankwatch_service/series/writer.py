@@ -1,0 +1,133 @@
+"""Writes closed frames as series, beside the deciding transaction. A crash loses nothing for good: the frames come
+again in the replay, and writing one twice gives the same rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import Engine
+
+from rankwatch_detectors.base import Frame
+from rankwatch_service.clock import Clock
+from rankwatch_service.series.buffer import AttemptBuffer
+from rankwatch_service.series.rows import (
+    chunk_rows,
+    known,
+    put,
+    rollup_rows,
+    stored_chunk,
+    stored_rollup,
+)
+from rankwatch_service.store.models import SeriesChunk, SeriesRollup
+
+FLUSH_S: Final = 1.0
+FLUSH_BYTES_PER_S: Final = 4 * 1024 * 1024
+"""Unfinished chunks are written every FLUSH_S, less often where they are so large that more than this would be written
+each second: 64 ranks x 20 metrics are 0.3 MB, 16,384 ranks 84 MB, every 20 s."""
+
+SUM_UP_S: Final = 10.0
+SUM_UP_CHUNKS: Final = 4
+"""Roll-ups are written so often, or when so many chunks of an attempt were finished; until then charts fill in what is
+missing from the raw chunks."""
+
+ATTEMPTS_OPEN: Final = 2
+"""Attempts of a job that are filled at a time."""
+
+
+class SeriesWriter:
+    """Collects frames by job. Not thread-safe. `add` makes no transaction but to look for what a chunk held before."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._open: dict[str, dict[str, AttemptBuffer]] = {}
+        self._finished: dict[str, int] = {}
+        """Chunks finished since the job's roll-ups were written."""
+        self._flushed_s: dict[str, float] = {}
+        self._summed_s: dict[str, float] = {}
+
+    def add(self, job: str, frame: Frame) -> None:
+        """Take up a closed frame; the same one may come again."""
+        attempts = self._open.get(job)
+        if attempts is None:
+            attempts = self._open[job] = {}
+        buffer = attempts.get(frame.attempt)
+        if buffer is None:
+            buffer = attempts[frame.attempt] = self._buffer(job, frame.attempt)
+            for name in list(attempts)[: len(attempts) - ATTEMPTS_OPEN]:
+                self._flush(job, name, attempts[name])
+                del attempts[name]
+        if buffer.add(frame):
+            self._settle(job, frame.attempt, buffer)
+
+    def flush(self, job: str) -> None:
+        """Write what is held for a job, roll-ups too."""
+        self._flushed_s[job] = self._summed_s[job] = self._clock.monotonic_s()
+        self._finished[job] = 0
+        for attempt, buffer in self._open.get(job, {}).items():
+            self._flush(job, attempt, buffer)
+
+    def flush_due(self) -> None:
+        """Write the jobs whose time has come."""
+        now_s = self._clock.monotonic_s()
+        held = sum(buffer.size_bytes for attempts in self._open.values() for buffer in attempts.values())
+        wait_s = max(FLUSH_S, held / FLUSH_BYTES_PER_S)
+        for job, attempts in self._open.items():
+            if not any(buffer.dirty for buffer in attempts.values()):
+                continue
+            if now_s - self._summed_s.setdefault(job, now_s) >= max(SUM_UP_S, wait_s):
+                self.flush(job)
+            elif now_s - self._flushed_s.get(job, -wait_s) >= wait_s:
+                self._flushed_s[job] = now_s
+                for attempt, buffer in attempts.items():
+                    self._settle(job, attempt, buffer)
+                    self._write_chunks(job, attempt, buffer, list(buffer.chunks))
+
+    def _buffer(self, job: str, attempt: str) -> AttemptBuffer:
+        metrics, newest = known(self._engine, job, attempt)
+        stored = partial(stored_chunk, self._engine, job, attempt)
+        return AttemptBuffer(metrics, newest, stored, partial(stored_rollup, self._engine, job, attempt))
+
+    def _settle(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
+        buffer.settle()
+        full = buffer.full()
+        if not full:
+            return
+        self._write_chunks(job, attempt, buffer, full)
+        for number in full:
+            buffer.sum_up_chunk(number)
+            buffer.let_go(number)
+        self._finished[job] = self._finished.get(job, 0) + len(full)
+        if self._finished[job] >= SUM_UP_CHUNKS:
+            self._finished[job] = 0
+            self._write_rollups(job, attempt, buffer)
+
+    def _flush(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
+        self._settle(job, attempt, buffer)
+        self._write_chunks(job, attempt, buffer, list(buffer.chunks))
+        for number in buffer.chunks:
+            buffer.sum_up_chunk(number)
+        self._write_rollups(job, attempt, buffer)
+
+    def _write_chunks(self, job: str, attempt: str, buffer: AttemptBuffer, numbers: list[int]) -> None:
+        now, rows = self._clock.unix_ns(), list[dict[str, Any]]()
+        for number in numbers:
+            chunk = buffer.chunks[number]
+            chosen = sorted(chunk.dirty)
+            if chosen:
+                metrics = [buffer.metrics[index] for index in chosen]
+                rows += chunk_rows(job, attempt, metrics, number, chunk.cells[chosen], now)
+        put(self._engine, SeriesChunk, rows)
+        for number in numbers:
+            buffer.chunks[number].dirty.clear()
+
+    def _write_rollups(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
+        now, rows = self._clock.unix_ns(), list[dict[str, Any]]()
+        buffer.sum_up_rows()
+        for (level, number), row in buffer.rows.items():
+            if row.dirty:
+                rows += rollup_rows(job, attempt, buffer.metrics, level, number, row.buckets, now)
+        put(self._engine, SeriesRollup, rows)
+        buffer.let_rows_go()

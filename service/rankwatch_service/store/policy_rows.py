@@ -1,0 +1,59 @@
+"""The policy as it is stored: rules in their table, limits and the hands-off switch as one setting."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Final
+
+from sqlalchemy import Connection, delete, insert, select
+
+from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
+from rankwatch_service.store.models import PolicyRule, Setting
+
+SETTING: Final = "policy"
+
+
+def read_policy(connection: Connection) -> Policy:
+    """The policy in force; the default one where nobody has set any."""
+    rows = connection.execute(select(PolicyRule.__table__).order_by(PolicyRule.position, PolicyRule.id))
+    rules = tuple(
+        Rule(
+            row.id,
+            Mode(row.mode),
+            row.kind,
+            row.severity,
+            row.job,
+            row.confidence_min,
+            row.action,
+            row.rollback_mode,
+        )
+        for row in rows
+    )
+    stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
+    known = {field.name for field in fields(Limits)}
+    limits = Limits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
+    return Policy(rules, limits, stored.get("hands_off", False))
+
+
+def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> None:
+    """Replace the stored policy, in a writing transaction."""
+    connection.execute(delete(PolicyRule))
+    rows = [
+        {
+            "id": rule.id,
+            "position": position,
+            "kind": rule.kind,
+            "severity": rule.severity,
+            "job": rule.job,
+            "confidence_min": rule.confidence_min,
+            "mode": rule.mode,
+            "action": rule.action,
+            "rollback_mode": rule.rollback_mode,
+        }
+        for position, rule in enumerate(policy.rules)
+    ]
+    if rows:
+        connection.execute(insert(PolicyRule), rows)
+    connection.execute(delete(Setting).where(Setting.name == SETTING))
+    value = {"hands_off": policy.hands_off, "limits": asdict(policy.limits)}
+    connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=now_unix_ns))

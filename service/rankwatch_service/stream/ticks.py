@@ -1,0 +1,47 @@
+"""What a start reads of a partition's past besides telemetry: its ticks, and the control records that they brought."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy import Engine, select
+
+from rankwatch_service.log.control_log import Control, Controls
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import StreamTick
+from rankwatch_service.stream.commit import Place, StoredTick
+
+CONTROLS_MAX: Final = 1_000
+"""Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""
+
+
+def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place) -> tuple[deque[StoredTick], int]:
+    """Ticks behind `begin`, and the time to begin with: that of the one just before, 0 where there is none."""
+    with read(engine) as connection:
+        rows = connection.execute(
+            select(StreamTick.number, StreamTick.position, StreamTick.control_position, StreamTick.time_unix_ns)
+            .where(
+                StreamTick.partition == partition,
+                StreamTick.number >= begin.tick_number,
+                StreamTick.number <= committed.tick_number,
+            )
+            .order_by(StreamTick.number)
+        )
+        ticks = deque(StoredTick(*row) for row in rows)
+    if ticks and ticks[0].number == begin.tick_number:
+        return ticks, ticks.popleft().time_unix_ns
+    return ticks, 0
+
+
+def applied_controls(
+    controls: Controls, concerns: Callable[[Control], bool], begin: Place, committed: Place
+) -> deque[Control]:
+    """Control records applied since `begin` that concern the partition. There is little of it between two snapshots."""
+    applied: deque[Control] = deque()
+    position = begin.control_position
+    while position < committed.control_position and (found := controls.read(position, CONTROLS_MAX)):
+        position = found[-1].position + 1
+        applied.extend(c for c in found if c.position < committed.control_position and concerns(c))
+    return applied

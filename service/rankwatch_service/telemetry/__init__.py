@@ -1,0 +1,1 @@
+"""A batch of telemetry from bytes to arrays. Pure."""

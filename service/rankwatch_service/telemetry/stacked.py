@@ -1,0 +1,202 @@
+"""Tables of many messages, read at once where they are laid out alike.
+
+The messages of a job differ in their numbers and hardly in anything else. So one table is taken apart, to see where its
+numbers stand, and others of its length are compared with it: where all other bytes are equal, the names, types and
+lengths are too, and a column of all of them is a rectangle in the bytes of the tables laid under each other. That
+saves taking most tables apart, which costs more than everything else that is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch import wire
+from rankwatch_detectors.base import Bools
+from rankwatch_service.telemetry.columns import Block, Cells, bits, blocks, check_mask, check_size, check_width, type_of
+
+ALIKE_MIN: Final = 4
+"""Tables from which on comparing is cheaper than taking each apart."""
+
+LAYOUTS_MAX: Final = 64
+"""Layouts remembered; one job has some for each number of rows, and jobs that measure the same share theirs."""
+
+FIXED_BYTES_MAX: Final = 32 * 1024
+"""Of a layout that is remembered: 160 columns with the longest names are 14 KB. Each costs 9 bytes: all of them 19 MB
+at most and usually 200 KB."""
+
+_INTEGERS: Final = {
+    0xCC: ">u1",
+    0xCD: ">u2",
+    0xCE: ">u4",
+    0xCF: ">u8",
+    0xD0: ">i1",
+    0xD1: ">i2",
+    0xD2: ">i4",
+    0xD3: ">i8",
+}
+"""How msgpack writes integers: the type behind the first byte. Small ones are that byte."""
+
+_SMALLEST: Final = -32
+"""Of the integers that are one byte."""
+
+Bytes = NDArray[np.uint8]
+
+
+class _Parts(msgspec.Struct, array_like=True):
+    """`wire.Column`, of which it can be seen where its parts stand."""
+
+    dtype: str
+    data: memoryview
+    base: msgspec.Raw = msgspec.Raw()
+    mask: memoryview | None = None
+
+
+class _Table(msgspec.Struct):
+    rows: int
+    columns: dict[str, _Parts]
+
+
+_TABLE: Final = msgspec.msgpack.Decoder(wire.Table)
+_PLACES: Final = msgspec.msgpack.Decoder(_Table)
+
+
+def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
+    """Tables, still as the bytes that they came as, in as few blocks as may be; a block knows which tables it has.
+
+    Raises:
+        ColumnError: a length, type or mask in some table does not fit.
+        msgspec.MsgspecError: one of them is no table.
+    """
+    by_size: dict[int, list[int]] = {}
+    for number, table in enumerate(tables):
+        by_size.setdefault(len(memoryview(table)), []).append(number)
+    found: list[Block] = []
+    single: list[int] = []
+    for size, numbers in by_size.items():
+        waiting = np.array(numbers)
+        while len(waiting) >= ALIKE_MIN:
+            stack = np.frombuffer(b"".join([tables[number] for number in waiting]), np.uint8).reshape(-1, size)
+            layout, alike = _layout(tables[waiting[0]], stack)
+            if np.count_nonzero(alike) < ALIKE_MIN:
+                break
+            found.append(layout.block(waiting[alike].tolist(), stack if alike.all() else stack[alike]))
+            waiting = waiting[~alike]
+        single += waiting.tolist()
+    single.sort()
+    found += blocks([_TABLE.decode(tables[number]) for number in single], single)
+    # Names count in the order in which they first came.
+    return sorted(found, key=lambda block: block.numbers[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Where the parts of a column stand in a table."""
+
+    dtype: np.dtype[Any]
+    data: slice
+    base: slice
+    """Of an integer that is more than one byte: what is behind the first, which is the same in all tables."""
+    base_type: str
+    """Of such an integer; empty for others."""
+    mask: slice | None
+
+
+class _Layout:
+    """How a table is laid out: which bytes are its numbers, and what all others are."""
+
+    def __init__(self, raw: msgspec.Raw) -> None:
+        """See where everything stands.
+
+        Raises:
+            ColumnError: a length, type or mask does not fit.
+            msgspec.MsgspecError: it is no table.
+        """
+        table = _PLACES.decode(raw)
+        check_size(table.rows, len(table.columns))
+        self._rows = table.rows
+        self._columns = {name: _seen(name, parts, table.rows, _address(raw)) for name, parts in table.columns.items()}
+        whole = np.frombuffer(raw, np.uint8)
+        fixed = np.ones(len(whole), dtype=bool)
+        for column in self._columns.values():
+            for place in (column.data, column.base, column.mask):
+                if place is not None:
+                    fixed[place] = False
+        small = [column.base for column in self._columns.values() if not column.base_type]
+        self._small = np.array([place.start for place in small if place.start < place.stop], dtype=np.intp)
+        self._fixed = np.flatnonzero(fixed)
+        self._bytes = whole[self._fixed].copy()
+
+    @property
+    def fixed_bytes(self) -> int:
+        """How many bytes are not numbers."""
+        return len(self._bytes)
+
+    def alike(self, stack: Bytes) -> Bools:
+        """Which tables of a stack are laid out like this."""
+        # First bytes of whatever is no integer are smaller than all small integers.
+        written = stack[:, self._small].view(np.int8)
+        equal: Bools = (stack[:, self._fixed] == self._bytes).all(axis=1)
+        return equal & (written >= _SMALLEST).all(axis=1)
+
+    def block(self, numbers: Sequence[int], stack: Bytes) -> Block:
+        """The columns of tables that are laid out like this."""
+        columns = {}
+        zeros = [0] * len(stack)
+        small = np.count_nonzero(stack[:, self._small]) > 0
+        for name, column in self._columns.items():
+            values = np.ascontiguousarray(stack[:, column.data]).reshape(-1).view(column.dtype)
+            bases = zeros
+            if column.base_type or (small and column.base.start < column.base.stop):
+                bases = np.ascontiguousarray(stack[:, column.base]).view(column.base_type or np.int8)[:, 0].tolist()
+            present = None if column.mask is None else bits(stack[:, column.mask], self._rows)
+            columns[name] = Cells(values, bases, present)
+        return Block(numbers, [self._rows] * len(stack), columns)
+
+
+def _layout(first: msgspec.Raw, stack: Bytes) -> tuple[_Layout, Bools]:
+    """How the first table of a stack is laid out, mostly as the last one of its size was; and which others are."""
+    size = stack.shape[1]
+    known = _LAYOUTS.get(size)
+    if known is not None and (alike := known.alike(stack))[0]:
+        return known, alike
+    layout = _Layout(first)
+    if layout.fixed_bytes <= FIXED_BYTES_MAX:
+        if len(_LAYOUTS) >= LAYOUTS_MAX:
+            _LAYOUTS.clear()
+        _LAYOUTS[size] = layout
+    return layout, layout.alike(stack)
+
+
+_LAYOUTS: Final[dict[int, _Layout]] = {}
+"""By size; saves looking again, and changes nothing that is found."""
+
+
+def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
+    dtype = type_of(name, parts.dtype)
+    check_width(name, len(parts.data), rows, dtype)
+    base = _place(parts.base, start)
+    base_type = _INTEGERS.get(memoryview(parts.base)[0], "") if base.stop > base.start else ""
+    if base_type:
+        base = slice(base.start + 1, base.stop)
+    mask = None
+    if parts.mask is not None:
+        check_mask(name, len(parts.mask), rows)
+        mask = _place(parts.mask, start)
+    return _Column(dtype, _place(parts.data, start), base, base_type, mask)
+
+
+def _place(part: msgspec.Raw | memoryview, start: int) -> slice:
+    """Where a part of a table stands in it."""
+    size = memoryview(part).nbytes
+    low = _address(part) - start if size else 0
+    return slice(low, low + size)
+
+
+def _address(part: msgspec.Raw | memoryview) -> int:
+    return int(np.frombuffer(part, np.uint8).__array_interface__["data"][0])

@@ -1,0 +1,297 @@
+"""Cascades in whatever order their parts are found: one incident for each root cause, its first mover named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.incidents.correlator import SETTLE_S, Correlator
+from rankwatch_service.incidents.model import GRAVITY, Incident, Moment, Told
+from rankwatch_service.incidents.resolution import QUIET_S
+from rankwatch_service.short_ids import short
+from tests.support.findings import finding, roster
+
+ROSTER = roster(16, 4)
+NODE_1 = (4, 5, 6, 7)
+
+Head = tuple[Kind, str, frozenset[int]]
+
+
+def found(kind: Kind, scope: str = "job", onset: int = 100, after: int = 5, **fields) -> Finding:
+    """A finding of a job that makes one step a second, seen so many steps after its onset."""
+    blank = {"onset_step": onset, "onset_time_s": float(onset)}
+    blank |= {"detected_step": onset + after, "detected_time_s": float(onset + after)}
+    return finding(kind, scope=scope, **(blank | fields))
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Findings of one root cause, and what should stand at the head of their incident."""
+
+    name: str
+    kind: Kind
+    scope: str
+    ranks: tuple[int, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def head(self) -> Head:
+        return self.kind, self.scope, frozenset(self.ranks)
+
+
+CRITICAL = Severity.CRITICAL
+CASCADES = [
+    Cascade(
+        "bad GPU: slow, hung, lost",
+        Kind.STRAGGLER,
+        "rank:5",
+        (5,),
+        (
+            found(Kind.STRAGGLER, "rank:5", 200),
+            found(Kind.SLOWDOWN, onset=199, after=12),
+            found(Kind.HANG, onset=300, ranks=(5,), severity=CRITICAL),
+            found(Kind.RANK_LOST, "rank:5", 301, after=0, onset_time_s=330.0, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "XID, slow, hung, lost",
+        Kind.DEVICE_FAULT,
+        "rank:5",
+        (5,),
+        (
+            found(Kind.DEVICE_FAULT, "rank:5", 198, after=1),
+            found(Kind.STRAGGLER, "rank:5", 200),
+            found(Kind.HANG, onset=300, ranks=(5,), severity=CRITICAL),
+            found(Kind.RANK_LOST, "rank:5", 301, onset_time_s=330.0, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "a host that is slow",
+        Kind.STRAGGLER,
+        "host:node-1",
+        NODE_1,
+        (*(found(Kind.STRAGGLER, f"rank:{rank}", 200 + rank) for rank in NODE_1), found(Kind.SLOWDOWN, onset=203)),
+    ),
+    Cascade(
+        "a stage that is slow",
+        Kind.SLOWDOWN,
+        "stage:2",
+        (),
+        (found(Kind.SLOWDOWN, "stage:2", 203, after=9), found(Kind.SLOWDOWN, onset=200, after=4)),
+    ),
+    Cascade(
+        "NaN, then norm and loss",
+        Kind.NONFINITE,
+        "rank:5",
+        (5,),
+        (
+            found(Kind.GRAD_NORM, onset=298, after=1, severity=Severity.INFO),
+            found(Kind.NONFINITE, "rank:5", 300, after=0, severity=CRITICAL),
+            found(Kind.LOSS_SPIKE, onset=299, after=4, severity=Severity.INFO),
+            found(Kind.LOSS_DIVERGENCE, onset=301, after=10, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "corruption, then norm and loss",
+        Kind.CORRUPTION,
+        "rank:5",
+        (5,),
+        (
+            # Known by its next fingerprint only.
+            found(Kind.CORRUPTION, "rank:5", 291, after=9, onset_time_s=300.0, severity=CRITICAL),
+            found(Kind.GRAD_NORM, onset=293, after=0),
+            found(Kind.LOSS_DIVERGENCE, onset=295, after=10, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "a loss that runs away",
+        Kind.LOSS_DIVERGENCE,
+        "job",
+        (),
+        (
+            found(Kind.GRAD_NORM, onset=298, after=1, severity=Severity.INFO),
+            found(Kind.LOSS_SPIKE, onset=300, after=3, severity=Severity.INFO),
+            found(Kind.LOSS_DIVERGENCE, onset=300, after=15, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "a host that is gone",
+        Kind.TELEMETRY_LOST,
+        "host:node-1",
+        (),
+        (
+            found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
+            found(Kind.HANG, onset=299, ranks=NODE_1, severity=CRITICAL),
+            found(Kind.RANK_LOST, "rank:0", 300, onset_time_s=340.0, detected_time_s=340.0, severity=CRITICAL),
+        ),
+    ),
+    Cascade(
+        "all hosts silent, one after the other",
+        Kind.TELEMETRY_LOST,
+        "job",
+        (),
+        (
+            found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
+            found(Kind.TELEMETRY_LOST, onset=301, after=11),
+        ),
+    ),
+    Cascade(
+        "a network that carries less",
+        Kind.NETWORK_DEGRADED,
+        "host:node-1",
+        (),
+        (found(Kind.NETWORK_DEGRADED, "host:node-1", 300), found(Kind.SLOWDOWN, onset=299, after=8)),
+    ),
+]
+
+SLOW_HOST, POISONED = CASCADES[2], CASCADES[4]
+
+APART = [
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.STRAGGLER, "rank:6")),
+    (found(Kind.CORRUPTION, "rank:1"), found(Kind.CORRUPTION, "rank:6")),
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.LOSS_SPIKE)),
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.HANG, ranks=(6,))),
+    (found(Kind.NONFINITE, "rank:1"), found(Kind.HANG, ranks=(6,))),
+    (found(Kind.NONFINITE, "rank:1"), found(Kind.STRAGGLER, "rank:1")),
+    (found(Kind.TELEMETRY_LOST, "host:node-0"), found(Kind.TELEMETRY_LOST, "host:node-1")),
+    (found(Kind.TELEMETRY_LOST, "host:node-0"), found(Kind.LOSS_DIVERGENCE)),
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.TELEMETRY_LOST, "host:node-0", onset=160)),
+    # The job was slow before the rank was.
+    (found(Kind.SLOWDOWN, onset=100), found(Kind.STRAGGLER, "rank:1", onset=150)),
+    # The rank adds 40 ms to each step, the job lost half a second.
+    (
+        found(Kind.STRAGGLER, "rank:1", evidence={"ratio": 1.05, "peers_busy_s": 0.8}),
+        found(Kind.SLOWDOWN, evidence={"ratio": 1.5, "usual_s": 1.0}),
+    ),
+]
+"""Two root causes each."""
+
+
+def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Told]]:
+    """The incidents that are open in the end, and everything told, when findings come one by one."""
+    correlator = Correlator("gpt")
+    correlator.begin("l.0")
+    told = [news for one in findings for news in correlator.judge([one], ROSTER)]
+    return correlator.open, told
+
+
+def heads(incidents: Sequence[Incident]) -> list[Head]:
+    return sorted((one.kind, one.scope, frozenset(one.ranks)) for one in incidents)
+
+
+@pytest.mark.parametrize("cascade", CASCADES, ids=lambda cascade: cascade.name)
+def test_a_cascade_is_one_incident_in_whatever_order_it_is_found(cascade):
+    whole = sorted((one.kind, one.scope) for one in cascade.findings)
+    gravest = max((one.severity for one in cascade.findings), key=GRAVITY.index)
+    for order in permutations(cascade.findings):
+        incidents, _ = told_of(order)
+        assert heads(incidents) == [cascade.head]
+        assert sorted((part.kind, part.scope) for part in incidents[0].parts) == whole
+        assert incidents[0].severity is gravest
+
+
+@pytest.mark.parametrize("cascade", CASCADES, ids=lambda cascade: cascade.name)
+def test_a_cascade_that_is_found_as_it_happens_is_told_once_and_when_it_gets_graver(cascade):
+    in_time = sorted(cascade.findings, key=lambda one: one.detected_time_s)
+    _, told = told_of(in_time)
+    gravities = [one.severity for one in in_time]
+    raises = sum(gravity is CRITICAL and CRITICAL not in gravities[:at] for at, gravity in enumerate(gravities) if at)
+    assert [news.what for news in told].count(Moment.OPENED) == 1
+    assert [news.what for news in told].count(Moment.UPDATED) <= max(raises, 1)
+
+
+@pytest.mark.parametrize("pair", APART, ids=lambda pair: " and ".join(f"{one.kind} {one.scope}" for one in pair))
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_root_causes_at_once_are_two_incidents(pair, swapped):
+    incidents, told = told_of(pair[::-1] if swapped else pair)
+    assert sorted((one.kind, one.first.scope) for one in incidents) == sorted((one.kind, one.scope) for one in pair)
+    assert [news.what for news in told] == [Moment.OPENED, Moment.OPENED]
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_two_cascades_at_once_are_two_incidents_in_whatever_order_they_are_found(data):
+    incidents, _ = told_of(data.draw(st.permutations((*SLOW_HOST.findings, *POISONED.findings))))
+    assert heads(incidents) == sorted([SLOW_HOST.head, POISONED.head])
+
+
+def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
+    slow, hung, cause = (
+        found(Kind.SLOWDOWN, onset=200),
+        found(Kind.HANG, onset=300, ranks=(5,)),
+        CASCADES[0].findings[0],
+    )
+    (incident,), told = told_of([slow, hung, cause])
+    assert [(news.what, news.incident.number) for news in told] == [
+        (Moment.OPENED, 1),
+        (Moment.OPENED, 2),
+        (Moment.UPDATED, 1),
+        (Moment.RESOLVED, 2),
+    ]
+    assert (incident.number, incident.kind) == (1, Kind.STRAGGLER)
+    assert told[-1].text.startswith(f"goes on as {short(told[0].incident.id)}")
+
+
+def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
+    correlator = Correlator("gpt")
+    correlator.begin("l.0")
+    findings = [found(Kind.SLOWDOWN, onset=200), found(Kind.HANG, onset=300, ranks=(5,)), CASCADES[0].findings[0]]
+    for one in findings:
+        correlator.judge([one], ROSTER)
+    ends = [replace(one, change=Change.CLOSE) for one in findings]
+    assert Moment.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], ROSTER)]
+    assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [Moment.RESOLVED]
+
+
+def test_a_warning_that_becomes_critical_is_told_again_however_soon():
+    slow, hung = CASCADES[0].findings[0], found(Kind.HANG, onset=206, ranks=(5,), severity=CRITICAL)
+    _, told = told_of([slow, hung])
+    assert hung.detected_time_s - slow.detected_time_s < SETTLE_S
+    assert [news.what for news in told] == [Moment.OPENED, Moment.UPDATED]
+
+
+def test_a_slow_rank_explains_as_much_of_a_slow_job_as_noise_allows():
+    rank = found(Kind.STRAGGLER, "rank:1", evidence={"ratio": 1.1, "peers_busy_s": 0.7})
+    job = found(Kind.SLOWDOWN, evidence={"ratio": 1.2, "usual_s": 1.0})
+    assert len(told_of([rank, job])[0]) == 1
+    assert len(told_of([rank, replace(job, evidence={"ratio": 1.22, "usual_s": 1.0})])[0]) == 2
+
+
+def ended(attempt: str, rank: int = 5, onset: int = 300, at_s: float = 300.0) -> Finding:
+    times = {"onset_time_s": at_s, "detected_time_s": at_s}
+    return found(Kind.RANK_LOST, f"rank:{rank}", onset, after=0, attempt=attempt, severity=CRITICAL, **times)
+
+
+def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, list[Told]]:
+    """Each launch goes on from a step and comes as far as its end; the last one that far and three steps further."""
+    correlator, told = Correlator("gpt"), []
+    for end, after in zip(ends, [*(end.onset_step for end in ends[1:]), ends[-1].onset_step + 3], strict=True):
+        correlator.begin(end.attempt)
+        told += correlator.judge([end], ROSTER)
+        launch = f"{chr(ord(end.attempt[0]) + 1)}.0"
+        correlator.begin(launch)
+        for step in range(from_step, after):
+            told += correlator.progress(launch, step, end.detected_time_s + step)
+    return correlator, told
+
+
+def test_a_job_that_dies_before_it_got_any_further_is_the_same_incident():
+    ends = [ended("l.0"), ended("m.0", onset=299, at_s=400.0), ended("n.0", at_s=500.0)]
+    correlator, told = lived_through(*ends)
+    assert [news.what for news in told] == [Moment.OPENED, Moment.EVIDENCE, Moment.EVIDENCE, Moment.RESOLVED]
+    assert correlator.open == []
+
+
+def test_a_job_that_dies_again_after_it_got_further_is_another_incident():
+    correlator, told = lived_through(ended("l.0"), ended("m.0", onset=320, at_s=400.0))
+    assert [news.what for news in told] == [Moment.OPENED, Moment.RESOLVED, Moment.OPENED, Moment.RESOLVED]
+    assert correlator.open == []
+
+
+def test_another_host_that_dies_in_the_next_launch_is_another_incident():
+    _, told = lived_through(ended("l.0"), ended("m.0", rank=1, at_s=400.0))
+    assert [news.what for news in told].count(Moment.OPENED) == 2

@@ -1,0 +1,391 @@
+import math
+
+import pytest
+
+from rankwatch_detectors.base import Change, Kind, Severity
+from rankwatch_service.incidents import correlator as correlator_module
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import incident_id
+from rankwatch_service.incidents.resolution import LOOK_FRAMES, PROGRESS_FRAMES
+from tests.support.findings import finding, roster
+
+ROSTER = roster()
+
+
+@pytest.fixture
+def correlator():
+    made = Correlator("gpt")
+    made.begin("l.0")
+    return made
+
+
+def judge(correlator, *findings) -> list[tuple[str, str]]:
+    """(what, kind of the incident) of everything told."""
+    return [(str(told.what), str(told.incident.kind)) for told in correlator.judge(findings, ROSTER)]
+
+
+def go_on(correlator, attempt, frames=PROGRESS_FRAMES, from_step=100) -> list[str]:
+    steps = range(from_step, from_step + frames)
+    return [str(told.what) for step in steps for told in correlator.progress(attempt, step, 2_000.0)]
+
+
+def test_a_finding_opens_an_incident_and_its_end_resolves_it(correlator):
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("opened", "straggler")]
+    (incident,) = correlator.open
+    assert incident.id == incident_id("gpt", "l.0", "straggler", "rank:5", 1)
+    assert (incident.ranks, incident.hosts, incident.devices) == ((5,), ["node-1"], ["GPU-5"])
+    closed = finding(Kind.STRAGGLER, Change.CLOSE, "rank:5", detected_step=200, detected_time_s=1_100.0)
+    assert judge(correlator, closed) == [("resolved", "straggler")]
+    assert (incident.state, incident.resolved_step, incident.resolved_time_s) == ("resolved", 200, 1_100.0)
+    assert correlator.open == []
+
+
+def test_an_incident_that_ended_can_open_again_under_another_id(correlator):
+    first = correlator.judge([finding(Kind.LOSS_SPIKE)], ROSTER)[0].incident
+    correlator.judge([finding(Kind.LOSS_SPIKE, Change.CLOSE)], ROSTER)
+    second = correlator.judge([finding(Kind.LOSS_SPIKE)], ROSTER)[0].incident
+    assert first.id != second.id
+    assert (first.number, second.number) == (1, 2)
+
+
+def test_one_that_lasts_does_not_open_again(correlator):
+    judge(correlator, finding(Kind.HANG, ranks=(3,)))
+    assert judge(correlator, finding(Kind.HANG, ranks=(3,))) == [("evidence", "hang")]
+    assert len(correlator.open) == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect"),
+    [
+        (finding(Kind.RANK_LOST, scope="rank:3"), finding(Kind.HANG, ranks=(3,))),
+        (finding(Kind.RANK_LOST, scope="rank:3"), finding(Kind.TELEMETRY_LOST, scope="host:node-1")),
+        (finding(Kind.NONFINITE, scope="rank:3"), finding(Kind.NONFINITE, scope="rank:7")),
+        (finding(Kind.NONFINITE, scope="rank:3"), finding(Kind.LOSS_SPIKE)),
+        (finding(Kind.NONFINITE, scope="rank:3"), finding(Kind.GRAD_NORM)),
+        (finding(Kind.CORRUPTION, scope="rank:3"), finding(Kind.LOSS_DIVERGENCE)),
+        (finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN)),
+        (finding(Kind.DEVICE_FAULT, scope="rank:3"), finding(Kind.RANK_LOST, scope="rank:3")),
+        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=103)),
+    ],
+)
+def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
+    assert judge(correlator, cause) == [("opened", str(cause.kind))]
+    assert judge(correlator, effect) == [("evidence", str(cause.kind))]
+    (incident,) = correlator.open
+    assert [(entry["kind"], entry["scope"]) for entry in incident.row()["consequences"]] == [
+        (str(effect.kind), effect.scope)
+    ]
+    assert incident.ranks == cause.ranks
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (finding(Kind.STRAGGLER, scope="rank:1"), finding(Kind.STRAGGLER, scope="rank:6")),
+        (finding(Kind.STRAGGLER, scope="rank:1"), finding(Kind.RANK_LOST, scope="rank:6")),
+        (finding(Kind.LOSS_SPIKE), finding(Kind.STRAGGLER, scope="rank:1")),
+        (finding(Kind.NONFINITE, scope="rank:1"), finding(Kind.HANG, ranks=(2,))),
+        (finding(Kind.TELEMETRY_LOST, scope="host:node-0", ranks=(0, 1, 2, 3)), finding(Kind.LOSS_SPIKE)),
+    ],
+)
+def test_troubles_that_have_nothing_to_do_with_each_other_stay_apart(correlator, one, other):
+    judge(correlator, one)
+    assert judge(correlator, other) == [("opened", str(other.kind))]
+    assert len(correlator.open) == 2
+
+
+def test_of_findings_that_come_together_the_earliest_is_the_cause(correlator):
+    spike = finding(Kind.LOSS_SPIKE, onset_time_s=1_000.5)
+    bad = finding(Kind.NONFINITE, scope="rank:3", onset_time_s=1_000.0)
+    assert judge(correlator, spike, bad) == [("opened", "nonfinite"), ("evidence", "nonfinite")]
+
+
+def test_with_the_same_onset_the_table_decides(correlator):
+    assert judge(correlator, finding(Kind.SLOWDOWN), finding(Kind.STRAGGLER, scope="rank:2"))[0] == (
+        "opened",
+        "straggler",
+    )
+
+
+def test_a_cause_found_later_takes_over_as_first_mover(correlator):
+    judge(correlator, finding(Kind.SLOWDOWN, onset_step=105, evidence={"ratio": 1.3}))
+    (incident,) = correlator.open
+    opened_as = incident.id
+    slow = finding(Kind.STRAGGLER, scope="rank:6", onset_step=103, evidence={"ratio": 1.5})
+    assert judge(correlator, slow) == [("updated", "straggler")]
+    assert correlator.open == [incident]
+    assert incident.id == opened_as
+    assert (incident.ranks, incident.scope, incident.hosts) == ((6,), "rank:6", ["node-1"])
+    assert incident.evidence == {"ratio": 1.5, "slowdown": {"ratio": 1.3}}
+    assert [entry["kind"] for entry in incident.row()["consequences"]] == ["slowdown"]
+
+
+def test_an_incident_lasts_as_long_as_any_of_its_parts(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN, onset_step=110))
+    assert judge(correlator, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == []
+    assert judge(correlator, finding(Kind.SLOWDOWN, Change.CLOSE)) == [("resolved", "straggler")]
+
+
+def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:4")) == [("opened", "straggler")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("evidence", "straggler")]
+    (incident,) = correlator.open
+    assert (incident.scope, incident.ranks) == ("rank:4", (4, 5))
+    later = finding(Kind.STRAGGLER, scope="rank:6", detected_time_s=1_100.0)
+    assert judge(correlator, later) == [("updated", "straggler")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
+    correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], ROSTER)
+    assert (incident.scope, incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
+    assert incident.summary.startswith("4 of 4 ranks of host node-1")
+
+
+def test_graver_is_an_update_and_more_of_the_same_is_evidence(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    same = finding(Kind.STRAGGLER, Change.UPDATE, "rank:3", evidence={"ratio": 1.7})
+    assert judge(correlator, same) == [("evidence", "straggler")]
+    graver = finding(Kind.STRAGGLER, Change.UPDATE, "rank:3", severity=Severity.CRITICAL)
+    assert judge(correlator, graver) == [("updated", "straggler")]
+    (incident,) = correlator.open
+    assert (incident.severity, incident.evidence) == (Severity.CRITICAL, {"ratio": 1.7})
+
+
+def test_what_ended_with_its_attempt_is_over_when_training_makes_progress_again(correlator):
+    judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
+    correlator.begin("l.1")
+    assert judge(correlator, finding(Kind.NONFINITE, Change.CLOSE, "rank:3")) == []
+    assert go_on(correlator, "l.0") == []
+    assert go_on(correlator, "l.1", PROGRESS_FRAMES - 1) == []
+    assert go_on(correlator, "l.1", 1) == ["resolved"]
+
+
+def test_a_rollback_does_not_end_a_slow_rank_but_a_new_launch_does(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    correlator.begin("l.1")
+    assert go_on(correlator, "l.1") == []
+    correlator.begin("m.0")
+    assert go_on(correlator, "m.0", LOOK_FRAMES - 1) == []
+    assert go_on(correlator, "m.0", 1) == ["resolved"]
+
+
+def test_a_slow_rank_that_is_seen_again_after_a_relaunch_stays_one_incident(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    correlator.begin("m.0")
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:3", attempt="m.0")) == [("evidence", "straggler")]
+    assert go_on(correlator, "m.0") == []
+    assert len(correlator.open) == 1
+
+
+def test_the_same_trouble_in_a_later_attempt_is_another_incident(correlator):
+    judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
+    correlator.begin("l.1")
+    assert judge(correlator, finding(Kind.NONFINITE, scope="rank:3", attempt="l.1")) == [("opened", "nonfinite")]
+    assert len(correlator.open) == 2
+
+
+def test_news_of_an_attempt_that_is_over_is_over_soon_too(correlator):
+    correlator.begin("m.0")
+    go_on(correlator, "m.0")
+    assert judge(correlator, finding(Kind.RANK_LOST, scope="rank:3")) == [("opened", "rank_lost")]
+    assert go_on(correlator, "m.0", 1) == ["resolved"]
+
+
+def test_the_end_of_the_job_ends_everything(correlator):
+    judge(correlator, finding(Kind.LOSS_DIVERGENCE), finding(Kind.STRAGGLER, scope="rank:3"))
+    assert [str(told.what) for told in correlator.finish(500, 3_000.0)] == ["resolved", "resolved"]
+
+
+def test_open_incidents_are_bounded(correlator, monkeypatch):
+    monkeypatch.setattr(correlator_module, "OPEN_MAX", 2)
+    for rank in (0, 4):
+        judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}"))
+    assert judge(correlator, finding(Kind.LOSS_SPIKE)) == []
+    assert correlator.counts["refused"] == 1
+
+
+def test_consequences_are_listed_up_to_a_limit(correlator):
+    judge(correlator, finding(Kind.NONFINITE, scope="rank:0"))
+    for rank in range(1, 200):
+        judge(correlator, finding(Kind.NONFINITE, scope=f"rank:{rank}"))
+    (incident,) = correlator.open
+    assert len(incident.parts) == 64
+    assert incident.parts_total == 200
+
+
+def test_a_score_that_is_no_number_can_be_stored(correlator):
+    judge(correlator, finding(Kind.CORRUPTION, score=math.nan, confidence=math.nan, evidence={"x": math.inf}))
+    row = correlator.open[0].row()
+    assert (row["score"], row["confidence"], row["evidence"]) == (math.inf, 0.0, {"x": "Inf"})
+
+
+def test_a_restored_correlator_goes_on_as_before(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN, onset_step=120))
+    again = Correlator("gpt")
+    again.restore(correlator.state())
+    assert [incident.row() for incident in again.open] == [incident.row() for incident in correlator.open]
+    judge(again, finding(Kind.SLOWDOWN, Change.CLOSE))
+    assert judge(again, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == [("resolved", "straggler")]
+    reopened = again.judge([finding(Kind.STRAGGLER, scope="rank:3")], ROSTER)[0].incident
+    assert reopened.id == incident_id("gpt", "l.0", "straggler", "rank:3", 2)
+
+
+def test_a_person_can_end_an_incident_and_its_detectors_end_is_ignored(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    (incident,) = correlator.open
+    correlator.resolve(incident, 150, 1_500.0)
+    assert correlator.open == []
+    assert judge(correlator, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == []
+    assert correlator.get(incident.id) is incident
+
+
+def test_a_host_whose_ranks_come_together_is_one_notification(correlator):
+    ranks = [finding(Kind.STRAGGLER, scope=f"rank:{rank}") for rank in (4, 5, 6, 7)]
+    assert judge(correlator, *ranks) == [("opened", "straggler"), *[("evidence", "straggler")] * 3]
+    (incident,) = correlator.open
+    assert incident.scope == "host:node-1"
+
+
+def test_a_spike_that_does_not_come_back_becomes_a_divergence_in_the_same_incident(correlator):
+    judge(correlator, finding(Kind.LOSS_SPIKE, severity=Severity.INFO))
+    spike = correlator.open[0]
+    turn = (finding(Kind.LOSS_SPIKE, Change.CLOSE), finding(Kind.LOSS_DIVERGENCE, severity=Severity.CRITICAL))
+    assert judge(correlator, *turn) == [("updated", "loss_divergence")]
+    (incident,) = correlator.open
+    assert incident is spike
+    assert (incident.kind, incident.severity) == (Kind.LOSS_DIVERGENCE, Severity.CRITICAL)
+    assert judge(correlator, finding(Kind.LOSS_DIVERGENCE, Change.CLOSE)) == [("resolved", "loss_divergence")]
+
+
+def test_a_job_that_dies_again_and_again_is_one_incident_from_the_loop_on(correlator):
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:3"))
+    correlator.begin("m.0")
+    loop = finding(Kind.RESTART_LOOP, attempt="m.0", severity=Severity.CRITICAL, onset_time_s=1_100.0)
+    assert judge(correlator, loop) == [("updated", "rank_lost")]
+    again = finding(Kind.RANK_LOST, scope="rank:3", attempt="m.0", onset_time_s=1_200.0)
+    assert judge(correlator, again) == [("evidence", "rank_lost")]
+    correlator.begin("n.0")
+    over = finding(Kind.RESTART_LOOP, Change.CLOSE, attempt="n.0")
+    assert judge(correlator, over) == []
+    assert go_on(correlator, "n.0") == ["resolved"]
+
+
+def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
+    for second, rank in enumerate((4, 5, 6, 7)):
+        told = judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
+        assert told == [("evidence" if second else "opened", "straggler")]
+    assert correlator.open[0].scope == "host:node-1"
+
+
+STANDS = {"evidence": {"standing": True}, "onset_step": 0, "onset_time_s": 900.0, "detected_time_s": 918.0}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        finding(Kind.SLOWDOWN),
+        finding(Kind.SLOWDOWN, scope="stage:3"),
+        finding(Kind.STRAGGLER, scope="rank:5"),
+        finding(Kind.STRAGGLER, scope="rank:6"),
+        finding(Kind.HANG, scope="rank:5"),
+    ],
+    ids=lambda one: f"{one.kind} {one.scope}",
+)
+def test_what_stands_from_the_first_steps_takes_up_nothing_that_begins_later(correlator, later):
+    stage = finding(Kind.SLOWDOWN, scope="stage:3", severity=Severity.INFO, **STANDS)
+    assert judge(correlator, stage) == [("opened", "slowdown")]
+    assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS)) == [("opened", "straggler")]
+    assert judge(correlator, later) == [("opened", str(later.kind))]
+    assert [len(incident.parts) for incident in correlator.open] == [1, 1, 1]
+
+
+def test_ranks_of_one_host_that_were_slow_from_the_start_are_one_incident(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS))
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:6", **STANDS))
+    assert [incident.ranks for incident in correlator.open] == [(5, 6)]
+
+
+def test_a_change_of_what_stands_ends_by_itself(correlator):
+    judge(correlator, finding(Kind.SLOWDOWN, scope="stage:3", severity=Severity.INFO, **STANDS))
+    judge(correlator, finding(Kind.SLOWDOWN, scope="stage:3"))
+    assert judge(correlator, finding(Kind.SLOWDOWN, Change.CLOSE, "stage:3")) == [("resolved", "slowdown")]
+    assert [incident.first.standing for incident in correlator.open] == [True]
+
+
+def test_a_detector_that_begins_anew_does_not_make_a_lasting_trouble_a_standing_one(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5"))
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", **STANDS))
+    assert [(incident.first.standing, incident.first.onset_step) for incident in correlator.open] == [(False, 100)]
+
+
+def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5"), finding(Kind.LOSS_SPIKE))
+    asked = {"severity": Severity.INFO, "onset_time_s": 1_100.0, "detected_time_s": 1_100.0, "onset_step": 200}
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:2", **asked))
+    told = correlator.judge(
+        [finding(Kind.RANK_LOST, Change.CLOSE, "rank:2", evidence={"ended_on_request": True}, **asked)], ROSTER
+    )
+    assert {str(one.what) for one in told} == {"resolved"}
+    assert {one.text for one in told} == {"rank_lost of rank:2"}
+    assert correlator.open == []
+
+
+def times(incident) -> tuple:
+    row = incident.row()
+    return tuple(row[f"{moment}_{unit}"] for moment in ("onset", "detected") for unit in ("step", "unix_ns"))
+
+
+def test_a_jump_that_becomes_a_divergence_began_and_was_found_when_the_divergence_was(correlator):
+    judge(correlator, finding(Kind.LOSS_SPIKE, severity=Severity.INFO, onset_step=298, detected_step=299))
+    later = {"onset_step": 303, "onset_time_s": 1_005.0, "detected_step": 310, "detected_time_s": 1_012.0}
+    judge(correlator, finding(Kind.LOSS_DIVERGENCE, severity=Severity.CRITICAL, **later))
+    (incident,) = correlator.open
+    assert times(incident) == (303, 1_005_000_000_000, 310, 1_012_000_000_000)
+    assert incident.opened_time_s == 1_001.0
+
+
+def test_a_first_mover_of_the_same_kind_brings_its_own_evidence_and_times(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:5", onset_step=103, evidence={"ratio": 2.4, "sigma": 0.1}))
+    first = {"onset_step": 90, "onset_time_s": 990.0, "detected_step": 104, "detected_time_s": 1_004.0}
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:4", evidence={"ratio": 1.39}, summary="1.39 times", **first))
+    (incident,) = correlator.open
+    assert (incident.ranks, incident.summary, incident.evidence) == ((4, 5), "1.39 times", {"ratio": 1.39})
+    assert times(incident) == (90, 990_000_000_000, 104, 1_004_000_000_000)
+
+
+def test_an_update_that_names_another_culprit_has_its_times_and_accuses_nobody_else(correlator):
+    judge(correlator, finding(Kind.RANK_LOST, scope="rank:0", severity=Severity.CRITICAL))
+    moved = {"onset_step": 103, "onset_time_s": 1_003.0, "detected_step": 103, "detected_time_s": 1_004.0}
+    judge(correlator, finding(Kind.RANK_LOST, Change.UPDATE, "rank:0", ranks=(3,), **moved))
+    (incident,) = correlator.open
+    assert incident.ranks == (3,)
+    assert times(incident) == (103, 1_003_000_000_000, 103, 1_004_000_000_000)
+
+
+def test_an_update_of_the_same_culprit_keeps_when_it_was_found(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    judge(correlator, finding(Kind.STRAGGLER, Change.UPDATE, "rank:3", detected_step=400, detected_time_s=1_400.0))
+    assert times(correlator.open[0]) == (100, 1_000_000_000_000, 101, 1_001_000_000_000)
+
+
+def test_an_incident_of_an_older_state_goes_on(correlator):
+    judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
+    state = correlator.state()
+    for saved in state["incidents"]:
+        saved |= {"detected_step": 101, "detected_time_s": saved.pop("opened_time_s")}
+        del saved["told_to"]
+        for part in saved["parts"]:
+            for newer in ("ended_s", "ended_step", "flaps", "hosts"):
+                del part[newer]
+    again = Correlator("gpt")
+    again.restore(state)
+    assert again.open[0].row() == correlator.open[0].row()
+    assert again.open[0].told_to is None
+
+
+def test_what_the_store_knows_of_a_job_that_goes_on_in_the_same_attempt_stays_open(correlator):
+    judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
+    again = Correlator("gpt")
+    again.adopt(correlator.open, "l.0", 1, 1_000)
+    again.begin("l.0")
+    assert go_on(again, "l.0") == []
+    again.begin("m.0")
+    assert go_on(again, "m.0") == ["resolved"]

@@ -1,0 +1,135 @@
+"""What ends by itself and comes back is one incident, told once; what stays away resolves as of when it ended."""
+
+import pytest
+
+from rankwatch_detectors.base import Change, Kind, Severity
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Moment
+from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
+from tests.support.findings import finding, roster
+
+ROSTER = roster()
+
+
+@pytest.fixture
+def correlator():
+    made = Correlator("gpt")
+    made.begin("l.0")
+    return made
+
+
+def begins(correlator, at_s, kind=Kind.HANG, **fields):
+    times = {"onset_time_s": at_s - 5, "detected_time_s": at_s}
+    return correlator.judge([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], ROSTER)
+
+
+def ends(correlator, at_s, kind=Kind.HANG, **fields):
+    return correlator.judge([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], ROSTER)
+
+
+def what(told):
+    return [news.what for news in told]
+
+
+def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_once(correlator):
+    told = []
+    for at_s in range(1_000, 1_060, 7):
+        told += begins(correlator, at_s, onset_step=at_s)
+        told += correlator.settle(at_s + 3)
+        told += ends(correlator, at_s + 4, detected_step=at_s)
+    told += correlator.settle(1_060 + FLAPPING_QUIET_S - 2)
+    told += correlator.settle(1_060 + FLAPPING_QUIET_S)
+    assert [moment for moment in what(told) if moment is not Moment.EVIDENCE] == [Moment.OPENED, Moment.RESOLVED]
+    (incident,) = {news.incident.id: news.incident for news in told}.values()
+    assert (incident.number, incident.evidence["flaps"]) == (1, 8)
+    assert (incident.resolved_step, incident.resolved_time_s) == (1_056, 1_060.0)
+
+
+def test_a_hang_that_stays_away_resolves_after_a_quiet_time_as_of_when_it_ended(correlator):
+    begins(correlator, 1_000.0)
+    assert what(ends(correlator, 1_010.0, detected_step=120)) == [Moment.EVIDENCE]
+    (incident,) = correlator.open
+    assert not incident.goes_on
+    assert correlator.settle(1_010.0 + QUIET_S - 1) == []
+    assert what(correlator.settle(1_010.0 + QUIET_S)) == [Moment.RESOLVED]
+    assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
+
+
+def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0)
+    (incident,) = correlator.open
+    correlator.settle(1_010.0 + QUIET_S)
+    told = begins(correlator, 1_500.0)
+    assert what(told) == [Moment.OPENED]
+    assert correlator.open == [incident]
+    assert (incident.number, incident.state, incident.resolved_time_s) == (1, "open", None)
+    ends(correlator, 1_510.0)
+    assert correlator.settle(1_510.0 + QUIET_S) == []
+
+
+def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0)
+    (incident,) = correlator.open
+    correlator.settle(1_010.0 + QUIET_S)
+    begins(correlator, 1_500.0, severity=Severity.INFO)
+    assert incident.severity is Severity.INFO
+    graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
+    assert what(correlator.judge([graver], ROSTER)) == [Moment.UPDATED]
+    assert incident.severity is Severity.CRITICAL
+
+
+def test_what_comes_back_much_later_is_another_incident(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0)
+    correlator.settle(1_010.0 + QUIET_S)
+    begins(correlator, 1_011.0 + FLAPPING_QUIET_S)
+    assert [incident.number for incident in correlator.open] == [2]
+
+
+def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator):
+    begins(correlator, 1_000.0)
+    (incident,) = correlator.open
+    incident.state, incident.acknowledged_by = "acknowledged", "ada"
+    ends(correlator, 1_004.0)
+    assert what(begins(correlator, 1_010.0)) == [Moment.EVIDENCE]
+    assert (incident.state, incident.acknowledged_by) == ("acknowledged", "ada")
+
+
+def test_a_flap_that_is_graver_than_before_is_told(correlator):
+    begins(correlator, 1_000.0, severity=Severity.INFO)
+    ends(correlator, 1_004.0)
+    assert what(begins(correlator, 1_010.0, severity=Severity.CRITICAL)) == [Moment.UPDATED]
+
+
+def test_what_a_person_has_resolved_is_not_opened_again(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_004.0)
+    correlator.resolve(correlator.open[0], 100, 1_005.0)
+    assert what(begins(correlator, 1_010.0)) == [Moment.OPENED]
+    assert [incident.number for incident in correlator.open] == [2]
+
+
+def test_a_hang_that_was_ended_by_a_relaunch_resolves_as_soon_as_training_goes_on(correlator):
+    begins(correlator, 1_000.0)
+    correlator.begin("m.0")
+    told = [news for step in range(101, 101 + PROGRESS_FRAMES) for news in correlator.progress("m.0", step, 1_020.0)]
+    assert what(told) == [Moment.RESOLVED]
+
+
+def test_a_loss_spike_that_follows_another_is_another_incident(correlator):
+    for at_s in (1_000.0, 1_030.0):
+        assert what(begins(correlator, at_s, Kind.LOSS_SPIKE)) == [Moment.OPENED]
+        assert what(ends(correlator, at_s + 2, Kind.LOSS_SPIKE)) == [Moment.RESOLVED]
+
+
+def test_a_correlator_restored_between_two_flaps_goes_on_as_if_it_had_not_been_away(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_004.0)
+    again = Correlator("gpt")
+    again.restore(correlator.state())
+    for one in (correlator, again):
+        assert what(begins(one, 1_010.0)) == [Moment.EVIDENCE]
+        ends(one, 1_014.0)
+    assert again.state() == correlator.state()

@@ -1,0 +1,131 @@
+"""Synthetic cascades through all detectors, the correlator and the routing: what a receiver gets by default."""
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Kind, Observation, Tick
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.api.routes.receivers import NewReceiver
+from rankwatch_service.incidents.model import Incident, Moment, Told, Transition
+from rankwatch_service.job.detection import Judge
+from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.simulate.scenario import Job
+from tests.support.presences import Clockwork, topology
+
+RECEIVER = NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json")
+
+
+def roster_of(job: Job) -> Roster:
+    topology, roster = job.topology(), Roster()
+    places = enumerate(zip(topology.host, topology.device_uuid, strict=True))
+    roster.learn(wire.RankInfo(rank, job.world_size, host=host, device_uuid=device) for rank, (host, device) in places)
+    return roster
+
+
+def told_of(job: Job) -> tuple[list[Incident], int]:
+    """The incidents in the order in which they opened, and how many messages told more than an end."""
+    judge, roster, told, now_s = Judge("gpt", detectors), roster_of(job), 0, 0.0
+    incidents: dict[str, Incident] = {}
+    for observation in job.observations():
+        now_s = observation.now_s if isinstance(observation, Tick) else now_s
+        for news in judge.observe(observation, roster)[0]:
+            incidents.setdefault(news.incident.id, news.incident)
+            news.incident.transitions += 1
+            row = news.incident.row()
+            change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, now_s, row)
+            messages = outbox_rows(row, change.row(), [RECEIVER], [], {}, round(now_s * 1e9), news.incident.told_to)
+            news.incident.tell(message["receiver"] for message in messages)
+            assert row["onset_unix_ns"] <= row["detected_unix_ns"]
+            assert row["onset_step"] is None or row["onset_step"] <= row["detected_step"]
+            told += len(messages) * (news.what is not Moment.RESOLVED)
+    return list(incidents.values()), told
+
+
+def small(steps: int = 130) -> Job:
+    return Job(8, steps, seed=4, ranks_per_host=4)
+
+
+def loop() -> Job:
+    job = small()
+    for _ in range(4):
+        job.kill(5, 100, None, 1, "CUDA error: uncorrectable ECC error").restart(100, 90)
+    return job
+
+
+def flaps() -> Job:
+    job = small()
+    for turn in range(9):
+        job.hang(5, 60 + 4 * turn, 9.0)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "scope", "told"),
+    [
+        (small().slow(5, 60, 1.4).hang(5, 100, 25.0).kill(5, 100).restart(100, 90), Kind.STRAGGLER, "rank:5", 2),
+        (loop(), Kind.RANK_LOST, "rank:5", 1),
+        (flaps(), Kind.HANG, "job", 1),
+        (small().slow((4, 5, 6, 7), 80, 1.3), Kind.STRAGGLER, "host:host-1", 1),
+        (small().norm_spike(98, 50.0, 3).nonfinite(5, 100), Kind.NONFINITE, "rank:5", 1),
+        (small().lose_host("host-1", 100, 30.0).kill(0, 100).restart(100, 95), Kind.HANG, "host:host-1", 1),
+    ],
+    ids=[
+        "slow, hung, lost",
+        "lost again and again",
+        "hung again and again",
+        "slow host",
+        "norm, then NaN",
+        "lost host",
+    ],
+)
+def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(job, kind, scope, told):
+    incidents, messages = told_of(job)
+    assert [(one.kind, one.scope) for one in incidents] == [(kind, scope)]
+    assert messages == told
+
+
+def test_two_faults_at_once_are_told_apart():
+    incidents, messages = told_of(small().slow(1, 80, 1.3).nonfinite(6, 84))
+    assert sorted((one.kind, one.scope) for one in incidents) == [
+        (Kind.NONFINITE, "rank:6"),
+        (Kind.STRAGGLER, "rank:1"),
+    ]
+    assert messages == 2
+
+
+class Judged:
+    """A judge where a detector is expected: answers with what is told."""
+
+    def __init__(self, ranks: int, hosts: int) -> None:
+        self.judge, self.roster, self.told = Judge("gpt", detectors), Roster(), []
+        where = topology(ranks, hosts=hosts).host
+        self.roster.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
+
+    def observe(self, observation: Observation) -> list[Told]:
+        told, failures = self.judge.observe(observation, self.roster)
+        assert not failures
+        self.told += told
+        return told
+
+
+def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_once():
+    judged = Judged(256, 128)
+    job = Clockwork(judged, 256)
+    job.attempt = "wide.0"
+    judged.observe(AttemptStart("wide.0", topology(256, hosts=128), job.now_s))
+    job.train(20)
+    for _ in range(8):
+        job.silent |= set(range(len(job.silent), len(job.silent) + 32))
+        job.train(1)
+    job.train(40)
+    (incident,) = judged.judge.correlator.open
+    assert (incident.kind, incident.scope, len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
+    assert incident.evidence["hosts_hit"] == 128
+    assert incident.summary.startswith("None of the job's 128 hosts has been heard for")
+    moments = [news.what for news in judged.told]
+    assert [moment for moment in moments if moment is not Moment.EVIDENCE] == [Moment.OPENED]
+    job.silent = set()
+    job.train(1)
+    assert incident.evidence["hosts_hit"] == 128
+    assert not incident.goes_on

@@ -1,0 +1,83 @@
+"""What follows from an incident that has grown: the policy looks at the worst of it, and acts once for each end."""
+
+from rankwatch_detectors.base import Finding, Kind, Severity
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.response import Responder, Situation, facts
+from rankwatch_service.job.history import Books
+from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier, Verdict
+from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
+from tests.support.findings import finding, roster
+
+ROSTER = roster()
+CAN = ("rollback", "relaunch")
+RELAUNCH_HANGS = Rule("r1", Mode.ACT, kind="hang", action="relaunch")
+
+
+class Desk:
+    """One job, its incident and the commands that have come of it."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.correlator = Correlator("gpt")
+        self.responder = Responder()
+        self.policy = Policy(rules, Limits(cool_down_s=0.0, actions_per_hour=100))
+        self.commands: list[dict] = []
+
+    def find(self, *findings: Finding) -> Incident:
+        for one in findings:
+            self.correlator.begin(one.attempt)
+            for told in self.correlator.judge([one], ROSTER):
+                situation = Situation(one.attempt, 8, 100, 1.0, CAN, one.detected_time_s)
+                self.commands += self.responder.respond(told.incident, situation, self.policy, Ledger())
+        (incident,) = self.correlator.open
+        return incident
+
+    @property
+    def actions(self) -> list[tuple[str, str]]:
+        return [(command["action"], command["attempt"]) for command in self.commands]
+
+
+def hang(attempt: str = "l.0", at_s: float = 1_010.0) -> Finding:
+    times = {"onset_time_s": at_s, "detected_time_s": at_s}
+    return finding(Kind.HANG, ranks=(5,), attempt=attempt, severity=Severity.CRITICAL, confidence=0.95, **times)
+
+
+def test_a_hang_that_a_slow_rank_has_brought_is_dealt_with_as_a_hang():
+    desk = Desk(RELAUNCH_HANGS)
+    slow = finding(Kind.STRAGGLER, scope="rank:5", confidence=0.5)
+    assert desk.find(slow).kind is Kind.STRAGGLER
+    assert desk.commands == []
+    incident = desk.find(hang())
+    assert incident.kind is Kind.STRAGGLER
+    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
+    assert incident.suggestion["action"] == "relaunch"
+
+
+def test_a_job_that_hangs_again_after_a_relaunch_is_relaunched_again_until_that_is_a_loop():
+    desk = Desk(RELAUNCH_HANGS)
+    incident = desk.find(hang(), hang(), hang("m.0", 1_100.0), hang("m.0", 1_100.0))
+    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "m.0"), ("stacks", "m.0")]
+    assert len({command["id"] for command in desk.commands}) == 4
+    loop = finding(Kind.RESTART_LOOP, attempt="n.0", severity=Severity.CRITICAL, detected_time_s=1_200.0)
+    assert desk.find(loop, hang("n.0", 1_210.0)) is incident
+    assert desk.actions[4:] == [("stacks", "n.0")]
+
+
+def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
+    desk = Desk()
+    jump = finding(Kind.LOSS_DIVERGENCE, onset_step=90, severity=Severity.WARNING)
+    bad = finding(Kind.NONFINITE, onset_step=120, severity=Severity.CRITICAL)
+    looked = facts(desk.find(jump, bad), 8)
+    assert (looked.kind, looked.onset_step) == ("nonfinite", 90)
+
+
+def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
+    desk, books = Desk(), Books()
+    for step in (103, 110):
+        books.ledger.saved(Shard("l.0", step, 0, Tier.LOCAL, "x", 1, 1.0, 10, 0), 8)
+    slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
+    fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
+    books.doubt(desk.find(slow, fault))
+    assert {entry.verdict for entry in books.ledger.entries} == {Verdict.UNPROVEN}
+    books.doubt(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
+    assert [entry.verdict for entry in books.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]

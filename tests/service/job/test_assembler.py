@@ -1,0 +1,237 @@
+import numpy as np
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
+from rankwatch_service.job.assembler import START_WAIT_S, Assembler
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.stream.packing import pack, unpack
+from rankwatch_service.telemetry.batch import check
+from tests.support.batches import batch, progress, ranks, table
+
+
+def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
+    return list(assembler.take(check(sent), now_s))
+
+
+def of(kind: type, observations: list[Observation]) -> list:
+    return [observation for observation in observations if isinstance(observation, kind)]
+
+
+def running(world_size: int = 2) -> Assembler:
+    assembler = Assembler()
+    take(assembler, batch(0, ranks=ranks(world_size)), 0.0)
+    return assembler
+
+
+def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
+    assembler = Assembler()
+    first = batch(0, ranks=ranks(2, chosen=[0]), steps=table([1], [0], loss=[1.0]))
+    assert take(assembler, first, 0.0) == []
+    second = batch(0, host="node-2", ranks=ranks(2, "node-2", [1]), steps=table([1], [1], loss=[2.0]))
+    start, frame = take(assembler, second, 0.0)
+    assert isinstance(start, AttemptStart)
+    assert start.attempt == "l.0"
+    assert start.topology.host == ("node-1", "node-2")
+    assert isinstance(frame, Frame)
+    assert frame.values["loss"].tolist() == [1.0, 2.0]
+
+
+def test_it_starts_with_what_is_known_after_a_while():
+    assembler = Assembler()
+    take(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
+    assert of(AttemptStart, list(assembler.tick(START_WAIT_S - 0.5, 0.0))) == []
+    (start,) = of(AttemptStart, list(assembler.tick(START_WAIT_S, 0.0)))
+    assert start.topology.world_size == 4
+    assert start.topology.host == ("node-1", "", "", "")
+
+
+def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
+    assembler = Assembler()
+    take(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
+    start, frame, tick = list(assembler.tick(START_WAIT_S, 0.0))
+    assert start.topology.world_size == 2
+    assert frame.values["loss"].tolist() == [1.0, 2.0]
+    assert isinstance(tick, Tick)
+
+
+def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
+    assembler = Assembler()
+    take(assembler, batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
+    list(assembler.tick(START_WAIT_S, 0.0))
+    start, frame = take(assembler, batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
+    assert start.topology.world_size == 2
+    assert len(frame.values["loss"]) == 2
+
+
+def test_a_repeated_batch_changes_nothing():
+    assembler = running()
+    sent = batch(1, steps=table([1, 1], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("note", 1),))
+    assert len(take(assembler, sent, 0.0)) == 2
+    assert take(assembler, sent, 0.0) == []
+    assert assembler.dropped == {"repeated_batches": 1}
+
+
+def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat():
+    assembler = running()
+    take(assembler, batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
+    take(assembler, batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
+    out = take(assembler, batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
+    assert [(type(o).__name__, o.attempt) for o in out] == [("Frame", "l.0"), ("AttemptStart", "l.1"), ("Frame", "l.1")]
+    assert [o.step for o in of(Frame, out)] == [6, 5]
+
+
+def test_telemetry_of_an_older_attempt_comes_too_late_but_its_events_are_told():
+    assembler = running()
+    take(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
+    old = batch(2, steps=table([9, 9], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("process_exit", 1, 1),))
+    (occurrence,) = take(assembler, old, 1.0)
+    assert (occurrence.kind, occurrence.attempt, occurrence.rank) == ("process_exit", "l.0", 1)
+    assert assembler.dropped == {"old_attempt_rows": 2}
+
+
+def test_an_earlier_launch_does_not_come_back():
+    assembler = running()
+    take(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
+    assert take(assembler, batch(2, attempt="l.7"), 1.0) == []
+    assert assembler.attempt == "m.0"
+
+
+def test_a_rank_that_moved_to_another_host_is_announced():
+    assembler = running()
+    (start,) = take(assembler, batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
+    assert start.topology.host == ("node-1", "node-9")
+
+
+def test_presence_tells_the_newest_block_of_each_rank():
+    assembler = running()
+    take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
+    (tick,) = list(assembler.tick(4.0, 0.0))
+    assert tick.now_s == 4.0
+    assert tick.presence.heard.tolist() == [True, False]
+    assert tick.presence.heard_s[0] == 3.0
+    assert (tick.presence.step[0], tick.presence.phase[0], tick.presence.os_state[0]) == (7, "backward", "T")
+
+
+def test_a_late_message_does_not_turn_progress_back():
+    assembler = running()
+    take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
+    take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
+    (tick,) = of(Tick, list(assembler.tick(3.0, 0.0)))
+    assert tick.presence.step[0] == 8
+    assert tick.presence.heard_s[0] == 1.0
+
+
+def test_time_in_which_nothing_could_come_makes_nobody_silent():
+    assembler = running()
+    take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
+    (tick,) = list(assembler.tick(61.0, 59.0))
+    assert tick.presence.heard_s[0] == 60.0
+
+
+def test_missing_messages_become_a_gap():
+    assembler = running()
+    take(assembler, batch(4), 0.0)
+    occurrences = of(Occurrence, list(assembler.tick(10.0, 0.0)))
+    assert [(o.kind, o.host, o.fields) for o in occurrences] == [("gap", "node-1", {"missing": 3, "boot": "b1"})]
+    assert assembler.dropped == {"missing_batches": 3}
+
+
+def test_frames_do_not_wait_for_ranks_that_left_or_died():
+    assembler = running(3)
+    take(assembler, batch(1, events=(wire.Event("rank_left", 1, 0, 5, {"reason": "end"}),)), 0.0)
+    take(assembler, batch(2, events=(wire.Event("process_exit", 1, 1, 5, {"signal": 9}),)), 0.0)
+    (frame,) = of(Frame, take(assembler, batch(3, steps=table([6], [2], loss=[1.0])), 0.0))
+    assert frame.step == 6
+    assert not assembler.ended
+    take(assembler, batch(4, progress=(progress(2, 6, state="exited"),)), 0.0)
+    assert assembler.ended
+    assert not assembler.finished
+
+
+def test_a_process_that_ends_after_its_loop_did_has_finished():
+    assembler = running(1)
+    left = (wire.Event("rank_left", 1, 0, 5, {"reason": "end"}), wire.Event("process_exit", 2, 0, 5, {"code": 0}))
+    take(assembler, batch(1, events=left), 0.0)
+    assert assembler.finished
+
+
+def test_what_agents_lost_is_counted_by_their_reasons():
+    assembler = running()
+    lost = wire.Event("records_lost", 1, None, None, {"reason": "ring", "count": 12})
+    odd = wire.Event("records_lost", 1, None, None, {"reason": ["x"], "count": "many"})
+    take(assembler, batch(1, events=(lost, odd)), 0.0)
+    assert assembler.dropped == {"agent_ring": 12}
+
+
+def scripted() -> list[tuple[float, wire.Batch]]:
+    job = Job(world_size=8, ranks_per_host=4, steps=60, step_s=0.5, late_values=True, seed=3)
+    job.hang(2, 20, seconds=5).restart(40, 30, relaunch=False).kill(5, 50).restart(50, 40)
+    return [(message.time_s, message.batch) for message in batches("gpt", job.observations())]
+
+
+def told(observation: Observation) -> object:
+    match observation:
+        case Frame():
+            values = {
+                name: np.where(observation.present[name], v, -1.0).tolist() for name, v in observation.values.items()
+            }
+            exact = {name: v.tolist() for name, v in observation.exact.items()}
+            return ("frame", observation.attempt, observation.family, observation.step, values, exact)
+        case AttemptStart():
+            return ("start", observation.attempt, observation.topology.host)
+        case Occurrence():
+            return (observation.kind, observation.attempt, observation.rank, observation.step, dict(observation.fields))
+        case Tick():
+            return ("tick", observation.now_s)
+
+
+def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
+    seen, tick = [], 0.0
+    for index, (time_s, message) in enumerate(messages):
+        if index == restore_at:
+            assembler = Assembler.restored(unpack(pack(assembler.state())))
+        while time_s >= tick + 1:
+            tick += 1
+            seen += [told(o) for o in list(assembler.tick(tick, 0.0))]
+        seen += [told(o) for o in take(assembler, message, tick)]
+    return seen
+
+
+def test_the_frames_of_a_scenario_come_out_as_they_went_in():
+    job = Job(world_size=8, ranks_per_host=4, steps=60, step_s=0.5, late_values=True, seed=3)
+    job.hang(2, 20, seconds=5).restart(40, 30, relaunch=False).kill(5, 50).restart(50, 40)
+    sent = [told(o) for o in job.observations() if isinstance(o, Frame)]
+    found = [o for o in play(Assembler(), scripted()) if o[0] == "frame"]
+    assert sorted(found, key=repr) == sorted(sent, key=repr)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.55, 0.8, 0.95])
+def test_a_restored_assembler_tells_the_same(share):
+    messages = scripted()
+    assert play(Assembler(), messages, int(share * len(messages))) == play(Assembler(), messages)
+
+
+def test_repeated_and_slightly_reordered_messages_give_the_same_frames():
+    messages = scripted()
+    shaken = []
+    for index in range(0, len(messages), 2):
+        shaken += [*reversed(messages[index : index + 2]), *messages[index : index + 2]]
+    # Time goes on as it did: only the order within one moment changes.
+    shaken = [(time_s, again) for (_, again), time_s in zip(shaken, sorted(t for t, _ in shaken), strict=True)]
+
+    def frames(seen: list) -> list:
+        return sorted((o for o in seen if o[0] == "frame"), key=repr)
+
+    assert frames(play(Assembler(), shaken)) == frames(play(Assembler(), messages))
+
+
+def test_an_exception_that_ends_a_rank_counts_as_its_exit_though_it_seemed_to_have_left_its_loop():
+    assembler = running(2)
+    take(assembler, batch(1, progress=(progress(0, 5, state="left"), progress(1, 5, state="left"))), 0.0)
+    broken = wire.Event("exception", 1, 0, 5, {"type": "ValueError", "message": "x", "left": False})
+    take(assembler, batch(2, events=(broken, wire.Event("process_exit", 2, 1, 5, {"code": 3, "left": False}))), 0.0)
+    assert assembler.board.presence().state == ("exited", "exited")
+    assert assembler.ended
+    assert not assembler.finished

@@ -1,0 +1,272 @@
+"""Batches that are taken together lead to what they lead to one after the other, whatever they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankwatch import wire
+from rankwatch_detectors.base import Finding, Frame, Observation, Tick
+from rankwatch_service.job import frames as frames_module
+from rankwatch_service.job.assembler import Assembler
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.log.base import Record
+from rankwatch_service.stream.commit import StoredTick
+from rankwatch_service.stream.partition import Partition
+from tests.support.batches import batch, column, progress, ranks, table
+
+HOSTS = 3
+HOST_RANKS = 2
+WORLD = HOSTS * HOST_RANKS
+
+
+class Listener:
+    """A detector that finds nothing and writes down what it was told."""
+
+    name = "listener"
+    version = 1
+
+    def __init__(self, heard: list[Any]) -> None:
+        self.heard = heard
+
+    def observe(self, observation: Observation) -> Sequence[Finding]:
+        self.heard.append(told(observation))
+        return ()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Any) -> None: ...
+
+    def inherit(self, before: Any) -> None: ...
+
+
+def told(observation: Observation) -> Any:
+    if isinstance(observation, Frame):
+        cells = {
+            name: [repr(value) if here else None for value, here in zip(column.tolist(), present.tolist(), strict=True)]
+            for column, present, name in (
+                *((observation.values[name], observation.present[name], name) for name in observation.values),
+                *((observation.exact[name], observation.present[name], name) for name in observation.exact),
+            )
+        }
+        return observation.family, observation.step, str(observation.kind), observation.time_s, cells
+    if isinstance(observation, Tick) and observation.presence is not None:
+        board = dataclasses.asdict(observation.presence)
+        return "tick", observation.now_s, {name: np.asarray(value).tolist() for name, value in board.items()}
+    return repr(observation)
+
+
+def plain(state: Any) -> Any:
+    """Arrays as lists, and what may be NaN as text."""
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [plain(value) for value in state]
+    return repr(state.tolist() if isinstance(state, np.ndarray) else state)
+
+
+class World:
+    """A partition, told of records in the given portions."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.effects = Effects()
+        self.partition = Partition(lambda: [Listener(self.heard)], lambda job, incident: {})
+        self._position = 0
+        self._ticks = 0
+
+    def tick(self, now_s: float) -> None:
+        self._ticks += 1
+        self.partition.tick(StoredTick(self._ticks, self._position, 0, int(now_s * 1e9)), [], self.effects)
+
+    def records(self, bodies: Sequence[bytes], portions: Sequence[int]) -> None:
+        waiting = list(bodies)
+        for portion in itertools.cycle(portions):
+            if not waiting:
+                break
+            records = [
+                Record(0, self._position + index, "gpt", body, 0) for index, body in enumerate(waiting[:portion])
+            ]
+            self.partition.records(records, self.effects)
+            self._position += len(records)
+            del waiting[:portion]
+
+    def outcome(self) -> dict[str, Any]:
+        # Charts do not mind when a late row comes, if only it does.
+        charted = sorted((told(frame) for _, frame in self.effects.frames), key=repr)
+        refused = [(one.position, one.reason, one.detail) for one in self.effects.refused]
+        return {
+            "heard": self.heard,
+            "frames": charted,
+            "refused": refused,
+            "failures": self.effects.failures,
+            "jobs": self.effects.jobs,
+            "place": self.partition.place,
+            "state": {name: plain(self.partition.snapshot(name)) for name in self.partition.jobs},
+        }
+
+
+def played(turns: Sequence[tuple[float, Sequence[bytes]]], portions: Sequence[int]) -> dict[str, Any]:
+    world = World()
+    for now_s, bodies in turns:
+        world.tick(now_s)
+        world.records(bodies, portions)
+    return world.outcome()
+
+
+class Agents:
+    """Makes up what agents send: mostly in order and complete, sometimes not."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self.random = random
+        self.seq = [itertools.count() for _ in range(HOSTS)]
+        self.step = [0] * HOSTS
+        self.attempt = 0
+        self.sent: list[bytes] = []
+
+    def introduce(self) -> list[bytes]:
+        return [self.body(host, ranks=ranks(WORLD, f"node-{host}", [2 * host, 2 * host + 1])) for host in range(HOSTS)]
+
+    def body(self, host: int, **fields: Any) -> bytes:
+        sent = batch(next(self.seq[host]), host=f"node-{host}", attempt=f"l.{self.attempt}", **fields)
+        self.sent.append(wire.encode(sent))
+        return self.sent[-1]
+
+    def turn(self, oddity: float) -> list[bytes]:
+        """What comes between two ticks."""
+        bodies = []
+        for _ in range(int(self.random.integers(1, 12))):
+            # Hosts of a synchronous job keep pace, more or less.
+            slowest, any_host = int(np.argmin(self.step)), int(self.random.integers(HOSTS))
+            host = slowest if self.random.random() < 0.8 else any_host
+            odd = self.random.random() < oddity
+            bodies += self.odd(host) if odd else [self.usual(host)]
+        return bodies
+
+    def usual(self, host: int) -> bytes:
+        steps = 2
+        first, self.step[host] = self.step[host], self.step[host] + steps
+        fields: dict[str, Any] = {"steps": self.table(host, range(first, first + steps))}
+        if first:
+            fields["values"] = self.table(host, range(first - steps, first), loss=1.0)
+        if self.random.random() < 0.3:
+            fields["progress"] = tuple(progress(rank, first + steps) for rank in self.ranks(host))
+        return self.body(host, **fields)
+
+    def odd(self, host: int) -> list[bytes]:
+        step, who = self.step[host], list(self.ranks(host))
+        any_host = int(self.random.integers(HOSTS))
+        match int(self.random.integers(14)):
+            case 0:
+                return [self.sent[int(self.random.integers(len(self.sent)))]]
+            case 1:  # the same rows under another number
+                return [self.body(host, steps=self.table(host, range(max(step - 2, 0), step + 1)))]
+            case 2:
+                return [self.body(host, steps=self.table(any_host, [step]))]
+            case 3:
+                return [self.body(host, steps=table([step, step], [who[0], WORLD + 3], busy_s=[1.0, 1.0]))]
+            case 4:
+                return [self.body(host, steps=table([step, step], [who[0], who[0]], busy_s=[1.0, 2.0]))]
+            case 5:
+                return [self.body(host, steps=table([step + 5_000], [who[0]], busy_s=[1.0]))]
+            case 6:
+                return [self.body(host, events=(wire.Event("note", 1, who[0], step, {"text": "x"}),))]
+            case 7:
+                return [self.body(host, events=(wire.Event("rank_left", 1, who[0], step),))]
+            case 8:
+                return [self.body(host, progress=(progress(who[0], step, state="exited"),))]
+            case 9:
+                bad = wire.Table(2, {"step": column([step, step], "i8"), "rank": column([0], "u4")})
+                return [self.body(host, steps=bad), b"\x93not a batch", self.body(host)[:-3]]
+            case 10:
+                return [self.body(host, steps=table([step], [who[0]], busy_s=[None], loss=[float("nan")]))]
+            case 11:
+                self.attempt += int(self.random.random() < 0.3)
+                return self.introduce()
+            case 12:
+                next(self.seq[host])  # one is lost
+                return [self.usual(host)]
+            case _:
+                exact = {"nonfinite": [0, 3], "fingerprint": [2**62, -5], "kind": [0, 1]}
+                wide = {f"user.{self.random.integers(6)}": [1.0, None]}
+                return [self.body(host, steps=table([step, step], who, exact, **wide))]
+
+    def ranks(self, host: int) -> range:
+        return range(HOST_RANKS * host, HOST_RANKS * host + HOST_RANKS)
+
+    def table(self, host: int, steps: Sequence[int], **fixed: float) -> wire.Table:
+        rows = [(step, rank) for rank in self.ranks(host) for step in steps]
+        names = {"busy_s", "step_time_s"} | ({f"phase.{host}"} if self.random.random() < 0.2 else set())
+        values = {name: self.random.random(len(rows)).tolist() for name in sorted(names)}
+        values |= {name: [value] * len(rows) for name, value in fixed.items()}
+        return table([step for step, _ in rows], [rank for _, rank in rows], **values)
+
+
+def turns_of(seed: int, oddity: float, turns: int = 25) -> list[tuple[float, list[bytes]]]:
+    random = np.random.default_rng(seed)
+    agents = Agents(random)
+    now_s, found = 1_000.0, [(1_000.0, agents.introduce())]
+    for _ in range(turns):
+        now_s += float(random.choice([0.2, 1.0, 1.0, 2.5]))
+        found.append((now_s, agents.turn(oddity)))
+    return found
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    oddity=st.sampled_from([0.0, 0.03, 0.1, 0.4]),
+    portions=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+)
+def test_the_outcome_does_not_depend_on_what_is_taken_together(seed, oddity, portions):
+    turns = turns_of(seed, oddity)
+    assert played(turns, portions) == played(turns, [1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_does_not_where_few_frames_and_names_have_room(seed, monkeypatch):
+    monkeypatch.setattr(frames_module, "OPEN_MAX", 5)
+    monkeypatch.setattr(frames_module, "NAMES_MAX", 6)
+    turns = turns_of(seed, 0.2, 60)
+    assert played(turns, [12]) == played(turns, [1])
+
+
+def test_usual_telemetry_is_taken_together(monkeypatch):
+    bundles: list[int] = []
+    real = Assembler.take_together
+
+    def noted(self: Assembler, bundle: Any, now_s: float) -> Any:
+        plans = [self._windows[family].plan(rows, now_s) for family, rows in bundle.tables.items()]
+        bundles.append(len(bundle.batches) if None not in plans else 0)
+        return real(self, bundle, now_s)
+
+    monkeypatch.setattr(Assembler, "take_together", noted)
+    agents = Agents(np.random.default_rng(1))
+    world = World()
+    world.tick(1.0)
+    world.records(agents.introduce(), [1])
+    for second in range(2, 12):
+        world.tick(float(second))
+        world.records([agents.usual(host) for _ in range(4) for host in range(HOSTS)], [100])
+    assert bundles == [4 * HOSTS] * 10
+
+
+def test_of_records_taken_together_only_the_bad_one_is_refused():
+    agents = Agents(np.random.default_rng(1))
+    world = World()
+    world.tick(1.0)
+    world.records(agents.introduce(), [1])
+    good = [agents.usual(host) for host in range(HOSTS)]
+    bad = agents.body(1, steps=table([-4], [2], busy_s=[1.0]))
+    world.records([good[0], bad, *good[1:]], [100])
+    (refused,) = world.effects.refused
+    assert (refused.position, refused.reason, refused.value) == (HOSTS + 1, "range", bad)
+    assert any(isinstance(one, tuple) and one[0] == "steps" for one in world.heard)

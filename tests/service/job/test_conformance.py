@@ -1,0 +1,131 @@
+"""From batches to incidents with all detectors: taken together or one by one, twice, late, in another order, with
+restarts from snapshots in between, a job's telemetry leads to the same incidents."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rankwatch import wire
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.log.base import ALL_JOBS, Record
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.stream.commit import StoredTick
+from rankwatch_service.stream.packing import pack, unpack
+from rankwatch_service.stream.partition import Partition
+from rankwatch_service.stream.snapshots import Saved
+
+JOB = "gpt"
+DRAWN = {"max_examples": 3, "phases": (Phase.explicit, Phase.generate), "deadline": None}
+Turns = Sequence[Sequence[bytes]]
+"""What comes before each tick, one a second."""
+
+
+@cache
+def turns() -> Turns:
+    job = Job(8, 170, 12, step_s=0.5, ranks_per_host=2).slow(5, 60, 1.8, until_step=100).nonfinite(2, 120)
+    found: list[list[bytes]] = []
+    for message in batches(JOB, job.hang(6, 150, seconds=15.0).observations()):
+        while len(found) <= message.time_s:
+            found.append([])
+        found[-1].append(wire.encode(message.batch))
+    return found
+
+
+def new_partition() -> Partition:
+    return Partition(detectors, lambda _job, _incident: {})
+
+
+def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Transitions of incidents, in their order.
+
+    Args:
+        turns: the records before each tick.
+        portions: how many records are taken at a time, again and again.
+        restarts: ticks after which everything goes on from what a snapshot's bytes say.
+    """
+    partition, effects, position = new_partition(), Effects(), 0
+    for number, bodies in enumerate(turns, 1):
+        waiting = list(bodies)
+        for portion in itertools.cycle(portions):
+            if not waiting:
+                break
+            some, waiting = waiting[:portion], waiting[portion:]
+            partition.records([Record(0, position + i, JOB, body, 0) for i, body in enumerate(some)], effects)
+            position += len(some)
+        partition.tick(StoredTick(number, position, 0, number * 10**9), [], effects)
+        if number in restarts:
+            names = [ALL_JOBS, *partition.jobs]
+            saved = [Saved(name, partition.place, unpack(pack(partition.snapshot(name)))) for name in names]
+            place, now_ns = partition.place, partition.now_ns
+            partition = new_partition()
+            partition.restore(saved)
+            partition.place, partition.now_ns = place, now_ns
+            partition.settled()
+    assert not effects.failures
+    assert not effects.refused
+    return [{**transition.row(), **transition.incident} for transition in effects.transitions]
+
+
+def incidents(transitions: Sequence[dict[str, Any]]) -> set[Any]:
+    """Who, what and since when."""
+    return {(t["kind"], t["scope"], tuple(t["ranks"]), t["onset_step"]) for t in transitions if t["what"] == "opened"}
+
+
+@cache
+def expected() -> list[dict[str, Any]]:
+    found = played(turns())
+    assert {kind for kind, *_ in incidents(found)} == {"straggler", "nonfinite", "hang"}
+    return found
+
+
+@settings(**DRAWN)
+@given(portions=st.lists(st.integers(1, 40), min_size=1, max_size=4), restarts=st.sets(st.integers(1, 100), max_size=4))
+def test_neither_portions_nor_restarts_change_what_is_told(portions: list[int], restarts: set[int]) -> None:
+    assert played(turns(), portions, sorted(restarts)) == expected()
+
+
+@settings(**DRAWN)
+@given(seed=st.integers(0, 2**32), twice=st.floats(0.0, 0.5))
+def test_hosts_that_overtake_each_other_and_messages_that_come_again_change_nothing(seed: int, twice: float) -> None:
+    random = np.random.default_rng(seed)
+    seen: list[bytes] = []
+    disordered = []
+    for bodies in turns():
+        mixed = list(interleaved(bodies, random))
+        seen += mixed
+        again = [seen[int(i)] for i in random.integers(0, len(seen), int(twice * len(mixed)))] if seen else []
+        disordered.append([*mixed, *again])
+    assert incidents(played(disordered, [7])) == incidents(expected())
+
+
+@settings(**DRAWN)
+@given(seed=st.integers(0, 2**32), share=st.floats(0.0, 0.3))
+def test_a_host_that_is_a_second_late_now_and_then_changes_no_incident(seed: int, share: float) -> None:
+    random = np.random.default_rng(seed)
+    late: list[bytes] = []
+    delayed = []
+    for bodies in turns():
+        slow_host = f"host-{random.integers(4)}" if random.random() < share else ""
+        now, held = late, []
+        for body in bodies:
+            (held if wire.decode_batch(body).host == slow_host else now).append(body)
+        delayed.append(now)
+        late = held
+    assert incidents(played([*delayed, late], [5])) == incidents(expected())
+
+
+def interleaved(bodies: Sequence[bytes], random: np.random.Generator) -> Iterator[bytes]:
+    """The same messages with the hosts mixed; what one host sent keeps its order."""
+    by_host: dict[str, list[bytes]] = {}
+    for body in bodies:
+        by_host.setdefault(wire.decode_batch(body).host, []).append(body)
+    order = random.permutation([name for name, own in by_host.items() for _ in own])
+    for name in order.tolist():
+        yield by_host[name].pop(0)

@@ -1,0 +1,296 @@
+import math
+
+import numpy as np
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import Frame, StepKind
+from rankwatch_service.job import frames as frames_module
+from rankwatch_service.job.frames import FAR_STEPS, LATE_STEPS, MISSES_MAX, STREAK, FrameWindow
+from rankwatch_service.stream.packing import pack, unpack
+from rankwatch_service.telemetry.columns import records
+from tests.support.batches import column, table
+
+
+def window(ranks: int = 2, family: str = "steps") -> FrameWindow:
+    return FrameWindow("l.0", family, ranks)
+
+
+def add(target: FrameWindow, step: int, ranks: list[int], now_s: float = 0.0, **values) -> None:
+    values = values or {"busy_s": [float(step)] * len(ranks)}
+    target.add(records(table([step] * len(ranks), ranks, **values)), now_s)
+
+
+def steps(closed: list[Frame]) -> list[int]:
+    return [frame.step for frame in closed]
+
+
+def test_a_frame_closes_when_every_rank_has_reported():
+    target = window()
+    add(target, 1, [0], loss=[1.0])
+    assert target.ready(0.0, 1.0) == []
+    add(target, 1, [1], loss=[2.0])
+    (frame,) = target.ready(0.0, 1.0)
+    assert (frame.attempt, frame.family, frame.step, frame.kind) == ("l.0", "steps", 1, StepKind.TRAIN)
+    assert frame.values["loss"].tolist() == [1.0, 2.0]
+    assert frame.present["loss"].tolist() == [True, True]
+
+
+def test_frames_close_in_step_order_whatever_order_they_came_in():
+    target = window()
+    for step in (3, 1, 2):
+        add(target, step, [0])
+    add(target, 3, [1])
+    add(target, 2, [1])
+    assert target.ready(0.0, 1.0) == []
+    add(target, 1, [1])
+    assert steps(target.ready(0.0, 1.0)) == [1, 2, 3]
+
+
+def test_a_late_frame_closes_with_what_is_missing_unknown():
+    target = window()
+    add(target, 0, [0])
+    for step in range(1, LATE_STEPS + 1):
+        add(target, step, [0, 1])
+    assert target.ready(1.9, 0.1) == []
+    closed = target.ready(2.0, 0.1)
+    assert steps(closed) == list(range(LATE_STEPS + 1))
+    assert closed[0].present["busy_s"].tolist() == [True, False]
+    assert target.counts["incomplete"] == 1
+
+
+def test_a_slow_job_waits_eight_of_its_steps():
+    target = window()
+    add(target, 0, [0])
+    assert target.ready(79.0, 10.0) == []
+    assert steps(target.ready(80.0, 10.0)) == [0]
+
+
+def test_what_comes_after_its_frame_closed_changes_nothing():
+    target = window()
+    add(target, 1, [0])
+    assert steps(target.ready(100.0, 1.0)) == [1]
+    add(target, 1, [1])
+    assert target.ready(200.0, 1.0) == []
+    assert target.counts["late"] == 1
+
+
+def test_what_comes_too_late_to_count_is_kept_for_the_charts():
+    target = window()
+    add(target, 1, [0], loss=[1.0])
+    target.ready(100.0, 1.0)
+    add(target, 1, [1], loss=[2.0])
+    (frame,) = target.late_frames()
+    assert (frame.step, frame.values["loss"].tolist()) == (1, [0.0, 2.0])
+    assert frame.present["loss"].tolist() == [False, True]
+    assert target.late_frames() == []
+
+
+def test_of_repeated_step_records_the_first_counts():
+    target = window()
+    add(target, 1, [0, 0], loss=[1.0, 9.0])
+    add(target, 1, [0], loss=[8.0])
+    add(target, 1, [1], loss=[2.0])
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.values["loss"].tolist() == [1.0, 2.0]
+    assert target.counts["repeated"] == 2
+
+
+def test_nan_is_a_value_and_absence_is_none():
+    target = window()
+    add(target, 1, [0, 1], loss=[math.nan, None], busy_s=[1.0, 1.0])
+    (frame,) = target.ready(0.0, 1.0)
+    assert math.isnan(frame.values["loss"][0])
+    assert frame.present["loss"].tolist() == [True, False]
+
+
+def test_exact_columns_keep_all_their_bits():
+    target = window(1)
+    target.add(records(table([1], [0], exact={"fingerprint": [2**62 + 3]})), 0.0)
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.exact["fingerprint"].tolist() == [2**62 + 3]
+    assert frame.present["fingerprint"].tolist() == [True]
+    assert "fingerprint" not in frame.values
+
+
+def test_a_metric_that_nobody_reported_is_not_in_the_frame():
+    target = window(1)
+    add(target, 1, [0], loss=[1.0])
+    add(target, 2, [0], busy_s=[1.0])
+    first, second = target.ready(0.0, 1.0)
+    assert set(first.values) == {"loss"}
+    assert set(second.values) == {"busy_s"}
+
+
+def test_one_row_of_another_kind_labels_the_step():
+    target = window()
+    evaluated = table([1, 1], [0, 1], exact={"kind": [0, 1]})
+    target.add(records(evaluated), 0.0)
+    assert target.ready(0.0, 1.0)[0].kind is StepKind.EVAL
+
+
+def test_a_departed_rank_is_not_waited_for():
+    target = window()
+    add(target, 1, [0])
+    target.depart(1)
+    assert steps(target.ready(0.0, 1.0)) == [1]
+
+
+def test_a_rank_missing_for_long_is_not_waited_for_until_it_reports_again():
+    target = window()
+    for step in range(MISSES_MAX):
+        add(target, step, [0])
+    assert len(target.ready(100.0, 1.0)) == MISSES_MAX
+    add(target, 100, [0], now_s=100.0)
+    assert steps(target.ready(100.0, 1.0)) == [100]
+    add(target, 101, [1], now_s=100.0)
+    add(target, 101, [0], now_s=100.0)
+    assert steps(target.ready(100.0, 1.0)) == [101]
+    add(target, 102, [0], now_s=100.0)
+    assert target.ready(100.0, 1.0) == []
+
+
+def test_a_wild_step_number_of_one_rank_does_not_end_the_attempt():
+    target = window(3)
+    add(target, 1, [0, 1, 2])
+    assert steps(target.ready(0.0, 1.0)) == [1]
+    add(target, 1 + FAR_STEPS + 1, [2])
+    assert target.ready(100.0, 1.0) == []
+    add(target, 2, [0, 1, 2], now_s=100.0)
+    assert steps(target.ready(100.0, 1.0)) == [2]
+    assert target.counts["far"] == 1
+
+
+def test_ranks_that_the_attempt_does_not_have_are_counted():
+    target = window()
+    add(target, 1, [0, 1, 7])
+    assert steps(target.ready(0.0, 1.0)) == [1]
+    assert target.counts["rank"] == 1
+
+
+def test_open_frames_are_bounded(monkeypatch):
+    monkeypatch.setattr(frames_module, "OPEN_MAX", 10)
+    target = window()
+    for step in range(15):
+        add(target, step, [0])
+    assert len(target.ready(0.0, 1.0)) == 5
+    assert target.counts["pushed"] == 5
+
+
+def test_metric_names_are_bounded(monkeypatch):
+    monkeypatch.setattr(frames_module, "NAMES_MAX", 2)
+    target = window(1)
+    add(target, 1, [0], a=[1.0], b=[2.0], c=[3.0])
+    assert set(target.ready(0.0, 1.0)[0].values) == {"a", "b"}
+    assert target.counts["names"] == 1
+
+
+def test_several_late_values_of_a_rank_and_step_are_joined():
+    target = window(1, "values")
+    target.add(records(table([1, 1], [0, 0], a=[1.0, None], b=[None, 2.0])), 0.0)
+    (frame,) = target.ready(0.0, 1.0)
+    assert (frame.values["a"][0], frame.values["b"][0]) == (1.0, 2.0)
+
+
+def test_a_late_value_that_usually_comes_is_waited_for():
+    target = window(1, "values")
+    for step in range(STREAK):
+        add(target, step, [0], a=[1.0], b=[1.0])
+        assert steps(target.ready(0.0, 1.0)) == [step]
+    add(target, 50, [0], a=[1.0])
+    assert target.ready(0.0, 1.0) == []
+    add(target, 50, [0], b=[2.0])
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.values["b"].tolist() == [2.0]
+
+
+def test_time_in_which_nothing_could_come_makes_nothing_late():
+    target = window()
+    add(target, 0, [0])
+    target.blind(60.0)
+    assert target.ready(61.0, 1.0) == []
+    assert steps(target.ready(68.0, 1.0)) == [0]
+
+
+def test_flushing_closes_everything_in_order():
+    target = window()
+    for step in (2, 1):
+        add(target, step, [0])
+    assert steps(target.flush(0.0)) == [1, 2]
+    assert target.flush(0.0) == []
+
+
+def test_an_attempt_that_turns_out_larger_keeps_what_it_has():
+    target = window(1)
+    target.add(records(table([1], [0], loss=[1.0], exact={"fingerprint": [5]})), 0.0)
+    target.resize(2)
+    add(target, 1, [1], loss=[2.0])
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.values["loss"].tolist() == [1.0, 2.0]
+    assert frame.exact["fingerprint"].tolist() == [5, 0]
+    assert frame.present["fingerprint"].tolist() == [True, False]
+
+
+def test_a_closed_frame_cannot_be_written_to():
+    target = window(1)
+    add(target, 1, [0])
+    (frame,) = target.ready(0.0, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        frame.values["busy_s"][0] = 2.0
+
+
+@pytest.mark.parametrize("split", range(0, 40, 3))
+def test_a_restored_window_closes_the_same_frames(split):
+    chance = np.random.default_rng(7)
+    moves = [(int(s), int(r)) for s, r in chance.permuted(np.indices((20, 2)).reshape(2, -1).T, axis=0)]
+
+    def play(restore_at: int | None) -> list[tuple]:
+        target, seen = window(2, "values"), []
+        for index, (step, rank) in enumerate(moves):
+            if index == restore_at:
+                target = FrameWindow.restored(unpack(pack(target.state())))
+            add(target, step, [rank], float(index), a=[float(step)])
+            seen += [(f.step, f.values["a"].tolist(), f.present["a"].tolist()) for f in target.ready(float(index), 1.0)]
+        return [*seen, dict(target.counts)]
+
+    assert play(split) == play(None)
+
+
+def test_columns_in_another_order_land_in_the_same_place():
+    target = window(2)
+    add(target, 1, [0], a=[1.0], b=[2.0])
+    swapped = {"b": column([4.0]), "a": column([3.0]), "step": column([1], "i8"), "rank": column([1], "u1")}
+    target.add(records(wire.Table(1, swapped)), 0.0)
+    (frame,) = target.ready(0.0, 1.0)
+    assert (frame.values["a"].tolist(), frame.values["b"].tolist()) == ([1.0, 3.0], [2.0, 4.0])
+
+
+@pytest.mark.parametrize(("loss", "finite"), [(2.0, True), (math.nan, False), (-math.inf, False)])
+def test_a_frame_says_whether_all_its_values_are_finite(loss, finite):
+    target = window()
+    add(target, 1, [0, 1], loss=[1.0, loss], busy_s=[0.5, 0.5])
+    (frame,) = target.ready(0.0, 1.0)
+    assert frame.finite is finite
+
+
+def test_rows_taken_together_may_come_in_any_order():
+    target = window(ranks=4)
+    rows = records(table([2, 1, 2, 1, 1, 2], [3, 2, 0, 0, 1, 1], loss=[23.0, 12.0, 20.0, 10.0, 11.0, 21.0]))
+    plan = target.plan(rows, 0.0)
+    assert plan is not None
+    target.add_together(plan, rows, np.arange(6), 0.0)
+    assert target.next_complete() is None
+    add(target, 1, [3], loss=[13.0])
+    add(target, 2, [2], loss=[22.0])
+    first, second = target.ready(0.0, 1.0)
+    assert first.values["loss"].tolist() == [10.0, 11.0, 12.0, 13.0]
+    assert second.values["loss"].tolist() == [20.0, 21.0, 22.0, 23.0]
+
+
+@pytest.mark.parametrize("far", [1, 2**40])
+def test_a_rank_that_stands_twice_in_a_step_is_not_taken_together(far):
+    target = window(ranks=4)
+    once = target.plan(records(table([far, 0, far], [1, 1, 0], loss=[1.0, 2.0, 3.0])), 0.0)
+    assert once is not None
+    assert [(step, np.asarray(chosen).tolist()) for step, chosen in once] == [(0, [1]), (far, [2, 0])]
+    assert target.plan(records(table([far, 0, far], [1, 1, 1], loss=[1.0, 2.0, 3.0])), 0.0) is None

@@ -1,0 +1,296 @@
+"""One job from its records to what people get: incidents, notifications, commands, the ledger."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import Finding, Observation, Occurrence
+from rankwatch_service.job.detector_bank import FAILURES_MAX, Bank
+from rankwatch_service.job.job import JobStream
+from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.policy import Mode, Rule
+from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.stream.packing import pack, unpack
+from tests.support.batches import ranks
+from tests.support.scripted_job import Scripted, World
+
+
+def test_an_incident_is_told_with_everything_a_person_needs():
+    world = World()
+    world.train(*range(60, 100))
+    world.save(99, tier="local")
+    world.now_s += 5
+    world.find("hang", ranks=[3], onset_step=100)
+    (transition,) = world.effects.transitions
+    row = transition.incident
+    assert (row["kind"], row["ranks"], row["hosts"], row["devices"]) == ("hang", [3], ["node-1"], ["GPU-3"])
+    assert row["impact_gpu_hours_per_hour"] == 4.0
+    assert row["suggestion"]["action"] == "relaunch"
+    assert [change["what"] for change in row["changes_before"]] == [
+        "attempt l.0 began",
+        "checkpoint local:l.0:99 saved",
+    ]
+    assert row["transitions"] == transition.number == 1
+    (notification,) = world.effects.outbox
+    assert (notification["receiver"], notification["state"]) == ("oncall", "waiting")
+    assert b'"incident.opened"' in notification["body"]
+    assert [record["host"] for record in world.effects.host_records] == ["node-1"]
+
+
+def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
+    world = World()
+    world.find("hang", ranks=[3])
+    (command,) = world.effects.commands
+    assert (command["action"], command["params"], command["attempt"]) == ("stacks", {"ranks": [3]}, "l.0")
+    dump = {"order": command["id"], "stack": "File train.py, line 7", "os_state": "R"}
+    world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
+    assert world.told() == ["opened", "evidence"]
+    evidence = world.effects.transitions[-1].incident["evidence"]
+    assert evidence["stacks"] == {"3": {"stack": "File train.py, line 7", "os_state": "R"}}
+    world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
+    assert world.told() == ["opened", "evidence"]
+
+
+def test_where_nobody_is_named_some_stacks_are_asked_for():
+    world = World()
+    world.find("hang")
+    assert world.effects.commands[0]["params"] == {"ranks": [0, 1, 2, 3]}
+
+
+def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
+    world = World(Rule("r1", Mode.ACT, kind="nonfinite", action="rollback"))
+    world.train(*range(60, 80))
+    world.save(79)
+    world.train(*range(80, 100))
+    world.save(99)
+    world.train(100)
+    world.find("nonfinite", scope="rank:2", onset_step=98)
+    world.tick()
+    world.find("nonfinite", scope="rank:2", change="update")
+    (command,) = world.effects.commands
+    assert command["action"] == "rollback"
+    assert command["params"] == {"checkpoint": "memory:l.0:79"}
+    assert command["requested_by"] == "policy"
+    assert world.verdicts() == {"memory:l.0:79": "good", "memory:l.0:99": "suspect"}
+    assert world.effects.transitions[0].incident["checkpoint"] == "memory:l.0:79"
+
+
+def test_policy_acts_later_when_what_kept_it_has_passed():
+    world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
+    world.find("straggler", scope="rank:0")
+    world.find("loss_divergence")
+    assert [command["action"] for command in world.effects.commands] == ["pause"]
+    for _ in range(12):
+        world.tick()
+    assert [command["incident_id"] for command in world.effects.commands] == [
+        transition.incident["id"] for transition in world.effects.transitions
+    ]
+
+
+def test_nothing_is_done_to_an_attempt_that_the_trouble_was_not_in():
+    world = World(Rule("r1", Mode.ACT, action="relaunch"))
+    world.send("m.0", ranks=ranks(4))
+    world.find("rank_lost", attempt="l.0", scope="rank:1")
+    world.tick()
+    assert world.told() == ["opened"]
+    assert world.effects.commands == []
+
+
+def test_a_person_who_has_taken_over_is_left_alone():
+    world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
+    world.find("straggler", scope="rank:0")
+    world.find("loss_divergence")
+    second = world.effects.transitions[1].incident["id"]
+    world.job.control(Judgement(second, "acknowledged", "ann"), world.now_s, world.effects)
+    for _ in range(12):
+        world.tick()
+    assert len(world.effects.commands) == 1
+
+
+def test_what_people_say_becomes_transitions():
+    world = World()
+    world.find("loss_spike")
+    incident = world.effects.transitions[0].incident["id"]
+    for what in ("acknowledged", "acknowledged", "commented", "resolved", "resolved", "commented"):
+        world.job.control(Judgement(incident, what, "ann", "well"), world.now_s, world.effects)
+    assert world.told() == ["opened", "acknowledged", "commented", "resolved", "commented"]
+    assert [t.number for t in world.effects.transitions] == [1, 2, 3, 4, 5]
+    assert world.effects.transitions[1].incident["acknowledged_by"] == "ann"
+    assert world.effects.transitions[-1].incident["state"] == "resolved"
+    types = [body for body in (b"opened", b"resolved") if any(body in row["body"] for row in world.effects.outbox)]
+    assert (len(types), len(world.effects.outbox)) == (2, 2)
+
+
+def test_detectors_hear_that_a_person_accepts_what_still_stands():
+    heard = []
+
+    class Listening(Scripted):
+        def observe(self, observation: Observation) -> Sequence[Finding]:
+            if isinstance(observation, Occurrence) and observation.kind == "accepted":
+                heard.append((observation.attempt, observation.fields["kinds"]))
+            return super().observe(observation)
+
+    world = World(detector=Listening)
+    world.find("loss_divergence")
+    world.find("grad_norm")
+    world.find("grad_norm", change="close")
+    incident = world.effects.transitions[0].incident["id"]
+    world.job.control(Judgement(incident, "resolved", "ann", ""), world.now_s, world.effects)
+    assert heard == [("l.0", ["loss_divergence"])]
+
+
+@pytest.mark.parametrize(("severity", "verdict"), [("info", "good"), ("warning", "suspect")])
+def test_a_loss_that_climbs_a_little_leaves_checkpoints_good(severity, verdict):
+    world = World()
+    world.save(0)
+    world.train(*range(60))
+    world.save(60)
+    world.find("loss_divergence", severity=severity, onset_step=50)
+    world.train(*range(60, 130))
+    assert world.verdicts()["memory:l.0:60"] == verdict
+
+
+def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
+    world = World()
+    world.train(0, 1)
+    world.send(events=(wire.Event("declared", 1, 0, 1, {"what": "curriculum", "detail": ""}),))
+    world.find("slowdown")
+    assert "declared: curriculum" in json.dumps(world.effects.transitions[0].incident)
+
+
+def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
+    world = World()
+    severe = world.job.desk.receivers[0] | {"name": "severe", "severities": ("warning", "critical")}
+    world.job.desk.receivers = (*world.job.desk.receivers, severe)
+    world.find("slowdown", severity="info")
+    world.find("slowdown", change="update", severity="warning")
+    world.find("slowdown", change="close")
+    told = [(row["receiver"], json.loads(row["body"])["type"]) for row in world.effects.outbox]
+    assert told == [
+        ("oncall", "incident.opened"),
+        ("oncall", "incident.updated"),
+        ("severe", "incident.opened"),
+        ("oncall", "incident.resolved"),
+        ("severe", "incident.resolved"),
+    ]
+
+
+def test_who_hears_of_no_incident_hears_of_no_end():
+    world = World()
+    world.job.desk.receivers = (world.job.desk.receivers[0] | {"severities": ("critical",)},)
+    world.find("slowdown", severity="warning")
+    world.find("slowdown", change="close")
+    assert world.effects.outbox == []
+
+
+def test_a_judgement_about_an_unknown_incident_changes_nothing():
+    world = World()
+    world.job.control(Judgement("inc_0", "resolved", "ann"), world.now_s, world.effects)
+    assert world.effects.transitions == []
+
+
+def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_gone():
+    world = World()
+    world.train(*range(70, 100))
+    world.save(80)
+    world.train(100)
+    world.save(100)
+    world.find("corruption", scope="rank:1", onset_step=95)
+    world.send("l.1", ranks=ranks(4))
+    world.train(81, 82, 83, attempt="l.1")
+    assert world.told() == ["opened", "resolved"]
+    assert world.effects.transitions[1].text == "training goes on in attempt l.1"
+    assert world.effects.transitions[1].incident["resolved_step"] == 83
+    assert world.verdicts()["memory:l.0:100"] == "gone"
+
+
+def test_the_memory_of_ended_processes_is_gone():
+    world = World()
+    world.train(*range(30))
+    world.save(5)
+    world.save(6, tier="local")
+    world.train(*range(30, 60))
+    world.send("m.0", ranks=ranks(4))
+    world.train(7, attempt="m.0")
+    assert world.verdicts() == {"memory:l.0:5": "gone", "local:l.0:6": "good"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tier": "moon"}, {"seconds": "long"}, {"seconds": float("nan")}, {"bytes": []}, {"shards": {}}]
+)
+def test_a_checkpoint_event_that_makes_no_sense_is_counted(fields):
+    world = World()
+    world.save(5, **fields)
+    assert world.effects.checkpoints == []
+    assert world.job.books.counts["checkpoint_saved"] == 1
+
+
+def test_a_detector_that_fails_is_begun_anew_and_switched_off_in_the_end():
+    world = World()
+    for _ in range(FAILURES_MAX + 3):
+        world.send(events=(wire.Event("note", 1, None, 1, {"fail": True}),))
+    failures = [failure for _, failure in world.effects.failures]
+    assert [failure.failures for failure in failures] == list(range(1, FAILURES_MAX + 1))
+    assert [failure.off for failure in failures] == [False] * (FAILURES_MAX - 1) + [True]
+    assert failures[0].error == "Panic: out of sigmas"
+    world.train(1)
+    assert len(world.effects.frames) == 1
+
+
+def test_control_c_is_not_a_detectors_failure():
+    class Interrupted(Scripted):
+        def observe(self, observation):
+            raise KeyboardInterrupt
+
+    bank = Bank(lambda: [Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        bank.observe(Occurrence("note", "l.0", "h", 0.0, None, None, {}))
+
+
+def test_detectors_of_another_version_begin_cold():
+    class Newer(Scripted):
+        version = 2
+
+    world = World()
+    world.find("loss_spike")
+    state = unpack(pack(world.job.state()))
+    same = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, Desk())
+    same.restore(state)
+    assert same.cold == []
+    newer = JobStream("gpt", lambda: [Newer()], lambda job, incident: {}, Desk())
+    newer.restore(state)
+    assert newer.cold == ["scripted"]
+    assert len(newer.correlator.open) == 1
+
+
+def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before_it_is_the_target():
+    world = World()
+    world.save(0)
+    world.save(20)
+    world.train(*range(60))
+    assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "good"}
+    fields = {"checkpoint": "memory:l.0:20", "reason": "newer captures took its place"}
+    world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
+    assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "gone"}
+    assert world.job.books.ledger.newest_good().id == "memory:l.0:0"
+
+
+@pytest.mark.parametrize("fields", [{}, {"checkpoint": 7}, {"checkpoint": "memory:l.0:0", "reason": []}])
+def test_a_loss_that_makes_no_sense_is_counted(fields):
+    world = World()
+    world.save(0)
+    world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
+    assert world.verdicts()["memory:l.0:0"] != "gone"
+    assert world.job.books.counts["checkpoint_gone"] == 1
+
+
+def test_when_a_process_has_ended_what_was_in_memory_is_gone_before_anything_starts_again():
+    world = World()
+    world.save(0)
+    world.save(1, tier="local")
+    world.train(*range(40))
+    exited = {"code": 1, "signal": None, "how": "pidfd", "left": False, "exit_order": 0}
+    world.send(events=(wire.Event("process_exit", 1, 3, 40, exited),))
+    assert world.verdicts() == {"memory:l.0:0": "gone", "local:l.0:1": "good"}

@@ -1,0 +1,129 @@
+"""The state in which a job is shown: where it stands, whether it moves, rests or has ended."""
+
+from rankwatch import wire
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.policy.control_records import OrderPhase
+from tests.support.batches import progress, ranks, table
+from tests.support.scripted_job import World
+
+
+def test_the_job_row_shows_where_training_stands():
+    world = World()
+    world.train(7)
+    world.send(progress=tuple(progress(rank, 8) for rank in range(4)))
+    world.tick()
+    row = world.effects.jobs["gpt"]
+    assert (row["state"], row["attempt"], row["world_size"], row["step"]) == ("running", "l.0", 4, 7)
+    assert (row["ranks_reporting"], row["loss"], row["step_time_s"]) == (4, 2.0, 0.5)
+    attempt = world.effects.attempts["gpt", "l.0"]
+    assert (attempt["number"], attempt["first_step"], attempt["last_step"]) == (1, 7, 7)
+    assert attempt["topology"]["ranks"][3]["host"] == "node-1"
+    assert attempt["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
+
+
+def test_a_row_that_did_not_change_is_not_written_again():
+    world = World()
+    world.tick()
+    world.effects = Effects()
+    world.tick()
+    assert world.effects.jobs == {}
+
+
+def test_a_paused_job_is_shown_as_paused_until_it_goes_on():
+    world = World()
+    states = []
+    for phase in ("hold", "do", "go"):
+        order = OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9)
+        world.job.control(order, world.now_s, world.effects)
+        world.tick()
+        states.append(world.effects.jobs["gpt"]["state"])
+    assert states == ["running", "paused", "running"]
+
+
+def shown(world):
+    return world.effects.jobs["gpt"]["state"]
+
+
+def stand_still(world, seconds, phase="forward"):
+    """Ranks report, and finish no step."""
+    for _ in range(seconds):
+        world.send(progress=tuple(progress(rank, 8, phase=phase) for rank in range(4)))
+        world.tick()
+
+
+def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
+    world = World()
+    world.train(7)
+    moved_s = world.now_s
+    stand_still(world, 6)
+    world.find("hang", ranks=[3])
+    world.tick()
+    row = world.effects.jobs["gpt"]
+    assert (row["state"], row["last_progress_unix_ns"]) == ("stalled", int(moved_s * 1e9))
+    world.send("m.0", ranks=ranks(4))
+    world.tick()
+    assert shown(world) == "running"
+
+
+def test_a_hang_that_ended_leaves_a_running_job():
+    world = World()
+    world.train(7)
+    world.find("hang", ranks=[3])
+    world.tick()
+    assert shown(world) == "stalled"
+    world.find("hang", change="close")
+    world.train(8)
+    world.tick()
+    assert shown(world) == "running"
+
+
+def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open():
+    world = World()
+    world.train(7)
+    stand_still(world, 59)
+    assert shown(world) == "running"
+    stand_still(world, 3)
+    assert shown(world) == "stalled"
+
+
+def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled():
+    world = World()
+    world.train(7)
+    stand_still(world, 90, phase="eval")
+    assert shown(world) == "running"
+    for phase in ("do", "go"):
+        world.job.control(OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9), world.now_s, world.effects)
+        stand_still(world, 2)
+    assert shown(world) == "running"
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_such():
+    world = World()
+    world.send(steps=table([7] * 4, [0, 1, 2, 3], loss=[float("nan")] * 4))
+    world.tick()
+    assert world.effects.jobs["gpt"]["loss"] == "NaN"
+    assert world.effects.feed[-1]["data"]["loss"] == "NaN"
+
+
+def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
+    world = World()
+    world.find("loss_divergence")
+    world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
+    world.tick()
+    assert world.effects.jobs["gpt"]["state"] == "ended"
+    assert world.effects.attempts["gpt", "l.0"]["ended_unix_ns"] is not None
+    assert world.told() == ["opened", "resolved"]
+
+
+def test_a_silent_job_is_lost_then_rests_and_wakes_up():
+    world = World()
+    world.find("loss_divergence")
+    world.tick(60)
+    assert world.effects.jobs["gpt"]["state"] == "lost"
+    world.tick(REST_AFTER_S)
+    assert world.job.resting
+    world.send("m.0", ranks=ranks(4))
+    assert not world.job.resting
+    world.train(1, 2, 3, attempt="m.0")
+    assert world.told() == ["opened", "resolved"]

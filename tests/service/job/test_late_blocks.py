@@ -1,0 +1,90 @@
+"""What came late was not slow: what ranks say of their steps decides, whenever it comes."""
+
+from collections.abc import Callable, Collection, Iterator
+
+import msgspec
+import pytest
+
+from rankwatch_detectors.base import Change, Finding
+from rankwatch_detectors.hang import HangDetector
+from rankwatch_detectors.patience import HangConfig
+from rankwatch_service.job.assembler import Assembler
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.telemetry.batch import Checked
+
+HOSTS = 8
+
+
+def findings(
+    job: Job,
+    way_s: Callable[[float], float],
+    late_hosts: Collection[str],
+    clock_s: Callable[[float], int] = lambda _: 0,
+) -> Iterator[Finding]:
+    """What the detector says of a job whose late hosts' blocks take `way_s(sent)` seconds, and come in their order.
+
+    The clock of host 1 is ahead by `clock_s(sent)`.
+    """
+    detector, assembler = HangDetector(HangConfig()), Assembler()
+    arrivals = []
+    for message in batches("gpt", job.observations(), start_unix_ns=10**18):
+        late = way_s(message.time_s) if message.batch.host in late_hosts else 0.0
+        sent_unix_ns = message.batch.sent_unix_ns
+        if message.batch.host == "host-1":
+            sent_unix_ns += clock_s(message.time_s) * 10**9
+        bare = msgspec.structs.replace(message.batch, steps=None, values=None, sent_unix_ns=sent_unix_ns)
+        arrivals.append((message.time_s + late, len(arrivals), bare))
+    now_s = 0.0
+    for at_s, _, batch in sorted(arrivals):
+        while now_s < at_s:
+            now_s += 1.0
+            for observation in assembler.tick(now_s, 0.0):
+                yield from detector.observe(observation)
+        assert assembler.roster.lockstep
+        for observation in assembler.take(Checked(batch, {}), now_s):
+            yield from detector.observe(observation)
+
+
+def job(step_s: float) -> Job:
+    return Job(world_size=32, ranks_per_host=32 // HOSTS, step_s=step_s, steps=int(240 / step_s), seed=1)
+
+
+def hosts(count: int) -> set[str]:
+    return {f"host-{number}" for number in range(count)}
+
+
+WAYS: dict[str, Callable[[float], float]] = {
+    "always half a minute": lambda _: 30.0,
+    "falls behind to half a minute": lambda sent_s: min(sent_s / 2, 30.0),
+    "begins half a minute late and catches up": lambda sent_s: max(30.0 - 0.8 * sent_s, 0.0),
+    "is away for half a minute and sends all at once": lambda sent_s: max(90.0 - sent_s, 0.0) if sent_s > 60 else 0.0,
+}
+
+
+@pytest.mark.parametrize("step_s", [1.0, 4.0, 10.0])
+@pytest.mark.parametrize("count", [1, HOSTS // 2, HOSTS])
+@pytest.mark.parametrize("way", WAYS)
+def test_telemetry_that_comes_late_is_no_hang(way: str, count: int, step_s: float) -> None:
+    assert list(findings(job(step_s), WAYS[way], hosts(count))) == []
+
+
+def test_a_host_whose_blocks_come_late_is_not_who_the_others_wait_for() -> None:
+    way = WAYS["falls behind to half a minute"]
+    told = list(findings(job(1.0).hang(29, 150, seconds=20), way, {"host-0"}))
+    assert {finding.ranks for finding in told} == {(29,)}
+    assert [finding.change for finding in told] == [Change.OPEN, Change.UPDATE, Change.CLOSE]
+
+
+def test_a_job_that_is_late_as_a_whole_still_hangs() -> None:
+    told = list(findings(job(1.0).hang(29, 150, seconds=20), WAYS["always half a minute"], hosts(HOSTS)))
+    assert {finding.ranks for finding in told} == {(29,)}
+
+
+@pytest.mark.parametrize("by_s", [20, -20, 3600, -3600])
+def test_a_clock_that_is_set_right_while_a_job_runs_is_no_hang_and_hides_none(by_s: int) -> None:
+    def clock_s(sent_s: float) -> int:
+        return by_s if sent_s > 100 else 0
+
+    told = list(findings(job(1.0).hang(29, 150, seconds=20), WAYS["always half a minute"], hosts(HOSTS), clock_s))
+    assert {finding.ranks for finding in told} == {(29,)}

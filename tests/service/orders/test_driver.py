@@ -1,0 +1,314 @@
+"""The driver over a real database: whole commands, crashes at every write, two drivers, commands that meet."""
+
+import msgspec
+import pytest
+from sqlalchemy import func, select, update
+
+from rankwatch_service.api.background.order_cache import orders_of
+from rankwatch_service.policy.control_records import OrderPhase, decode_control
+from rankwatch_service.store.audit_trail import verify
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Checkpoint, Command, Feed, Job
+from tests.support.driven_world import CrashError, DrivenWorld
+from tests.support.training_world import S
+
+ACTIONS = ("pause", "checkpoint", "rollback", "stop")
+
+
+def phases(world: DrivenWorld) -> list[str]:
+    """Phases of the order as the log tells them to stream."""
+    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
+    return [record.phase for record in records if isinstance(record, OrderPhase)]
+
+
+def check(world: DrivenWorld) -> None:
+    assert not world.violations
+    for steps in world.acted_steps().values():
+        assert len(steps) == 1
+    with read(world.engine) as connection:
+        assert verify(connection) is None
+    world.engine.dispose()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_command_is_applied_and_every_phase_is_told_to_stream(tmp_path, action):
+    world = DrivenWorld(1, action, tmp_path)
+    if action == "pause":
+        world.also_asked = [(3.0, "resume")]
+    world.run(seconds=30.0)
+    assert world.command == "applied"
+    assert phases(world) == ["view", "hold", "do", "go", "closed"]
+    assert {len(rank.acted) for rank in world.ranks} == {1}
+    if action == "pause":
+        assert world.state_of("resume") == "applied"
+    check(world)
+
+
+@pytest.mark.parametrize("action", ["pause", "rollback"])
+@pytest.mark.parametrize("effect", ["before", "after"])
+def test_an_api_that_dies_at_any_write_is_followed_by_another(tmp_path, monkeypatch, action, effect):
+    """The n-th write of the first driver kills it, before or after its commit; the second one goes on."""
+    for n in range(1, 9):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        world = DrivenWorld(n, action, folder)
+        world.also_asked = [(3.0, "resume")] if action == "pause" else []
+        whole, left = world.drivers[0], [n]
+
+        def mortal(whole=whole, left=left):
+            with monkeypatch.context() as patch:
+                patch.setattr("rankwatch_service.orders.driver.write", dying(left, effect))
+                return whole()
+
+        world.drivers[0] = mortal
+        world.run(seconds=60.0)
+        assert world.command == "applied", f"write {n}: {world.command} {world.result}"
+        check(world)
+
+
+def dying(left: list[int], effect: str):
+    from contextlib import contextmanager
+
+    @contextmanager
+    def dying_write(engine):
+        left[0] -= 1
+        with write(engine) as connection:
+            yield connection
+            if left[0] == 0 and effect == "before":
+                raise CrashError
+        if left[0] == 0:
+            raise CrashError
+
+    return dying_write
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_faults_and_two_drivers_nothing_is_mixed(tmp_path, seed):
+    world = DrivenWorld(seed, ACTIONS[seed % 4], tmp_path, faults=True)
+    world.also_asked = [(8.0, "resume")]
+    world.run(seconds=300.0)
+    assert world.command not in ("requested", "sent", "accepted")
+    check(world)
+
+
+def test_a_rollback_ends_a_pause_first(tmp_path):
+    world = DrivenWorld(3, "pause", tmp_path)
+    world.also_asked = [(3.0, "rollback")]
+    world.run(seconds=40.0)
+    assert (world.command, world.state_of("rollback")) == ("applied", "applied")
+    assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
+    check(world)
+
+
+def test_a_resume_without_a_pause_is_refused(tmp_path):
+    world = DrivenWorld(3, "checkpoint", tmp_path)
+    world.also_asked = [(0.1, "resume")]
+    world.run(seconds=20.0)
+    assert world.state_of("resume") == "refused"
+    check(world)
+
+
+def test_a_pause_lasts_until_it_is_resumed_however_long(tmp_path):
+    world = DrivenWorld(5, "pause", tmp_path)
+    world.run(seconds=90.0)
+    assert {rank.mode for rank in world.ranks} == {"paused"}
+    world.also_asked = [(90.5, "resume")]
+    end_ns = world.now_ns
+    world._begin = lambda: None
+    world.run(seconds=30.0)
+    assert world.now_ns > end_ns
+    assert {rank.state for rank in world.ranks} == {"running"}
+    check(world)
+
+
+def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
+    world = DrivenWorld(5, "pause", tmp_path)
+    world.run(seconds=3.0)
+    assert {rank.mode for rank in world.ranks} == {"paused"}
+    world.drivers_stop_until_ns = [world.now_ns + 10**15] * 2
+    step = max(rank.step for rank in world.ranks)
+    world._begin = lambda: None
+    world.run(seconds=75.0)
+    assert min(rank.step for rank in world.ranks) > step
+    check(world)
+
+
+def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
+    from rankwatch.wire import View
+    from rankwatch_service.orders.running_attempt import store_views
+
+    world = DrivenWorld(1, "pause", tmp_path)
+    store_views(world.engine, [View("j", "later.0", "9", "b", 0, ())], world.now_ns)
+    world.run(seconds=2.0)
+    assert (world.command, world.orders) == ("refused", [])
+    assert "later.0" in world.result
+    check(world)
+
+
+def test_a_command_waits_for_approval_and_expires_without(tmp_path):
+    world = DrivenWorld(1, "pause", tmp_path)
+    world.ask("c", "pause")
+    with write(world.engine) as connection:
+        connection.execute(update(Command).values(approval_required=True))
+    assert (world.drivers[0](), world.state_of("c")) == (False, "requested")
+    world.now_ns += 100 * S
+    world.drivers[0]()
+    assert world.state_of("c") == "expired"
+    check(world)
+
+
+def test_a_relaunch_ends_every_process_and_is_applied(tmp_path):
+    world = DrivenWorld(1, "relaunch", tmp_path)
+    world.run(seconds=20.0)
+    assert {rank.state for rank in world.ranks} == {"exited"}
+    assert world.command == "applied"
+    check(world)
+
+
+def test_the_feed_tells_each_change_of_a_command(tmp_path):
+    world = DrivenWorld(1, "checkpoint", tmp_path)
+    world.run(seconds=20.0)
+    with read(world.engine) as connection:
+        rows = connection.execute(select(Feed.topic, Feed.data)).all()
+        assert connection.scalar(select(func.count()).select_from(Feed)) == len(rows)
+    states = [row.data["state"] for row in rows if "state" in row.data]
+    assert states == ["requested", "sent", "accepted", "applied"]
+    assert msgspec.json.encode([row.data for row in rows])
+    check(world)
+
+
+def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(tmp_path):
+    world = DrivenWorld(1, "pause", tmp_path)
+
+    def proven() -> str:
+        with read(world.engine) as connection:
+            return orders_of(connection, "j", world.now_ns).proven
+
+    assert proven() == "memory:l.0:0"
+    with write(world.engine) as connection:
+        connection.execute(update(Checkpoint).values(verdict="gone"))
+    assert proven() == ""
+    world.engine.dispose()
+
+
+WHOLE = ("pause", "resume", "rollback", "rollback_memory", "rollback_disk", "rollback_weights", "relaunch")
+
+
+def rolled_back(world: DrivenWorld) -> tuple[str, str, list[tuple[str, str, bool]]]:
+    """(state, mode) of the command, and (checkpoint, mode, refused) of each of its orders."""
+    with read(world.engine) as connection:
+        row = connection.execute(select(Command.state, Command.mode).where(Command.id == "c")).one()
+    return row.state, row.mode, [(order.checkpoint, order.mode, order.refused) for order in world.orders]
+
+
+@pytest.mark.parametrize(
+    ("can", "mode"),
+    [(WHOLE, "full"), (("rollback", "relaunch"), "")],
+    ids=["ranks that say what goes back", "ranks of an older version"],
+)
+def test_a_rollback_says_beside_applied_what_went_back(tmp_path, can, mode):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*can)
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", mode, [("memory:l.0:0", mode, False)])
+    with read(world.engine) as connection:
+        told = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
+    assert [one["mode"] for one in told] == [mode]
+    check(world)
+
+
+def test_what_a_rank_has_not_in_memory_is_loaded_from_disk_by_itself(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2")
+    world.store_checkpoint("local:l.0:1")
+    world.ranks[-1].lacks.add("memory:l.0:2")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("applied", "full", [("memory:l.0:2", "full", True), ("local:l.0:1", "full", False)])
+    assert {rank.weights for rank in world.ranks} == {"local:l.0:1@1"}
+    check(world)
+
+
+def test_where_no_rank_can_load_it_either_the_job_is_relaunched_from_it(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2")
+    world.store_checkpoint("local:l.0:1")
+    for rank in world.ranks:
+        rank.lacks |= {"memory:l.0:2", "local:l.0:1"}
+    world.run(seconds=60.0)
+    tries = [("memory:l.0:2", "full", True), ("local:l.0:1", "full", True), ("local:l.0:1", "relaunch", False)]
+    assert rolled_back(world) == ("applied", "relaunch", tries)
+    assert {rank.state for rank in world.ranks} == {"exited"}
+    check(world)
+
+
+def test_where_there_is_no_other_way_a_refusal_is_final(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback", "rollback_memory")
+    world.ranks[0].lacks.add("memory:l.0:0")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("refused", "full", [("memory:l.0:0", "full", True)])
+    assert {rank.weights for rank in world.ranks} == {"fresh"}
+    check(world)
+
+
+def test_a_job_that_could_take_back_its_weights_alone_is_relaunched_unless_that_was_asked_for(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights", "relaunch")
+    world.store_checkpoint("local:l.0:0")
+    world.run(seconds=60.0)
+    assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:0", "relaunch", False)])
+    check(world)
+
+
+def test_weights_alone_go_back_where_a_person_has_chosen_that(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights", "relaunch")
+    world._begin = lambda: (world.ask("c", "rollback", mode="weights"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "weights", [("memory:l.0:0", "weights", False)])
+    assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
+    check(world)
+
+
+def test_where_nothing_but_the_weights_could_go_back_it_is_refused_and_that_is_named(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can("rollback_weights")
+    world.run(seconds=2.0)
+    assert (world.command, world.orders) == ("refused", [])
+    assert "mode weights would take back its weights alone, to memory:l.0:0" in world.result
+    check(world)
+
+
+def test_a_checkpoint_that_was_lost_after_it_was_asked_for_gives_way_to_an_older_one(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("memory:l.0:2", "gone")
+    world._begin = lambda: (world.ask("c", "rollback", checkpoint="memory:l.0:2"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
+    check(world)
+
+
+def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_next_launch_has_begun(tmp_path):
+    world = DrivenWorld(2, "rollback", tmp_path)
+    world.can(*WHOLE)
+    world.store_checkpoint("local:l.0:1")
+    world.store_checkpoint("local:l.0:2")
+
+    def advised() -> str:
+        with read(world.engine) as connection:
+            resume = orders_of(connection, "j", world.now_ns).resume
+        assert resume is not None
+        return resume.checkpoint
+
+    assert advised() == "local:l.0:2"
+    world._begin = lambda: (world.ask("c", "rollback", checkpoint="local:l.0:1", mode="relaunch"), world._look())
+    world.run(seconds=30.0)
+    assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:1", "relaunch", False)])
+    assert advised() == "local:l.0:1"
+    with write(world.engine) as connection:
+        connection.execute(update(Job).values(attempt="m.0"))
+    assert advised() == "local:l.0:2"
+    check(world)

@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch_service.policy.checkpoint_ledger import (
+    ENTRIES_MAX,
+    PROOF_STEPS,
+    SURVIVES_HOSTS,
+    SURVIVES_PROCESSES,
+    Ledger,
+    Shard,
+    Tier,
+    Verdict,
+    newest_good,
+    save_interval_s,
+)
+
+
+def shard(step, rank=0, attempt="l.0", tier=Tier.LOCAL, shards=0):
+    return Shard(attempt, step, rank, tier, f"/at/{step}", shards, 1.0, 100, step)
+
+
+def saved(ledger, step, *, attempt="l.0", tier=Tier.LOCAL, world_size=2):
+    for rank in range(world_size):
+        ledger.saved(shard(step, rank, attempt, tier), world_size)
+    return f"{tier}:{attempt}:{step}"
+
+
+def verdicts(ledger):
+    return {entry.id: entry.verdict for entry in ledger.entries}
+
+
+def test_a_save_is_incomplete_until_all_its_shards_are_reported():
+    ledger = Ledger()
+    [entry] = ledger.saved(shard(10, rank=1), world_size=2)
+    assert (entry.verdict, entry.shards) == (Verdict.INCOMPLETE, (1,))
+    assert ledger.saved(shard(10, rank=1), world_size=2) == []
+    [entry] = ledger.saved(shard(10, rank=0), world_size=2)
+    assert (entry.verdict, entry.shards, entry.bytes) == (Verdict.UNPROVEN, (0, 1), 200)
+
+
+def test_a_save_that_only_one_rank_makes_says_so_and_is_complete_at_once():
+    [entry] = Ledger().saved(shard(10, shards=1), world_size=64)
+    assert entry.verdict is Verdict.UNPROVEN
+
+
+def test_clean_steps_make_a_save_good_and_not_one_step_earlier():
+    ledger = Ledger()
+    saved(ledger, 10)
+    assert ledger.progressed("l.0", 0, 10 + PROOF_STEPS - 1) == []
+    [entry] = ledger.progressed("l.0", 0, 10 + PROOF_STEPS)
+    assert entry.verdict is Verdict.GOOD
+
+
+def test_steps_after_an_onset_prove_nothing():
+    ledger = Ledger()
+    saved(ledger, 10)
+    assert ledger.progressed("l.0", 0, 500, onset_step=10 + PROOF_STEPS) == []
+    assert ledger.progressed("l.0", 0, 500, onset_step=11 + PROOF_STEPS)
+
+
+def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good():
+    ledger = Ledger()
+    early, late = saved(ledger, 10), saved(ledger, 40)
+    ledger.progressed("l.0", 0, 100)
+    ledger.doubt("l.0", 40, "a bit flipped")
+    assert verdicts(ledger) == {early: Verdict.GOOD, late: Verdict.SUSPECT}
+    assert ledger.newest_good().id == early
+
+
+def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
+    ledger = Ledger()
+    memory, local = saved(ledger, 10, tier=Tier.MEMORY), saved(ledger, 10)
+    ledger.progressed("l.0", 0, 100)
+    ledger.began("l.1", 10)
+    assert verdicts(ledger) == {memory: Verdict.GOOD, local: Verdict.GOOD}
+    ledger.began("m.0", 10)
+    assert verdicts(ledger) == {memory: Verdict.GONE, local: Verdict.GOOD}
+
+
+def test_ranks_forget_what_they_kept_of_steps_that_a_rollback_has_undone():
+    ledger = Ledger()
+    before, target, undone = (saved(ledger, step, tier=Tier.MEMORY) for step in (10, 20, 30))
+    ledger.progressed("l.0", 0, 100)
+    ledger.began("l.1", 20)
+    assert verdicts(ledger) == {before: Verdict.GOOD, target: Verdict.GOOD, undone: Verdict.GONE}
+
+
+def test_what_an_attempt_left_unproven_behind_it_is_not_proven_by_another_way():
+    ledger = Ledger()
+    left = saved(ledger, 50)
+    ledger.began("l.1", 40)
+    assert verdicts(ledger)[left] is Verdict.SUSPECT
+    assert ledger.progressed("l.1", 40, 500) == []
+
+
+def test_a_later_attempt_proves_the_save_that_it_came_from():
+    ledger = Ledger()
+    source = saved(ledger, 40)
+    ledger.began("m.0", 40)
+    ledger.progressed("m.0", 40, 40 + PROOF_STEPS)
+    assert verdicts(ledger)[source] is Verdict.GOOD
+
+
+def test_half_a_save_of_an_attempt_that_ended_is_gone():
+    ledger = Ledger()
+    ledger.saved(shard(10), world_size=2)
+    ledger.began("l.1", 5)
+    assert list(verdicts(ledger).values()) == [Verdict.GONE]
+
+
+def test_the_target_is_the_newest_good_one_in_the_fastest_tier_that_survives():
+    ledger = Ledger()
+    for tier in Tier:
+        saved(ledger, 10, tier=tier)
+        saved(ledger, 20 if tier is Tier.REMOTE else 30, tier=tier)
+    ledger.progressed("l.0", 0, 100)
+    assert ledger.newest_good().id == "memory:l.0:30"
+    assert ledger.newest_good(SURVIVES_PROCESSES).id == "local:l.0:30"
+    assert ledger.newest_good(SURVIVES_HOSTS).id == "remote:l.0:20"
+    assert ledger.newest_good(before_step=30).id == "remote:l.0:20"
+    assert ledger.newest_good(before_step=10) is None
+    ledger.lost("memory:l.0:30", "overwritten")
+    assert ledger.newest_good().id == "local:l.0:30"
+
+
+def test_the_ledger_of_a_long_job_is_bounded():
+    ledger = Ledger()
+    for step in range(ENTRIES_MAX + 50):
+        saved(ledger, step, world_size=1)
+    assert len(ledger.entries) == ENTRIES_MAX
+    assert ledger.entries[0].step == 50
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(Tier)), st.integers(0, 50), st.sampled_from(list(Verdict)))),
+    st.integers(0, 50),
+)
+def test_nothing_but_a_good_save_from_before_the_onset_is_ever_chosen(saves, onset):
+    ledger = Ledger()
+    entries = [
+        replace(ledger.saved(shard(step, tier=tier, attempt=f"l.{index}"), 1)[0], verdict=verdict)
+        for index, (tier, step, verdict) in enumerate(saves)
+    ]
+    chosen = newest_good(entries, before_step=onset)
+    fit = [entry for entry in entries if entry.verdict is Verdict.GOOD and entry.step < onset]
+    assert (chosen is None) == (not fit)
+    if chosen is not None:
+        assert chosen in fit
+        assert chosen.step == max(entry.step for entry in fit)
+
+
+def test_saving_is_advised_more_often_the_more_fails_and_the_less_it_costs():
+    assert save_interval_s(30.0, 0, 86_400.0) is None
+    assert save_interval_s(0.0, 3, 86_400.0) is None
+    usual = save_interval_s(30.0, 2, 86_400.0)
+    assert save_interval_s(30.0, 8, 86_400.0) == usual / 2
+    assert save_interval_s(120.0, 2, 86_400.0) == usual * 2
+
+
+def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
+    ledger = Ledger()
+    name = saved(ledger, 10, tier=Tier.MEMORY)
+    ledger.progressed("l.0", 0, 100)
+    [entry] = ledger.lost(name, "rank 1: newer captures took its place")
+    assert (entry.verdict, entry.reason) == (Verdict.GONE, "rank 1: newer captures took its place")
+    assert ledger.lost(name, "rank 0: the same") == []
+    assert ledger.lost("memory:l.0:999", "never saved") == []
+    assert ledger.newest_good() is None
+
+
+def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_else():
+    ledger = Ledger()
+    kept = saved(ledger, 5, attempt="k.0", tier=Tier.MEMORY), saved(ledger, 7)
+    lost = saved(ledger, 10, tier=Tier.MEMORY), saved(ledger, 20, attempt="l.1", tier=Tier.MEMORY)
+    assert {entry.id for entry in ledger.process_ended("l", rank=1)} == set(lost)
+    assert ledger.process_ended("l", rank=0) == []
+    assert {name for name, verdict in verdicts(ledger).items() if verdict is not Verdict.GONE} == set(kept)
+
+
+def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_ledger():
+    ledger = Ledger()
+    good = saved(ledger, 0, tier=Tier.MEMORY)
+    ledger.progressed("l.0", 0, 100)
+    for step in range(100, 100 * ENTRIES_MAX * 2, 100):
+        name = saved(ledger, step, tier=Tier.MEMORY)
+        ledger.lost(name, "newer captures took its place")
+    assert len(ledger.entries) <= ENTRIES_MAX
+    assert ledger.newest_good().id == good

@@ -1,0 +1,99 @@
+"""What a receiver is sent: complete, bounded, the same whenever it is composed again."""
+
+import json
+import math
+
+import pytest
+
+from rankwatch_service.policy.notification import (
+    BODY_BYTES_MAX,
+    LISTED_MAX,
+    TEXT_CHARS_MAX,
+    incident_message,
+    message_id,
+)
+from tests.support.incidents import incident_row, transition_row
+
+LINKS = {"incident": "http://127.0.0.1:8770/incidents/inc_1"}
+
+
+def composed(transition=None, **changes):
+    return json.loads(incident_message(incident_row(**changes), transition or transition_row(), LINKS))
+
+
+def test_a_message_says_what_where_since_when_and_where_to_read_on():
+    message = composed()
+    assert message["type"] == "incident.opened"
+    assert message["timestamp"] == "2025-10-09T08:53:20.001Z"
+    data = message["data"]
+    assert data["summary"] == "Rank 3 runs at 0.62 of its peers since step 480"
+    assert (data["kind"], data["severity"], data["ranks"], data["hosts"]) == ("straggler", "warning", [3], ["node-a"])
+    assert (data["onset_step"], data["onset_time"]) == (480, "2025-10-09T08:53:17.000Z")
+    assert data["evidence"]["rate"] == 0.62
+    assert data["links"] == LINKS
+    assert data["cut"] == []
+
+
+@pytest.mark.parametrize(("what", "type_"), [("opened", "opened"), ("updated", "updated"), ("resolved", "resolved")])
+def test_each_told_transition_has_its_type(what, type_):
+    assert composed(transition_row(what))["type"] == f"incident.{type_}"
+
+
+def test_a_transition_that_is_not_told_is_refused():
+    with pytest.raises(ValueError, match="commented"):
+        composed(transition_row("commented"))
+
+
+def test_numbers_that_are_not_finite_are_told_as_strings():
+    data = composed(score=math.inf, evidence={"loss": math.nan, "norms": [-math.inf, 1.0]})["data"]
+    assert data["score"] == "Inf"
+    assert data["evidence"] == {"loss": "NaN", "norms": ["-Inf", 1.0]}
+
+
+def test_long_lists_are_cut_and_say_so():
+    data = composed(ranks=list(range(512)))["data"]
+    assert data["ranks"] == list(range(LISTED_MAX))
+    assert data["rank_count"] == 512
+    assert data["cut"] == ["ranks"]
+
+
+def test_a_stack_dump_is_cut_and_says_so():
+    data = composed(evidence={"stack": "x" * 50_000})["data"]
+    assert len(data["evidence"]["stack"]) == TEXT_CHARS_MAX
+    assert data["cut"] == ["evidence texts"]
+
+
+@pytest.mark.parametrize("text", ["x" * 1_900, "ü€𝄞" * 600, '"\\\n' * 600])
+def test_a_message_never_grows_past_its_bound(text):
+    body = incident_message(
+        incident_row(
+            evidence={str(n): text for n in range(100)},
+            consequences=[{"summary": text}] * 100,
+            suggestion={"reason": text, "alternatives": [text] * 20},
+            summary=text,
+        ),
+        transition_row(text=text),
+        LINKS,
+    )
+    assert len(body) <= BODY_BYTES_MAX
+    data = json.loads(body)["data"]
+    assert data["evidence"] == {}
+    assert "evidence" in data["cut"]
+    assert data["job"] == "gpt-small"
+
+
+def test_lone_surrogates_in_a_job_name_do_not_stop_the_message():
+    assert composed(job="a\ud800b")["data"]["job"] == "a?b"
+
+
+def test_composing_again_gives_the_same_bytes_and_the_same_id():
+    assert incident_message(incident_row(), transition_row(), LINKS) == incident_message(
+        incident_row(), transition_row(), LINKS
+    )
+    assert message_id("inc_1", 1, "pager") == message_id("inc_1", 1, "pager")
+
+
+def test_ids_differ_by_incident_transition_and_receiver_and_hold_no_dot():
+    ids = {message_id(*key) for key in [("a", 1, "x"), ("b", 1, "x"), ("a", 2, "x"), ("a", 1, "y")]}
+    assert len(ids) == 4
+    assert not any("." in one for one in ids)

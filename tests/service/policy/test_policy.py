@@ -1,0 +1,141 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.incidents.first_steps import FIRST_STEPS, first_steps
+from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier
+from rankwatch_service.policy.control_records import decode_control, encode_control
+from rankwatch_service.policy.policy import (
+    HOUR_NS,
+    Facts,
+    Limits,
+    Mode,
+    Past,
+    Policy,
+    Rule,
+    decide,
+    policy_of,
+    policy_record,
+)
+from rankwatch_service.policy.suggestion import Figures, suggest
+
+NOW = 10 * HOUR_NS
+CAN = ("pause", "checkpoint", "rollback", "stop", "relaunch")
+BIT = Facts("i1", "j", "corruption", "critical", 1.0, 100, (2,), 4)
+ROLL_BACK = Policy((Rule("r", Mode.ACT, kind="corruption", action="rollback"),))
+
+
+def ledger(*steps, tier=Tier.LOCAL):
+    made = Ledger()
+    for step in steps:
+        made.saved(Shard("l.0", step, 0, tier, "/x", 1, 2.0, 1, step), 1)
+    made.progressed("l.0", 0, 10_000)
+    return made
+
+
+def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None):
+    return decide(incident, policy, history, can, ledger(40, 80, 120) if checkpoints is None else checkpoints, NOW)
+
+
+def test_without_rules_nothing_is_done_but_telling():
+    assert told(policy=Policy()).mode is Mode.NOTIFY
+
+
+def test_a_rule_that_matches_acts_on_the_newest_good_checkpoint_before_the_onset():
+    decision = told()
+    assert (decision.mode, decision.action, decision.rule) == (Mode.ACT, "rollback", "r")
+    assert decision.params == {"checkpoint": "local:l.0:80"}
+    assert not decision.approval_required
+
+
+def test_the_first_rule_that_matches_decides():
+    rules = (
+        Rule("other", Mode.ACT, kind="hang", action="relaunch"),
+        Rule("sure", Mode.NOTIFY, confidence_min=0.99),
+        Rule("rest", Mode.ACT, action="stop"),
+    )
+    assert told(policy=Policy(rules)).rule == "sure"
+    assert told(replace(BIT, confidence=0.95), Policy(rules)).rule == "rest"
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"policy": replace(ROLL_BACK, hands_off=True)}, "hands off"),
+        ({"can": ("pause",)}, "cannot be told"),
+        ({"incident": replace(BIT, confidence=0.5)}, "confidence"),
+        ({"checkpoints": Ledger()}, "no good checkpoint"),
+        ({"checkpoints": ledger(100, 120)}, "no good checkpoint"),
+        ({"incident": replace(BIT, processes_lost=True), "checkpoints": ledger(80, tier=Tier.MEMORY)}, "no good"),
+        ({"history": [Past("rollback", NOW - 10**9)]}, "less than 60 s"),
+        ({"history": [Past("stop", NOW - n * 300 * 10**9) for n in range(1, 5)]}, "budget of 4"),
+    ],
+)
+def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
+    decision = told(**how)
+    assert decision.mode is Mode.SUGGEST
+    assert reason in decision.reason
+
+
+def test_what_was_done_more_than_an_hour_ago_is_not_counted():
+    assert told(history=[Past("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
+
+
+def test_a_large_job_needs_approval():
+    assert told(replace(BIT, world_size=65)).approval_required
+    assert not told(replace(BIT, world_size=64)).approval_required
+
+
+def test_a_relaunch_names_the_culprits():
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
+    hang = replace(BIT, kind="hang", hung=True, ranks=(3, 1))
+    assert told(hang, policy).params == {"culprits": [3, 1]}
+
+
+def test_a_hang_that_is_not_critical_yet_is_left_alone():
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
+    hang = replace(BIT, kind="hang", severity="info", hung=True)
+    assert (told(hang, policy).mode, told(hang, policy).action) == (Mode.SUGGEST, "relaunch")
+    assert told(replace(hang, severity="critical"), policy).mode is Mode.ACT
+
+
+def test_a_policy_survives_the_log():
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),), Limits(actions_per_hour=9), True)
+    assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
+
+
+def test_the_suggestion_prices_each_way_and_leads_with_what_the_policy_chose():
+    figures = Figures(step=120, step_time_s=0.5, impact_gpu_hours_per_hour=4.0)
+    made = suggest(BIT, told(), figures, CAN, ledger(80))
+    # 40 steps of 0.5 s to repeat and 2 s to read, on 4 ranks.
+    assert (made["action"], made["checkpoint"]) == ("rollback", "local:l.0:80")
+    assert made["cost_gpu_hours"] == pytest.approx(22 * 4 / 3_600)
+    assert made["break_even_s"] == pytest.approx(22.0)
+    others = {one["action"]: one["cost_gpu_hours"] for one in made["alternatives"]}
+    assert others == {"relaunch": pytest.approx(142 * 4 / 3_600), "pause": 4.0, "investigate": 4.0}
+
+
+def test_a_suggestion_only_names_what_the_job_can_do():
+    figures = Figures(120, 0.5, 0.4)
+    made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
+    assert (made["action"], made["alternatives"]) == ("investigate", [])
+    assert "hardly passes by itself" in made["reason"]
+
+
+@pytest.mark.parametrize("kind", ["nonfinite", "corruption", "loss_divergence", "hang"])
+def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
+    made = suggest(replace(BIT, kind=kind), told(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
+    assert "wait" not in [made["action"], *(one["action"] for one in made["alternatives"])]
+    assert first_steps(kind, "critical", {})
+
+
+def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
+    assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
+    assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]
+    assert "out-of-memory" in first_steps("rank_lost", "critical", {"requested": True})[0]
+
+
+def test_every_runbook_has_its_first_steps():
+    books = {book.stem for book in (Path(__file__).parents[3] / "docs" / "incidents").glob("*.md")}
+    assert books == {str(kind) for kind in FIRST_STEPS}

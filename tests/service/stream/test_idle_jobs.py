@@ -1,0 +1,300 @@
+"""Jobs that are not heard of any more leave the stream's memory, and come back as they were."""
+
+import pytest
+from sqlalchemy import delete, func, select, update
+
+from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.policy import Policy, policy_record
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import write
+from rankwatch_service.stream import loop, partition
+from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.packing import pack
+from tests.support.batches import progress, ranks, table
+from tests.support.stream_service import Service
+
+
+@pytest.fixture
+def service(engine):
+    return Service(engine)
+
+
+def lie_down(service, stream):
+    """An hour goes by in which nothing is heard; at its end the stream lives on for a second."""
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        stream.step()
+    stream.save_due()
+
+
+def ill(service, attempt="l.0", step=10):
+    service.send(attempt=attempt, steps=table([step] * 2, [0, 1], loss=[float("nan"), 2.0]))
+
+
+def launch_ill(service):
+    """Another launch, with an incident in its first step."""
+    service.send(attempt="m.0", ranks=ranks(2))
+    ill(service, attempt="m.0", step=3)
+
+
+def rested(service):
+    """A stream whose one job has an open incident and rests."""
+    stream = service.started()
+    service.train(*range(10))
+    ill(service)
+    stream.step()
+    lie_down(service, stream)
+    return stream
+
+
+def open_numbers(stream):
+    return [incident.number for incident in stream.partition.jobs["gpt"].correlator.open]
+
+
+def numbers(service):
+    return service.column(select(models.Incident.number).order_by(models.Incident.number))
+
+
+def test_who_rests_is_in_one_row_and_nowhere_else(service):
+    stream = rested(service)
+    assert stream.partition.jobs == {}
+    assert service.column(select(models.RestingJob.job)) == ["gpt"]
+    assert service.column(select(models.Snapshot.job).distinct()) in ([], [ALL_JOBS])
+
+
+def test_who_rests_keeps_no_log(service):
+    stream = rested(service)
+    service.train(*range(10), job="other")
+    for _ in range(4):
+        service.clock.advance(loop.SNAPSHOT_S)
+        service.train(10, job="other")
+        stream.step()
+        stream.save_due()
+    assert service.log.begin(0) > 10
+    started = service.stream().start()
+    assert started.cold_jobs == []
+
+
+def test_who_is_heard_of_again_goes_on_where_it_was(service):
+    stream = rested(service)
+    before = service.column(select(models.Attempt.number))
+    launch_ill(service)
+    stream.step()
+    (job,) = stream.partition.jobs.values()
+    assert not job.resting
+    assert numbers(service) == [1, 2]
+    assert [incident.number for incident in job.correlator.open] == [1, 2]
+    assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [*before, 2]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["not saved since", "saved since"])
+def test_a_restart_finds_who_rests_and_who_came_back(service, saved):
+    stream = rested(service)
+    service.train(*range(5), job="other")
+    stream.step()
+    lie_down(service, stream)
+    launch_ill(service)
+    stream.step()
+    if saved:
+        stream.close()
+    again = service.stream()
+    started = again.start()
+    assert started.cold_jobs == []
+    assert set(again.partition.jobs) == {"gpt"}
+    (job,) = again.partition.jobs.values()
+    assert pack(job.state()) == pack(stream.partition.jobs["gpt"].state())
+    service.train(5, job="other")
+    again.step()
+    assert set(again.partition.jobs) == {"gpt", "other"}
+
+
+def test_a_restart_before_a_job_was_put_away_puts_it_away_later(service):
+    stream = service.started()
+    service.train(*range(10))
+    ill(service)
+    stream.step()
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        stream.step()
+    again = service.started()
+    assert again.partition.jobs["gpt"].resting
+    again.step()
+    again.save_due()
+    assert again.partition.jobs == {}
+    launch_ill(service)
+    again.step()
+    assert numbers(service) == [1, 2]
+
+
+def test_what_people_say_of_an_incident_of_a_resting_job_counts(service):
+    stream = rested(service)
+    (incident,) = service.column(select(models.Incident.id))
+    service.tell("gpt", Judgement(incident, "resolved", "ann"))
+    service.tell("nobody", Judgement("inc", "resolved", "ann"))
+    service.clock.advance(1.0)
+    stream.step()
+    stream.save_due()
+    assert service.column(select(models.Incident.state)) == ["resolved"]
+    assert stream.partition.jobs == {}, "a judgement wakes nobody up"
+    again = service.stream()
+    assert again.start().cold_jobs == []
+    service.send(attempt="m.0", ranks=ranks(2))
+    again.step()
+    assert again.partition.jobs["gpt"].correlator.open == []
+
+
+def test_what_people_set_meanwhile_holds_for_who_comes_back(service):
+    stream = rested(service)
+    rules = Policy(hands_off=True)
+    service.tell(ALL_JOBS, policy_record(rules))
+    stream.step()
+    service.send(attempt="m.0", ranks=ranks(2))
+    stream.step()
+    assert stream.partition.jobs["gpt"].desk.policy == rules
+
+
+def test_only_jobs_that_do_not_rest_count_against_the_limit(service, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    stream = rested(service)
+    service.train(1, job="other")
+    stream.step()
+    assert set(stream.partition.jobs) == {"other"}
+    service.train(1, job="third")
+    stream.step()
+    assert service.column(select(models.DeadLetter.detail)) == [
+        "partition 0, position 12: more than 1 jobs in one partition"
+    ]
+
+
+UNREADABLE = pytest.mark.parametrize("change", [{"data": b"\x00"}, {"version": "0"}], ids=["damaged", "other version"])
+
+
+def back_from_a_spoilt_row(service, change):
+    stream = rested(service)
+    with write(service.engine) as connection:
+        connection.execute(update(models.RestingJob).values(change))
+    launch_ill(service)
+    stream.step()
+    return stream
+
+
+@UNREADABLE
+def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, change):
+    stream = back_from_a_spoilt_row(service, change)
+    assert numbers(service) == [1, 2]
+    assert open_numbers(stream) == [1, 2]
+    assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [1, 2]
+
+
+@UNREADABLE
+def test_nor_does_one_that_a_replay_comes_upon(service, change):
+    stream = back_from_a_spoilt_row(service, change)
+    second = service.column(select(models.Incident.id).where(models.Incident.number == 2))[0]
+    service.tell("gpt", Judgement(second, "resolved", "ann"))
+    service.clock.advance(1.0)
+    stream.step()
+    again = service.started()
+    service.send(attempt="m.0", steps=table([4] * 2, [0, 1], loss=[2.0] * 2))
+    again.step()
+    assert open_numbers(again) == open_numbers(stream) == [1]
+
+
+def test_who_came_back_is_replayed_though_all_others_were_saved_since(service):
+    stream = rested(service)
+    service.clock.advance(2 * loop.SNAPSHOT_S)
+    launch_ill(service)
+    stream.step()
+    assert stream.save_due(), "the partition's own snapshot was due"
+    again = service.started()
+    service.send(attempt="m.1", ranks=ranks(2))
+    ill(service, attempt="m.1", step=5)
+    again.step()
+    assert numbers(service) == [1, 2, 3]
+
+
+def test_a_replay_accepts_whom_the_stream_had_accepted_and_no_other(service, monkeypatch):
+    monkeypatch.setattr(partition, "JOBS_MAX", 1)
+    stream = service.started()
+    service.train(*range(3))
+    service.train(*range(3), job="late")
+    stream.step()
+    assert len(service.column(select(models.DeadLetter.reason))) == 3
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        stream.step()
+    stream._put_away(["gpt"])
+    again = service.started()
+    assert again.partition.jobs == {}
+
+
+def test_an_owner_that_was_replaced_puts_nobody_away(service):
+    old = service.started()
+    service.train(*range(10))
+    old.step()
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        old.step()
+    service.started().close()
+    kept = service.column(select(func.count(models.Snapshot.id)))
+    with pytest.raises(FencedError):
+        old.save_due()
+    with pytest.raises(FencedError):
+        old.save("gpt")
+    assert service.column(select(models.RestingJob.job)) == []
+    whole = select(func.count(models.Snapshot.id)).where(models.Snapshot.complete)
+    assert service.column(whole) == kept
+
+
+def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(service, monkeypatch):
+    stream = rested(service)
+    service.send(attempt="m.0", ranks=ranks(2))
+
+    def broken(*_):
+        raise OSError("the database is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rankwatch_service.stream.idle_jobs.recalled", broken)
+        with pytest.raises(OSError, match="gone"):
+            stream.step()
+    again = service.started()
+    assert again.step() == 1
+    assert service.column(select(models.DeadLetter.reason)) == []
+    assert set(again.partition.jobs) == {"gpt"}
+
+
+def test_where_the_log_forgot_records_that_were_needed_who_rests_begins_cold_too(service):
+    stream = rested(service)
+    service.train(*range(5), job="other")
+    stream.step()
+    with write(service.engine) as connection:
+        connection.execute(delete(models.LogRecord).where(models.LogRecord.position < 13))
+    again = service.stream()
+    assert again.start().cold_jobs.count("gpt") == 1
+    launch_ill(service)
+    again.step()
+    assert numbers(service) == [1, 2]
+
+
+def live(service, stream, attempt, steps, pause_s):
+    """Steps of a second, then a pause of all ranks outside of their step."""
+    for second in range(steps + pause_s):
+        step, outside_s = min(second, steps), float(second - steps)
+        ages = {"step_age_s": 0.5 + max(outside_s, 0.0), "outside_s": max(outside_s, -1.0)}
+        blocks = tuple(progress(rank, step, **ages) for rank in range(2))
+        sent = {"sent_unix_ns": service.clock.now_ns, "progress": blocks}
+        service.send(attempt=attempt, **sent, **({"ranks": ranks(2)} if second == 0 else {}))
+        service.clock.advance(1.0)
+        stream.step()
+
+
+def test_how_long_a_job_pauses_is_known_after_its_rest(service):
+    stream = service.started()
+    live(service, stream, "l.0", 12, 30)
+    service.send(attempt="l.0", progress=tuple(progress(rank, 13) for rank in range(2)))
+    stream.step()
+    lie_down(service, stream)
+    live(service, stream, "m.0", 12, 95)
+    assert service.column(select(models.Incident.kind)) == ["hang"]
+    assert service.column(select(models.Incident.severity)) == ["critical"]  # without a known pause in 15 minutes

@@ -1,0 +1,173 @@
+"""The loop over partitions, with streams and a source of the test's own."""
+
+import pytest
+from sqlalchemy import select
+
+from rankwatch_service.log.base import LogError
+from rankwatch_service.log.control_log import ControlLog, ControlTail
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read
+from rankwatch_service.stream import process
+from rankwatch_service.stream.commit import FencedError, Place
+from rankwatch_service.stream.loop import Started
+from rankwatch_service.stream.process import Member, Stop
+from tests.support.clock import FakeClock
+from tests.support.database import new_database
+
+
+class OneStream:
+    """Counts what is asked of it and fails when it is told to."""
+
+    def __init__(self, partition: int, fails: dict[int, Exception]) -> None:
+        self.number = partition
+        self.epoch = 1
+        self.steps = 0
+        self.closed = False
+        self.now_ns = 5
+        self._fails = fails
+
+    @property
+    def partition(self):
+        self.place = Place(self.steps, 0, 0)
+        return self
+
+    def start(self) -> Started:
+        return Started()
+
+    def step(self) -> int:
+        if self.number in self._fails:
+            raise self._fails[self.number]
+        self.steps += 1
+        return 0
+
+    def save_due(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Script:
+    """A source whose assignment changes from turn to turn; asks to stop after the last."""
+
+    counts: dict[str, int]
+    sole = False
+
+    def __init__(self, clock: FakeClock, turns: list) -> None:
+        self.stop = Stop()
+        self.counts = {"rebuilds": 3}
+        self.closed = False
+        self._clock = clock
+        self._turns = iter(turns)
+        self.assigned: frozenset[int] = frozenset()
+
+    def wait(self, idle, changes) -> bool:
+        self._clock.advance(1.0)
+        turn = next(self._turns, None)
+        if turn is None:
+            self.stop.ask()
+        elif isinstance(turn, Exception):
+            raise turn
+        elif callable(turn):
+            turn()
+        else:
+            self.assigned = frozenset(turn)
+        return False
+
+    def end(self, partition, position) -> int:
+        return position + 10
+
+    def processed(self, positions) -> None:
+        self.told = dict(positions)
+
+    def lost(self, partition) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self, folder) -> None:
+        self.engine = new_database(folder)
+        self.clock = FakeClock()
+        self.made: list[OneStream] = []
+        self.fails: dict[int, Exception] = {}
+
+    def run(self, *turns, sole=False) -> Script:
+        self.source = Script(self.clock, list(turns))
+        self.source.sole = sole
+        controls = ControlTail(ControlLog(self.engine, self.clock))
+        self.member = Member(self.engine, self.source, controls, self.clock, self.make)
+        self.member.run(self.source.stop)
+        return self.source
+
+    def make(self, partition: int) -> OneStream:
+        self.made.append(OneStream(partition, self.fails))
+        return self.made[-1]
+
+    def rows(self, model) -> list:
+        with read(self.engine) as connection:
+            return list(connection.execute(select(model.__table__)).mappings())
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path)
+    yield world
+    world.engine.dispose()
+
+
+def test_each_partition_that_is_ours_has_a_stream_as_long_as_it_is_ours(world):
+    source = world.run([0, 1], [0, 1], [1, 2], [1, 2])
+    assert [stream.number for stream in world.made] == [0, 1, 2]
+    assert {stream.number: stream.steps for stream in world.made} == {0: 2, 1: 5, 2: 3}
+    assert {stream.number: stream.closed for stream in world.made} == {0: False, 1: True, 2: True}
+    assert source.closed
+
+
+def test_a_stream_that_fails_is_begun_anew_after_ever_longer_pauses_and_the_others_go_on(world):
+    world.fails[0] = RuntimeError("the database is gone")
+    world.run([0, 1], *[[0, 1]] * 20)
+    begun = sum(stream.number == 0 for stream in world.made)
+    assert begun == 5  # after 1, 2, 4 and 8 s
+    assert world.member.counts.restarts == 5
+    assert [stream.steps for stream in world.made if stream.number == 1] == [22]
+
+
+def test_a_stream_that_works_again_forgets_its_failures(world):
+    world.fails[0] = RuntimeError("once")
+    world.run([0], [0], world.fails.clear, [0], [0], lambda: world.fails.update({0: RuntimeError("again")}), [0], [0])
+    assert len(world.made) == 5  # at 1, 2, 4, 7 and 9 s
+
+
+def test_a_partition_that_another_took_is_claimed_again_only_if_it_stays_ours(world):
+    world.fails[0] = FencedError("taken")
+    world.run([0], [0], [0], [], *[[]] * 10)
+    assert len(world.made) == 1
+    assert world.member.counts.fenced == 1
+    world.made.clear()
+    world.run([0], *[[0]] * int(process.FENCED_S))
+    assert len(world.made) == 2
+
+
+def test_the_sole_owner_of_a_log_ends_when_another_takes_it(world):
+    world.fails[0] = FencedError("taken")
+    with pytest.raises(FencedError):
+        world.run([0], [0], sole=True)
+
+
+def test_a_log_that_does_not_answer_is_waited_for(world):
+    world.run([0], LogError("no broker"), LogError("no broker"), [0])
+    assert world.member.counts.away == 2
+    assert [stream.steps for stream in world.made] == [5]
+
+
+def test_it_tells_how_far_it_is(world):
+    world.run([3], *[[3]] * int(process.REPORT_S))
+    [partition] = world.rows(models.StreamReport)
+    assert (partition["partition"], partition["epoch"], partition["end"] - partition["position"]) == (3, 1, 10)
+    [row] = world.rows(models.StreamProcess)
+    assert row["owner"] == partition["owner"]
+    assert row["counters"]["rebuilds"] == 3
+    assert world.source.told == {3: partition["position"]}
