@@ -257,24 +257,24 @@ class StepMeter:
         touched = self.touched
         if touched != self._laid_out:
             self._lay_out(touched)
-        phases = []
+        phases_ns = []
         for phase in touched:
-            phases.append(phase.ns)
+            phases_ns.append(phase.ns)
             phase.ns = 0
         touched.clear()
         step_ns = now_ns - self._begin_ns
         self.recorder.write_step(
-            self.step,
-            self.k,
-            self._kind,
-            self._relative_step,
-            now_ns,
-            step_ns,
-            step_ns - self._idle_ns,
-            cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns,
-            self._wait_ns,
-            phases,
-            self.mask,
+            step=self.step,
+            k=self.k,
+            kind=self._kind,
+            relative_step=self._relative_step,
+            end_ns=now_ns,
+            step_ns=step_ns,
+            busy_ns=step_ns - self._idle_ns,
+            busy_cpu_ns=cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns,
+            wait_ns=self._wait_ns,
+            phases_ns=phases_ns,
+            mask=self.mask,
         )
 
     def _lay_out(self, touched: list[Phase]) -> None:

@@ -227,6 +227,7 @@ class Recorder:
 
     def write_step(
         self,
+        *,
         step: int,
         k: int,
         kind: int,
@@ -236,7 +237,7 @@ class Recorder:
         busy_ns: int,
         busy_cpu_ns: int,
         wait_ns: int,
-        phases: list[int],
+        phases_ns: list[int],
         mask: int,
     ) -> None:
         """Write the step entry with what is in `floats`, `integers` and `phase_index`, and values beyond page 0.
@@ -251,17 +252,17 @@ class Recorder:
             busy_ns: of it, work of this rank's own.
             busy_cpu_ns: CPU time of that work.
             wait_ns: of it, waiting for other ranks.
-            phases: nanoseconds of each phase in `phase_index`, at most 12.
+            phases_ns: each phase in `phase_index`, at most 12.
             mask: bit i set = metric i has a value.
         """
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
         unix_ns = end_ns + self._unix_offset_ns
         layout.ENTRY.pack_into(
-            scratch.entry, 0, 0, layout.STEP, kind, 0, len(phases),
+            scratch.entry, 0, 0, layout.STEP, kind, 0, len(phases_ns),
             sequence, step, unix_ns, k, relative_step, mask & 0xFFFF, 0, step_ns, busy_ns, busy_cpu_ns, wait_ns,
         )  # fmt: skip
-        layout.PHASE_TIMES[len(phases)].pack_into(scratch.entry, layout.PHASE_TIMES_OFFSET, *phases)
+        layout.PHASE_TIMES[len(phases_ns)].pack_into(scratch.entry, layout.PHASE_TIMES_OFFSET, *phases_ns)
         self._publish(scratch)
         if mask > 0xFFFF:
             self._write_pages(scratch, step, k, unix_ns, mask & ~0xFFFF)

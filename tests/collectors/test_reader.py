@@ -30,7 +30,19 @@ def reader(recorder):
 
 def write(recorder, first: int, count: int) -> None:
     for step in range(first, first + count):
-        recorder.write_step(step, 0, 0, step + 1, 2_000, 40, 30, 20, 10, [], 0)
+        recorder.write_step(
+            step=step,
+            k=0,
+            kind=0,
+            relative_step=step + 1,
+            end_ns=2_000,
+            step_ns=40,
+            busy_ns=30,
+            busy_cpu_ns=20,
+            wait_ns=10,
+            phases_ns=[],
+            mask=0,
+        )
 
 
 def slot(sequence: int) -> int:
@@ -124,7 +136,19 @@ def test_a_note_whose_beginning_was_overwritten_does_not_come(recorder, reader):
 def test_names_that_come_later_are_found(recorder, reader):
     for number in range(3):
         recorder.floats[recorder.metric(f"m{number}")] = 1.0
-        recorder.write_step(number, 0, 0, 1, 2_000, 4, 3, 2, 1, [], 1 << number)
+        recorder.write_step(
+            step=number,
+            k=0,
+            kind=0,
+            relative_step=1,
+            end_ns=2_000,
+            step_ns=4,
+            busy_ns=3,
+            busy_cpu_ns=2,
+            wait_ns=1,
+            phases_ns=[],
+            mask=1 << number,
+        )
         (entry,) = reader.poll().entries
         assert dict(entry.values) == {f"m{number}": 1.0}
 
@@ -203,7 +227,10 @@ step = 0
 while True:
     recorder.floats[value] = float(step)
     recorder.declare({"step": step}) if step % 50 == 0 else None
-    recorder.write_step(step, 0, 0, step, time.monotonic_ns(), step, step, step, step, [], 1)
+    times = dict.fromkeys(("step_ns", "busy_ns", "busy_cpu_ns", "wait_ns"), step)
+    recorder.write_step(
+        step=step, k=0, kind=0, relative_step=step, end_ns=time.monotonic_ns(), phases_ns=[], mask=1, **times
+    )
     if len(sys.argv) > 2 and step % int(sys.argv[2]) == 0:
         time.sleep(0.001)
     step += 1

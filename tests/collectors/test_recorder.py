@@ -19,7 +19,19 @@ def create(*places: object) -> Recorder:
 
 
 def write(recorder: Recorder, step: int, mask: int = 0, k: int = 0) -> None:
-    recorder.write_step(step, k, 0, step + 1, 2_000, 40, 30, 20, 10, [], mask)
+    recorder.write_step(
+        step=step,
+        k=k,
+        kind=0,
+        relative_step=step + 1,
+        end_ns=2_000,
+        step_ns=40,
+        busy_ns=30,
+        busy_cpu_ns=20,
+        wait_ns=10,
+        phases_ns=[],
+        mask=mask,
+    )
 
 
 def test_the_file_is_private_reserved_in_full_and_names_its_rank(tmp_path):
@@ -155,7 +167,19 @@ def test_values_are_what_was_put_and_absent_is_not_zero(tmp_path):
 def test_times_come_back_as_seconds(tmp_path):
     recorder = a_recorder(tmp_path, monotonic_ns=1_000)
     recorder.phase_index[:2] = bytes([recorder.phase("forward"), recorder.phase("backward")])
-    recorder.write_step(7, 2, 1, 3, 5_001_000, 4_000_000, 3_000_000, 2_000_000, 1_000_000, [500_000, 1_500_000], 0)
+    recorder.write_step(
+        step=7,
+        k=2,
+        kind=1,
+        relative_step=3,
+        end_ns=5_001_000,
+        step_ns=4_000_000,
+        busy_ns=3_000_000,
+        busy_cpu_ns=2_000_000,
+        wait_ns=1_000_000,
+        phases_ns=[500_000, 1_500_000],
+        mask=0,
+    )
     (entry,) = everything_in(recorder)
     assert (entry.step, entry.k, entry.kind, entry.relative_step) == (7, 2, 1, 3)
     assert entry.time_unix_ns == UNIX_NS + 5_000_000
