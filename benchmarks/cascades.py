@@ -23,7 +23,7 @@ from overheard import roster_of, told
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
-from rankwatch_service.incidents.model import Incident, Moment, Transition, unix_ns
+from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, unix_ns
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.simulate.injected import Stall
@@ -298,7 +298,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
             transitions.append(transition)
             messages = outbox_rows(row, transition.row(), RECEIVERS, [], {}, unix_ns(now_s), incident.told_to)
             incident.tell(message["receiver"] for message in messages)
-            counter = count.resolved if news.what is Moment.RESOLVED else count.told
+            counter = count.resolved if news.what is TransitionKind.RESOLVED else count.told
             counter.update(message["receiver"] for message in messages)
     return list(incidents.values()), transitions, count
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.incidents.model import Told
+from rankwatch_service.incidents.model import Update
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.job.topology_state import Roster
 
@@ -31,7 +31,7 @@ def overheard(findings: list[Finding]) -> Judge:
     return Judge("benchmark", lambda: [Overheard(detector, findings) for detector in detectors()])
 
 
-def told(judge: Judge, observation: Observation, roster: Roster) -> list[Told]:
+def told(judge: Judge, observation: Observation, roster: Roster) -> list[Update]:
     """What becomes of an observation. A detector that fails would find nothing wrong: it ends the benchmark."""
     news, failures = judge.observe(observation, roster)
     if failures:

@@ -12,7 +12,7 @@ from typing import Any
 from overheard import overheard, told
 
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
-from rankwatch_service.incidents.model import Moment
+from rankwatch_service.incidents.model import TransitionKind
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source
@@ -72,7 +72,7 @@ def listen(path: Path, mapping: dict[str, str]) -> Heard:
         for news in told(judge, observation, player.roster):
             incident = news.incident
             fact = incident.first.standing and incident.severity is Severity.INFO
-            if news.what is Moment.OPENED and not fact:
+            if news.what is TransitionKind.OPENED and not fact:
                 step = -1 if incident.detected_step is None else incident.detected_step
                 heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
     return heard

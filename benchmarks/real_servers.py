@@ -15,7 +15,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident, Moment
+from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.job.topology_state import Roster
 
 RANKS_PER_NODE = 8
@@ -81,7 +81,7 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
             named = any(one.state == "open" and row["node"] in one.hosts for one in incidents.values())
             event = Event("fault", row["class"], index, index, must=True)
             series.found.append((event, 0 if named else None))
-        series.incidents += sum(one.what is Moment.OPENED for one in told)
+        series.incidents += sum(one.what is TransitionKind.OPENED for one in told)
     for incident in incidents.values():
         if len(incident.hosts) > 1 or incident.state == "open":
             series.false.append(f"{incident.kind} {incident.state} on {incident.hosts}")

@@ -15,7 +15,7 @@ from overheard import overheard, roster_of, told
 from suite import Case, bound
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.incidents.model import Incident, Moment
+from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.simulate.injected import Label
 from rankwatch_service.simulate.scenario import Job
 
@@ -137,7 +137,10 @@ def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     for observation in job.observations():
         for news in told(judge, observation, roster):
             incidents[news.incident.id] = news.incident
-            sent = news.what in (Moment.OPENED, Moment.UPDATED) and news.incident.severity is not Severity.INFO
+            sent = (
+                news.what in (TransitionKind.OPENED, TransitionKind.UPDATED)
+                and news.incident.severity is not Severity.INFO
+            )
             messages += sent
     return findings, list(incidents.values()), messages
 

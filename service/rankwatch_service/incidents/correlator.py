@@ -22,9 +22,9 @@ from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.model import (
     GRAVITY,
     Incident,
-    Moment,
     Part,
-    Told,
+    TransitionKind,
+    Update,
     adds_s,
     incident_id,
     incident_restored,
@@ -107,7 +107,7 @@ class Correlator:
                     part.ended_with_attempt = True
         self._attempt, self._frames = attempt, 0
 
-    def progress(self, attempt: str, step: int, now_s: float) -> list[Told]:
+    def progress(self, attempt: str, step: int, now_s: float) -> list[Update]:
         """Training finished a step: what ended with an earlier attempt is over once there were enough."""
         if attempt != self._attempt:
             return []
@@ -125,7 +125,7 @@ class Correlator:
                 told += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
         return told
 
-    def settle(self, now_s: float) -> list[Told]:
+    def settle(self, now_s: float) -> list[Update]:
         """Time passed: what ended by itself and has stayed away since is over, as of when it ended."""
         told = []
         for incident in self.open:
@@ -133,18 +133,18 @@ class Correlator:
             if last is not None and last.ended_s is not None and may_resolve(incident, now_s):
                 self._mark_resolved(incident, last.ended_step, last.ended_s)
                 text = f"{last.kind} did not come back within {quiet_s(incident):.0f} s"
-                told.append(Told(incident, Moment.RESOLVED, text))
+                told.append(Update(incident, TransitionKind.RESOLVED, text))
         return told
 
-    def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Told]:
+    def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Update]:
         """The job came to its end: nothing can go on."""
         for incident in self.open:
             end_for_good(incident)
         return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
 
-    def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Told]:
+    def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Update]:
         """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
-        told: list[Told] = []
+        told: list[Update] = []
         for finding in sorted(findings, key=_precedence):
             known = self._find(finding)
             if finding.change is Change.CLOSE:
@@ -180,7 +180,7 @@ class Correlator:
                     found = found or ((incident, part) if standing else None)
         return found
 
-    def _open(self, finding: Finding, roster: Roster) -> list[Told]:
+    def _open(self, finding: Finding, roster: Roster) -> list[Update]:
         part = part_of(finding, self._episode(finding))
         # What is told of an attempt that is over already is over as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
@@ -213,7 +213,7 @@ class Correlator:
             del self._episodes[next(iter(self._episodes))]
         return episode
 
-    def _new(self, part: Part, finding: Finding, roster: Roster) -> Told:
+    def _new(self, part: Part, finding: Finding, roster: Roster) -> Update:
         self._number += 1
         incident = Incident(
             id=incident_id(self._job, part.attempt, part.kind, part.scope, part.episode),
@@ -233,9 +233,9 @@ class Correlator:
         )
         locate(incident, roster)
         self._incidents[incident.id] = incident
-        return Told(incident, Moment.OPENED, incident.summary)
+        return Update(incident, TransitionKind.OPENED, incident.summary)
 
-    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
+    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Update:
         """The finding is a consequence, or more of the same on the same hosts."""
         before = Headline.of(incident)
         _keep(incident, part, finding)
@@ -245,7 +245,7 @@ class Correlator:
         locate(incident, roster)
         return self._told(incident, before, f"also: {finding.summary}", part, finding)
 
-    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Told:
+    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Update:
         """The finding came first and may have brought what the incident was opened for, or is what that has become."""
         before = Headline.of(incident)
         ranks = incident.ranks if part.kind is incident.kind else ()
@@ -261,7 +261,7 @@ class Correlator:
         how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
-    def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Told]:
+    def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
         """What looked like several troubles has one cause: the others end, and their parts go on in `incident`."""
         told = []
         for other in others:
@@ -270,16 +270,16 @@ class Correlator:
             incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
             end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
-            told.append(Told(other, Moment.RESOLVED, f"goes on as {short(incident.id)}: {incident.summary}"))
+            told.append(Update(other, TransitionKind.RESOLVED, f"goes on as {short(incident.id)}: {incident.summary}"))
         return told
 
-    def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Told:
+    def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Update:
         """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
-        return Told(incident, Moment.UPDATED if news else Moment.EVIDENCE, text, fields=part.told())
+        return Update(incident, TransitionKind.UPDATED if news else TransitionKind.EVIDENCE, text, fields=part.told())
 
-    def _update(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+    def _update(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Update]:
         before = Headline.of(incident)
         part.summary = finding.summary
         part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
@@ -300,10 +300,10 @@ class Correlator:
             locate(incident, roster)
         told = self._told(incident, before, finding.summary, part, finding)
         if wider and part is incident.first:
-            told.what = Moment.UPDATED
+            told.what = TransitionKind.UPDATED
         return [told]
 
-    def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Told]:
+    def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Update]:
         """What ended by itself goes on: people hear of it only where they were told that it was over."""
         go_on_again(part)
         if incident.state == "resolved":
@@ -315,10 +315,10 @@ class Correlator:
         if incident.state == "resolved":
             incident.state, incident.acknowledged_by = "open", None
             incident.resolved_step = incident.resolved_time_s = None
-            told.what = Moment.OPENED
+            told.what = TransitionKind.OPENED
         return [told]
 
-    def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Told]:
+    def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Update]:
         if part.ended_with_attempt:
             # It did not pass, its attempt did; whether that helped shows when training goes on.
             return []
@@ -329,13 +329,13 @@ class Correlator:
         over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
         if over or part.kind not in FLAPS:
             return over
-        return [Told(incident, Moment.EVIDENCE, f"ended by itself: {finding.summary}", fields=part.told())]
+        return [Update(incident, TransitionKind.EVIDENCE, f"ended by itself: {finding.summary}", fields=part.told())]
 
-    def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Told]:
+    def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Update]:
         if not may_resolve(incident, now_s):
             return []
         self._mark_resolved(incident, step, now_s)
-        return [Told(incident, Moment.RESOLVED, text)]
+        return [Update(incident, TransitionKind.RESOLVED, text)]
 
     def _mark_resolved(self, incident: Incident, step: int | None, now_s: float) -> None:
         incident.state, incident.resolved_step = "resolved", step
@@ -373,13 +373,13 @@ def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
     return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), finding.scope)
 
 
-def _once(told: list[Told]) -> list[Told]:
+def _once(told: list[Update]) -> list[Update]:
     """Of several things worth telling about one incident at once the first one is told, with all the rest in it."""
     seen: set[str] = set()
     for news in told:
-        if news.what is Moment.UPDATED and news.incident.id in seen:
-            news.what = Moment.EVIDENCE
-        if news.what in (Moment.OPENED, Moment.UPDATED):
+        if news.what is TransitionKind.UPDATED and news.incident.id in seen:
+            news.what = TransitionKind.EVIDENCE
+        if news.what in (TransitionKind.OPENED, TransitionKind.UPDATED):
             seen.add(news.incident.id)
     return told
 

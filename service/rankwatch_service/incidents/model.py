@@ -21,7 +21,7 @@ GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 """Least first."""
 
 
-class Moment(StrEnum):
+class TransitionKind(StrEnum):
     """What a transition is. Receivers are told of opened, updated and resolved."""
 
     OPENED = "opened"
@@ -206,11 +206,11 @@ class Incident:
 
 
 @dataclass(slots=True)
-class Told:
+class Update:
     """Something about an incident that is worth a transition."""
 
     incident: Incident
-    what: Moment
+    what: TransitionKind
     text: str
     actor: str = "stream"
     fields: dict[str, Any] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class Transition:
     """One change of one incident, with the incident's row as it is after it."""
 
     number: int
-    what: Moment
+    what: TransitionKind
     actor: str
     text: str
     fields: Mapping[str, Any]

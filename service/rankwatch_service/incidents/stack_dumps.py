@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
-from rankwatch_service.incidents.model import Incident, Moment, Told
+from rankwatch_service.incidents.model import Incident, TransitionKind, Update
 from rankwatch_service.incidents.response import command_id
 from rankwatch_service.orders.commands import STACKS
 
@@ -17,7 +17,7 @@ STACKS_MAX: Final = 8
 """Stacks kept with one incident."""
 
 
-def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Told]:
+def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Update]:
     """Add a stack to the open incident that asked for it, else to the open hang of its attempt.
 
     It is evidence: whoever was told of the hang finds it there, and is not told of it again.
@@ -34,7 +34,7 @@ def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Told]:
     told.pop("order", None)
     stacks[str(dump.rank)] = told
     text = f"stack of rank {dump.rank}" if told.get("stack") else f"rank {dump.rank} has no stack to show"
-    return [Told(incident, Moment.EVIDENCE, text, fields={"rank": dump.rank, **told})]
+    return [Update(incident, TransitionKind.EVIDENCE, text, fields={"rank": dump.rank, **told})]
 
 
 def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Told
+from rankwatch_service.incidents.model import Update
 from rankwatch_service.job.detector_bank import Bank, Failure
 from rankwatch_service.job.topology_state import Roster
 
@@ -21,7 +21,7 @@ class Judge:
         self.correlator = Correlator(job)
         self._bank = Bank(make_detectors)
 
-    def observe(self, observation: Observation, roster: Roster) -> tuple[list[Told], list[Failure]]:
+    def observe(self, observation: Observation, roster: Roster) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns what changed about incidents, and which detectors failed."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)

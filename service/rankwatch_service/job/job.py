@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Kind, Observation, Occurrence
 from rankwatch_service.incidents.causes import ON_RECORD
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident, Moment, Told, Transition, derived, unix_ns
+from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, Update, derived, unix_ns
 from rankwatch_service.incidents.response import Responder, Situation
 from rankwatch_service.incidents.stack_dumps import attach_stack
 from rankwatch_service.job.assembler import Assembler
@@ -29,7 +29,7 @@ from rankwatch_service.telemetry.batch import Bundle, Checked
 REST_AFTER_S: Final = 3_600.0
 """A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
 
-MATTERS: Final = (Moment.OPENED, Moment.UPDATED, Moment.EVIDENCE)
+MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
 """After these the price, the suggestion and what the policy does may be others."""
 
 SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
@@ -179,17 +179,17 @@ class JobStream:
         match record.what:
             case "acknowledged" if incident.state == "open":
                 incident.state, incident.acknowledged_by = "acknowledged", record.actor
-                what = Moment.ACKNOWLEDGED
+                what = TransitionKind.ACKNOWLEDGED
             case "resolved" if incident.state != "resolved":
                 standing = sorted({str(part.kind) for part in incident.parts if part.is_open})
                 self.correlator.resolve(incident, self._assembler.last_step, now_s)
-                what = Moment.RESOLVED
+                what = TransitionKind.RESOLVED
             case "commented":
-                what = Moment.COMMENTED
+                what = TransitionKind.COMMENTED
             case _:
                 return
-        self._tell([Told(incident, what, record.text, record.actor)], now_s, effects)
-        if what is Moment.RESOLVED:
+        self._tell([Update(incident, what, record.text, record.actor)], now_s, effects)
+        if what is TransitionKind.RESOLVED:
             # What detectors still see is accepted: the level that it has come to is the one to be kept up.
             fields = {"kinds": standing}
             accepted = Occurrence("accepted", self._portrait.attempt, "", now_s, None, None, fields)
@@ -197,7 +197,7 @@ class JobStream:
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, told: Sequence[Told], now_s: float, effects: Effects) -> None:
+    def _tell(self, told: Sequence[Update], now_s: float, effects: Effects) -> None:
         for item in told:
             incident = item.incident
             if item.what in MATTERS and incident.state != "resolved":
@@ -224,9 +224,9 @@ class JobStream:
             brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
             effects.feed.append(self._feed("incident", brief, now_s))
 
-    def _respond(self, item: Told, now_s: float, effects: Effects) -> None:
+    def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
         incident = item.incident
-        if item.what is Moment.OPENED:
+        if item.what is TransitionKind.OPENED:
             incident.changes_before = self.books.before(incident.first.onset_time_s)
         self._store(self.books.doubt(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.desk.policy, self.books.ledger)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.incidents.model import Incident, Moment
+from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
@@ -78,7 +78,7 @@ def replay(
             outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
             for news in told:
                 known_ones = outcome.incidents[index]
-                if news.what is Moment.OPENED and not any(one is news.incident for one in known_ones):
+                if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
                     known_ones.append(news.incident)
     for judge in judges:
         # Nothing more comes: what had ended by itself has not come back.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import SETTLE_S, Correlator
-from rankwatch_service.incidents.model import GRAVITY, Incident, Moment, Told
+from rankwatch_service.incidents.model import GRAVITY, Incident, TransitionKind, Update
 from rankwatch_service.incidents.resolution import QUIET_S
 from rankwatch_service.short_ids import short
 from tests.support.findings import finding, roster
@@ -171,7 +171,7 @@ APART = [
 """Two root causes each."""
 
 
-def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Told]]:
+def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
     """The incidents that are open in the end, and everything told, when findings come one by one."""
     correlator = Correlator("gpt")
     correlator.begin("l.0")
@@ -200,8 +200,8 @@ def test_a_cascade_that_is_found_as_it_happens_is_told_once_and_when_it_gets_gra
     _, told = told_of(in_time)
     gravities = [one.severity for one in in_time]
     raises = sum(gravity is CRITICAL and CRITICAL not in gravities[:at] for at, gravity in enumerate(gravities) if at)
-    assert [news.what for news in told].count(Moment.OPENED) == 1
-    assert [news.what for news in told].count(Moment.UPDATED) <= max(raises, 1)
+    assert [news.what for news in told].count(TransitionKind.OPENED) == 1
+    assert [news.what for news in told].count(TransitionKind.UPDATED) <= max(raises, 1)
 
 
 @pytest.mark.parametrize("pair", APART, ids=lambda pair: " and ".join(f"{one.kind} {one.scope}" for one in pair))
@@ -209,7 +209,7 @@ def test_a_cascade_that_is_found_as_it_happens_is_told_once_and_when_it_gets_gra
 def test_two_root_causes_at_once_are_two_incidents(pair, swapped):
     incidents, told = told_of(pair[::-1] if swapped else pair)
     assert sorted((one.kind, one.first.scope) for one in incidents) == sorted((one.kind, one.scope) for one in pair)
-    assert [news.what for news in told] == [Moment.OPENED, Moment.OPENED]
+    assert [news.what for news in told] == [TransitionKind.OPENED, TransitionKind.OPENED]
 
 
 @settings(max_examples=50)
@@ -227,10 +227,10 @@ def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
     )
     (incident,), told = told_of([slow, hung, cause])
     assert [(news.what, news.incident.number) for news in told] == [
-        (Moment.OPENED, 1),
-        (Moment.OPENED, 2),
-        (Moment.UPDATED, 1),
-        (Moment.RESOLVED, 2),
+        (TransitionKind.OPENED, 1),
+        (TransitionKind.OPENED, 2),
+        (TransitionKind.UPDATED, 1),
+        (TransitionKind.RESOLVED, 2),
     ]
     assert (incident.number, incident.kind) == (1, Kind.STRAGGLER)
     assert told[-1].text.startswith(f"goes on as {short(told[0].incident.id)}")
@@ -243,15 +243,15 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     for one in findings:
         correlator.judge([one], ROSTER)
     ends = [replace(one, change=Change.CLOSE) for one in findings]
-    assert Moment.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], ROSTER)]
-    assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [Moment.RESOLVED]
+    assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], ROSTER)]
+    assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [TransitionKind.RESOLVED]
 
 
 def test_a_warning_that_becomes_critical_is_told_again_however_soon():
     slow, hung = CASCADES[0].findings[0], found(Kind.HANG, onset=206, ranks=(5,), severity=CRITICAL)
     _, told = told_of([slow, hung])
     assert hung.detected_time_s - slow.detected_time_s < SETTLE_S
-    assert [news.what for news in told] == [Moment.OPENED, Moment.UPDATED]
+    assert [news.what for news in told] == [TransitionKind.OPENED, TransitionKind.UPDATED]
 
 
 def test_a_slow_rank_explains_as_much_of_a_slow_job_as_noise_allows():
@@ -266,7 +266,7 @@ def ended(attempt: str, rank: int = 5, onset: int = 300, at_s: float = 300.0) ->
     return found(Kind.RANK_LOST, f"rank:{rank}", onset, after=0, attempt=attempt, severity=CRITICAL, **times)
 
 
-def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, list[Told]]:
+def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, list[Update]]:
     """Each launch goes on from a step and comes as far as its end; the last one that far and three steps further."""
     correlator, told = Correlator("gpt"), []
     for end, after in zip(ends, [*(end.onset_step for end in ends[1:]), ends[-1].onset_step + 3], strict=True):
@@ -282,16 +282,26 @@ def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, lis
 def test_a_job_that_dies_before_it_got_any_further_is_the_same_incident():
     ends = [ended("l.0"), ended("m.0", onset=299, at_s=400.0), ended("n.0", at_s=500.0)]
     correlator, told = lived_through(*ends)
-    assert [news.what for news in told] == [Moment.OPENED, Moment.EVIDENCE, Moment.EVIDENCE, Moment.RESOLVED]
+    assert [news.what for news in told] == [
+        TransitionKind.OPENED,
+        TransitionKind.EVIDENCE,
+        TransitionKind.EVIDENCE,
+        TransitionKind.RESOLVED,
+    ]
     assert correlator.open == []
 
 
 def test_a_job_that_dies_again_after_it_got_further_is_another_incident():
     correlator, told = lived_through(ended("l.0"), ended("m.0", onset=320, at_s=400.0))
-    assert [news.what for news in told] == [Moment.OPENED, Moment.RESOLVED, Moment.OPENED, Moment.RESOLVED]
+    assert [news.what for news in told] == [
+        TransitionKind.OPENED,
+        TransitionKind.RESOLVED,
+        TransitionKind.OPENED,
+        TransitionKind.RESOLVED,
+    ]
     assert correlator.open == []
 
 
 def test_another_host_that_dies_in_the_next_launch_is_another_incident():
     _, told = lived_through(ended("l.0"), ended("m.0", rank=1, at_s=400.0))
-    assert [news.what for news in told].count(Moment.OPENED) == 2
+    assert [news.what for news in told].count(TransitionKind.OPENED) == 2

@@ -4,7 +4,7 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Moment
+from rankwatch_service.incidents.model import TransitionKind
 from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
 from tests.support.findings import finding, roster
 
@@ -39,7 +39,10 @@ def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_on
         told += ends(correlator, at_s + 4, detected_step=at_s)
     told += correlator.settle(1_060 + FLAPPING_QUIET_S - 2)
     told += correlator.settle(1_060 + FLAPPING_QUIET_S)
-    assert [moment for moment in what(told) if moment is not Moment.EVIDENCE] == [Moment.OPENED, Moment.RESOLVED]
+    assert [moment for moment in what(told) if moment is not TransitionKind.EVIDENCE] == [
+        TransitionKind.OPENED,
+        TransitionKind.RESOLVED,
+    ]
     (incident,) = {news.incident.id: news.incident for news in told}.values()
     assert (incident.number, incident.evidence["flaps"]) == (1, 8)
     assert (incident.resolved_step, incident.resolved_time_s) == (1_056, 1_060.0)
@@ -47,11 +50,11 @@ def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_on
 
 def test_a_hang_that_stays_away_resolves_after_a_quiet_time_as_of_when_it_ended(correlator):
     begins(correlator, 1_000.0)
-    assert what(ends(correlator, 1_010.0, detected_step=120)) == [Moment.EVIDENCE]
+    assert what(ends(correlator, 1_010.0, detected_step=120)) == [TransitionKind.EVIDENCE]
     (incident,) = correlator.open
     assert not incident.goes_on
     assert correlator.settle(1_010.0 + QUIET_S - 1) == []
-    assert what(correlator.settle(1_010.0 + QUIET_S)) == [Moment.RESOLVED]
+    assert what(correlator.settle(1_010.0 + QUIET_S)) == [TransitionKind.RESOLVED]
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
 
 
@@ -61,7 +64,7 @@ def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
     (incident,) = correlator.open
     correlator.settle(1_010.0 + QUIET_S)
     told = begins(correlator, 1_500.0)
-    assert what(told) == [Moment.OPENED]
+    assert what(told) == [TransitionKind.OPENED]
     assert correlator.open == [incident]
     assert (incident.number, incident.state, incident.resolved_time_s) == (1, "open", None)
     ends(correlator, 1_510.0)
@@ -76,7 +79,7 @@ def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(corre
     begins(correlator, 1_500.0, severity=Severity.INFO)
     assert incident.severity is Severity.INFO
     graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
-    assert what(correlator.judge([graver], ROSTER)) == [Moment.UPDATED]
+    assert what(correlator.judge([graver], ROSTER)) == [TransitionKind.UPDATED]
     assert incident.severity is Severity.CRITICAL
 
 
@@ -93,21 +96,21 @@ def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator):
     (incident,) = correlator.open
     incident.state, incident.acknowledged_by = "acknowledged", "ada"
     ends(correlator, 1_004.0)
-    assert what(begins(correlator, 1_010.0)) == [Moment.EVIDENCE]
+    assert what(begins(correlator, 1_010.0)) == [TransitionKind.EVIDENCE]
     assert (incident.state, incident.acknowledged_by) == ("acknowledged", "ada")
 
 
 def test_a_flap_that_is_graver_than_before_is_told(correlator):
     begins(correlator, 1_000.0, severity=Severity.INFO)
     ends(correlator, 1_004.0)
-    assert what(begins(correlator, 1_010.0, severity=Severity.CRITICAL)) == [Moment.UPDATED]
+    assert what(begins(correlator, 1_010.0, severity=Severity.CRITICAL)) == [TransitionKind.UPDATED]
 
 
 def test_what_a_person_has_resolved_is_not_opened_again(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_004.0)
     correlator.resolve(correlator.open[0], 100, 1_005.0)
-    assert what(begins(correlator, 1_010.0)) == [Moment.OPENED]
+    assert what(begins(correlator, 1_010.0)) == [TransitionKind.OPENED]
     assert [incident.number for incident in correlator.open] == [2]
 
 
@@ -115,13 +118,13 @@ def test_a_hang_that_was_ended_by_a_relaunch_resolves_as_soon_as_training_goes_o
     begins(correlator, 1_000.0)
     correlator.begin("m.0")
     told = [news for step in range(101, 101 + PROGRESS_FRAMES) for news in correlator.progress("m.0", step, 1_020.0)]
-    assert what(told) == [Moment.RESOLVED]
+    assert what(told) == [TransitionKind.RESOLVED]
 
 
 def test_a_loss_spike_that_follows_another_is_another_incident(correlator):
     for at_s in (1_000.0, 1_030.0):
-        assert what(begins(correlator, at_s, Kind.LOSS_SPIKE)) == [Moment.OPENED]
-        assert what(ends(correlator, at_s + 2, Kind.LOSS_SPIKE)) == [Moment.RESOLVED]
+        assert what(begins(correlator, at_s, Kind.LOSS_SPIKE)) == [TransitionKind.OPENED]
+        assert what(ends(correlator, at_s + 2, Kind.LOSS_SPIKE)) == [TransitionKind.RESOLVED]
 
 
 def test_a_correlator_restored_between_two_flaps_goes_on_as_if_it_had_not_been_away(correlator):
@@ -130,6 +133,6 @@ def test_a_correlator_restored_between_two_flaps_goes_on_as_if_it_had_not_been_a
     again = Correlator("gpt")
     again.restore(correlator.state())
     for one in (correlator, again):
-        assert what(begins(one, 1_010.0)) == [Moment.EVIDENCE]
+        assert what(begins(one, 1_010.0)) == [TransitionKind.EVIDENCE]
         ends(one, 1_014.0)
     assert again.state() == correlator.state()

@@ -6,7 +6,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Kind, Observation, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
-from rankwatch_service.incidents.model import Incident, Moment, Told, Transition
+from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, Update
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.job.topology_state import Roster
 from rankwatch_service.policy.routing import outbox_rows
@@ -38,7 +38,7 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
             news.incident.tell(message["receiver"] for message in messages)
             assert row["onset_unix_ns"] <= row["detected_unix_ns"]
             assert row["onset_step"] is None or row["onset_step"] <= row["detected_step"]
-            told += len(messages) * (news.what is not Moment.RESOLVED)
+            told += len(messages) * (news.what is not TransitionKind.RESOLVED)
     return list(incidents.values()), told
 
 
@@ -102,7 +102,7 @@ class Judged:
         where = topology(ranks, hosts=hosts).host
         self.roster.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
 
-    def observe(self, observation: Observation) -> list[Told]:
+    def observe(self, observation: Observation) -> list[Update]:
         told, failures = self.judge.observe(observation, self.roster)
         assert not failures
         self.told += told
@@ -124,7 +124,7 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
     assert incident.evidence["hosts_hit"] == 128
     assert incident.summary.startswith("None of the job's 128 hosts has been heard for")
     moments = [news.what for news in judged.told]
-    assert [moment for moment in moments if moment is not Moment.EVIDENCE] == [Moment.OPENED]
+    assert [moment for moment in moments if moment is not TransitionKind.EVIDENCE] == [TransitionKind.OPENED]
     job.silent = set()
     job.train(1)
     assert incident.evidence["hosts_hit"] == 128
