@@ -211,7 +211,7 @@ def _boot() -> str:
 
 
 def _visible_device(env: Mapping[str, str], local_rank: int) -> str:
-    """The rank's GPU where the launcher names GPUs by UUID; else the torch probe fills it in."""
+    """The rank's GPU if CUDA_VISIBLE_DEVICES lists UUIDs, else "": the script may pass `device_uuid` itself."""
     devices = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     named = devices[0] if len(devices) == 1 else devices[local_rank] if local_rank < len(devices) else ""
     return named.strip() if named.strip().startswith(("GPU-", "MIG-")) else ""

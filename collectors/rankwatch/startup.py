@@ -63,7 +63,7 @@ def start(
         world_size: number of ranks.
         local_rank: index on this host.
         host: this machine.
-        device_uuid: of the accelerator this rank drives.
+        device_uuid: of the accelerator this rank drives; else from CUDA_VISIBLE_DEVICES if that lists UUIDs.
         topology: this rank's place: any of dp, tp, pp, cp, ep.
         lockstep: ranks wait for each other in each step. False for rollouts, parameter servers, evaluation workers:
             each rank is then judged against its own past only.

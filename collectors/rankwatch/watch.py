@@ -211,7 +211,10 @@ class Watch:
             return NOTHING
 
     def log(self, **values: Any) -> None:
-        """Record values of this step. Tensors are fine and never waited for; NaN and Inf are values."""
+        """Record values of this step: numbers, or tensors, which are never waited for. NaN and Inf are values.
+
+        A tensor on an accelerator is recorded only after `torch(...)` was called; else it is dropped and counted.
+        """
         floats, known, mask = self._floats, self._plain, 0
         for name, value in values.items():
             if value.__class__ is float and name in known:

@@ -42,9 +42,9 @@ class Table(msgspec.Struct, frozen=True):
 
     Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
     started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
-    `collective_late_s`, `collective_transfer_s`, `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many
-    local gradients or logged values were not finite), `nonfinite_first` (index of the first parameter that had one),
-    `fingerprint`, `tokens`, `tokens_squared`, `phase.NAME` (seconds of each phase), and any user metric.
+    `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many local gradients or logged values were not finite),
+    `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `tokens`, `tokens_squared`,
+    `phase.NAME` (seconds of each phase), and any user metric.
     Values records: `step`, `rank`, and any of the metrics.
     `step` and `rank` are present in every row.
     """

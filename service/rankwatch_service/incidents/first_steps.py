@@ -33,7 +33,7 @@ FIRST_STEPS: Final[dict[str, tuple[str, ...]]] = {
     ),
     Kind.STRAGGLER: (
         "See the heat map of busy time: one bright row is a rank, a block is a host.",
-        "Compare temperature, clock and power of the device with its neighbours'; see what else runs on the host.",
+        "Run `nvidia-smi` on the host: compare temperature, clock and power of its devices; see what else runs there.",
         "It costs more than a restart: checkpoint, and go on without the host.",
     ),
     Kind.SLOWDOWN: (

@@ -1,7 +1,7 @@
 """The audit trail: append-only, each row chained to the one before by its hash.
 
-A row says who did what to what, from where, and what came of it, denied tries included. Changing or removing a row
-breaks the chain from there on, and `verify` names the first row that does not fit.
+A row says who did what to what, from where, and with which result. Requests that were denied have no row. Changing or
+removing a row breaks the chain from there on, and `verify` names the first row that does not fit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def append(
         actor: a token's id and name, or "policy".
         action: what was done, for instance "command.request".
         target: what it was done to.
-        outcome: ok, denied, refused or failed.
+        outcome: ok; of a command the action names how it ended.
         source: address of the caller.
         fields: plain JSON details; never a secret.
     """
