@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, insert
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.services.postgres import Postgres, PostgresError
 from rankwatch_service.series.buffer import AttemptBuffer

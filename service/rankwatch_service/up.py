@@ -14,9 +14,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Engine
-
-from rankwatch_service.api.http.access import Authority, Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.token_files import ensure_token_file, write_secret
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.settings import Settings, local_config
 from rankwatch_service.store import audit_trail
@@ -28,12 +28,6 @@ from rankwatch_service.text_log import configure
 ROLES: Final = ("api", "stream", "notify")
 LOGIN_S: Final = 24 * 3_600
 """How long the printed login link is good for, if nobody has used it."""
-
-KEPT: Final[Mapping[TokenKind, tuple[str, Scope]]] = {
-    TokenKind.INGEST: ("collectors", Scope.INGEST),
-    TokenKind.LOCAL: ("commands on this machine", Scope.ADMIN),
-}
-"""Name and scope of the tokens that lie in files. Who may read the second may read the database beside it, too."""
 
 START_S: Final = 30.0
 """How long the api may take to answer before we say so all the same."""
@@ -74,9 +68,9 @@ def prepare(settings: Settings, clock: Clock) -> str:
     """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
-    ingest = keep_token(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
+    ingest = ensure_token_file(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
     if settings.ingest_config is not None:
-        local = keep_token(engine, settings.local_token_path, clock, TokenKind.LOCAL)
+        local = ensure_token_file(engine, settings.local_token_path, clock, TokenKind.LOCAL)
         found_at = {"url": settings.public_url, "token": ingest}
         _leave(settings.ingest_config, found_at)
         _leave(local_config(settings.ingest_config), found_at | {"token": local, "database_url": settings.database_url})
@@ -102,15 +96,6 @@ def as_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def write_secret(path: Path, content: str) -> None:
-    """Replace a file that its owner alone may read, at once or not at all."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(content)
-    fresh.replace(path)
-
-
 def _leave(path: Path, content: Mapping[str, str]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,30 +105,6 @@ def _leave(path: Path, content: Mapping[str, str]) -> None:
             f"{path} cannot be written ({error.strerror}): agents and commands on this machine find the service by it;"
             " let RANKWATCH_INGEST_CONFIG name a file in a folder that can be written"
         ) from error
-
-
-def keep_token(engine: Engine, path: Path, clock: Clock, kind: TokenKind) -> str:
-    """The token in this file, or a new one, put there, where it is missing or not good any more.
-
-    Args:
-        engine: of a database with this version's tables.
-        path: its owner alone can read it afterwards.
-        clock: for the token's age.
-        kind: `INGEST` (collectors) or `LOCAL` (commands on this machine); see `KEPT`.
-
-    Raises:
-        OSError: the file cannot be read or written.
-    """
-    kept = path.read_text().strip() if path.exists() else ""
-    if kept and Authority(engine, clock).identify(kept) is not None:
-        return kept
-    now = clock.unix_ns()
-    name, scope = KEPT[kind]
-    with write(engine) as connection:
-        token_id, text = create_token(connection, kind, name, [scope], now)
-        audit_trail.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": kind})
-    write_secret(path, text + "\n")
-    return text
 
 
 @contextmanager

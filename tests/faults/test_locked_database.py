@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import BEGIN_TRIES_MAX, BUSY_TIMEOUT_MS, read, write
 from rankwatch_service.store.models import LogRecord

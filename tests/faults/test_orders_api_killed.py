@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import write
 from tests.support.database import new_database

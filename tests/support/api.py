@@ -7,8 +7,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.clock import Clock, SystemClock

@@ -19,7 +19,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch.kafka.settings import KafkaSettings, client_options
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.receivers import TOPIC_RECEIVER
 from rankwatch_service.store.engine import StoreBusyError, open_engine, read, write

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from starlette.middleware.gzip import GZipMiddleware
 
 from rankwatch.wire import View
+from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.api.background.change_feed import Pulse
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
@@ -20,7 +21,6 @@ from rankwatch_service.api.background.housekeeping import tidy
 from rankwatch_service.api.background.order_cache import OrderBoard
 from rankwatch_service.api.context import Context
 from rankwatch_service.api.http import problem
-from rankwatch_service.api.http.access import Authority
 from rankwatch_service.api.http.cursor import open_seal
 from rankwatch_service.api.http.gate import Gate
 from rankwatch_service.api.http.openapi import describe
@@ -83,7 +83,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     describe(app)
     mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
-    app.add_middleware(Gate, authority=context.authority)
+    app.add_middleware(Gate, authenticator=context.authenticator)
     return app
 
 
@@ -91,10 +91,10 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
     registry = CollectorRegistry()
     counters = Counters(registry)
     registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
-    authority = Authority(engine, clock)
+    authenticator = Authenticator(engine, clock)
 
     def tidy_up() -> None:
-        authority.store_last_used()
+        authenticator.store_last_used()
         tidy(engine, clock.unix_ns())
         gone = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", gone.chunks), ("rollup", gone.rollups)):
@@ -111,7 +111,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
         engine=engine,
         controls=controls,
         clock=clock,
-        authority=authority,
+        authenticator=authenticator,
         seal=open_seal(engine, clock),
         pulse=Pulse(ChangeWatch(engine), driving.wake),
         board=OrderBoard(engine, clock),
@@ -134,4 +134,4 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await context.appends.stop()
     await context.views.stop()
     context.driving.stop()
-    context.authority.store_last_used()
+    context.authenticator.store_last_used()

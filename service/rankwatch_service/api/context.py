@@ -9,11 +9,11 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from rankwatch.wire import View
+from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.api.background.change_feed import Pulse
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.order_cache import OrderBoard
-from rankwatch_service.api.http.access import Authority
 from rankwatch_service.api.http.cursor import Seal
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
@@ -30,7 +30,7 @@ class Context:
     engine: Engine
     controls: ControlLog
     clock: Clock
-    authority: Authority
+    authenticator: Authenticator
     seal: Seal
     pulse: Pulse
     board: OrderBoard

@@ -36,10 +36,10 @@ def existing_database(data: str | None, database_url: str | None) -> Iterator[En
     Raises:
         CliError: there is none.
     """
-    from rankwatch_service.cli.commands.roles import settings
+    from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import address_of, open_engine
 
-    url = database_in_force(settings(data_dir=data, database_url=database_url))
+    url = database_in_force(configured_settings(data_dir=data, database_url=database_url))
     address = address_of(url)
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
         raise CliError(

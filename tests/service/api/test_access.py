@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rankwatch_service.api.http.access import Scope
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.http.openapi import PUBLIC
 from tests.support.api import running_api
 from tests.support.clock import FakeClock

@@ -4,7 +4,8 @@ import threading
 
 from sqlalchemy import select
 
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Feed

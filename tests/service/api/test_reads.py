@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import insert, update
 
-from rankwatch_service.api.http.access import Scope
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, IncidentTransition, Job
 

@@ -1,6 +1,7 @@
 """A browser logs in with a token, and writes only from our own pages."""
 
-from rankwatch_service.api.http.access import Scope, TokenKind, create_token
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write
 
 ON_BOTH_DATABASES = True

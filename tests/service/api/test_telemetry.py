@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.api.http.access import Scope
+from rankwatch_service.access.scopes import Scope
 
 MSGPACK = {"content-type": "application/msgpack"}
 PLAIN = {

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert
 
 from rankwatch.wire import Progress, View
-from rankwatch_service.api.http.access import Scope
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.orders.running_attempt import store_views
 from rankwatch_service.policy.control_records import PolicySet, ReceiversSet, SilenceSet, decode_control
 from rankwatch_service.policy.policy import Mode, policy_of

@@ -9,7 +9,7 @@ from sqlalchemy import delete, insert, update
 
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import Progress, View
-from rankwatch_service.api.http.access import Scope
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.cli import main
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.orders.running_attempt import store_views

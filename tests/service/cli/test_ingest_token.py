@@ -6,7 +6,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from rankwatch_service.api.http.access import Authority, Scope, revoke_token
+from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import open_engine, write
@@ -25,7 +27,7 @@ def test_a_good_token_stays_and_a_revoked_one_is_replaced(tmp_path: Path) -> Non
         return file.read_text().strip()
 
     first = kept()
-    identity = Authority(engine, SystemClock()).identify(first)
+    identity = Authenticator(engine, SystemClock()).authenticate(first)
     assert identity is not None
     assert identity.scopes == {Scope.INGEST}
     assert kept() == first

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.commands.notifications import seconds
+from rankwatch_service.cli.durations import seconds
 from rankwatch_service.cli.errors import CliError
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Engine, delete, func, inspect, select, tuple_
 
-from rankwatch_service.api.http.access import TokenKind
+from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.api.http.idempotency import KEEP_NS
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import (

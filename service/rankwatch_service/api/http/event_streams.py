@@ -8,8 +8,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.context import Context, Ctx
-from rankwatch_service.api.http.access import Identity
 from rankwatch_service.api.http.gate import session_of
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.store.errors import StoreError
@@ -46,7 +46,7 @@ class Stream:
         if now_s - self._checked_s < CHECK_S:
             return True
         self._checked_s = now_s
-        return await run_in_threadpool(self._context.authority.identify, self._token) is not None
+        return await run_in_threadpool(self._context.authenticator.authenticate, self._token) is not None
 
     async def __aenter__(self) -> None:
         streams = self._context.streams

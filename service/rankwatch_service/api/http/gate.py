@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from rankwatch_service.api.http.access import Authority, Identity
+from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.api.http.body import limited
 from rankwatch_service.api.http.problem import problem, unavailable
 from rankwatch_service.store.errors import StoreError
@@ -47,9 +47,9 @@ HEADERS: Final = {
 class Gate:
     """ASGI middleware; hands the identity on as `scope["identity"]` and the request's id as `scope["request_id"]`."""
 
-    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
-        self._authority = authority
+        self._authenticator = authenticator
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Let one request through, or answer it."""
@@ -101,8 +101,8 @@ class Gate:
         return Identity(found.id, found.kind, found.name, found.scopes, found.job, found.expires_unix_ns, True)
 
     async def _look_up(self, text: str) -> Identity | None:
-        found = self._authority.recall(text)
-        return found if found is not None else await run_in_threadpool(self._authority.identify, text)
+        found = self._authenticator.cached(text)
+        return found if found is not None else await run_in_threadpool(self._authenticator.authenticate, text)
 
 
 def session_of(headers: Headers) -> str:

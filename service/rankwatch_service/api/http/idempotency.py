@@ -11,8 +11,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from sqlalchemy import Connection, delete, insert, select
 
+from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import IdempotentReply

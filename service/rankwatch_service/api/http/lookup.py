@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from rankwatch_service.api.http.access import Identity
+from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.short_ids import TYPED_MIN, short, typed
 from rankwatch_service.store.models import Command, Incident, Silence

@@ -12,7 +12,9 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
 from rankwatch_service.api.http.problem import MEDIA_TYPE
 

@@ -10,8 +10,10 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy import Engine, func, select
 from starlette.concurrency import run_in_threadpool
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.event_streams import PersonStreamDep
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Feed

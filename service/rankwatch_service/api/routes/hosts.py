@@ -8,8 +8,10 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from sqlalchemy import case, func, select
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import HostRecord

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Context, Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.log.base import ALL_JOBS, Entry
 from rankwatch_service.policy import policy

@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, delete, insert, select, update
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Context, Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found

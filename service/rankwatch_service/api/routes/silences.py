@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Context, Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page

@@ -47,23 +47,20 @@ def create(
     database_url: DATABASE_URL = None,
 ) -> None:
     """Make a token and print it, this once."""
-    from rankwatch_service.api.http.access import Scope, TokenKind, create_token
-    from rankwatch_service.cli.commands.notifications import seconds
+    from rankwatch_service.access.scopes import Scope
+    from rankwatch_service.access.tokens import issue_token
+    from rankwatch_service.cli.durations import seconds
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.store import audit_trail
     from rankwatch_service.store.engine import write
 
     try:
         scopes = {Scope(one) for one in scope}
     except ValueError as error:
         raise CliError(Status.USAGE, f"{error}; scopes are {', '.join(Scope)}") from error
-    kind = TokenKind.INGEST if scopes == {Scope.INGEST} else TokenKind.API
     now = SystemClock().unix_ns()
     expires = None if lasting is None else now + seconds(lasting) * 1_000_000_000
     with existing_database(data, database_url) as engine, write(engine) as connection:
-        token_id, text = create_token(connection, kind, name, scopes, now, job=job, expires_unix_ns=expires)
-        fields = {"name": name, "scopes": sorted(scopes), "job": job}
-        audit_trail.append(connection, now, "command line", "token.make", token_id, "ok", fields=fields)
+        _, text = issue_token(connection, "command line", name, scopes, now, job=job, expires_unix_ns=expires)
     print(text)
 
 
@@ -102,7 +99,7 @@ def revoke(
     database_url: DATABASE_URL = None,
 ) -> None:
     """Make a token worthless, and the sessions that it opened."""
-    from rankwatch_service.api.http.access import revoke_token
+    from rankwatch_service.access.tokens import revoke_token
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store import audit_trail
     from rankwatch_service.store.engine import write
@@ -117,11 +114,11 @@ def revoke(
 @db.command("upgrade")
 def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Bring the database to this version's tables, and make Kafka's topics where it is configured."""
-    from rankwatch_service.cli.commands.roles import settings
+    from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.migrate import upgrade
 
-    configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
     engine = open_engine(configured.database_url, "command line")
     try:
         upgrade(engine)

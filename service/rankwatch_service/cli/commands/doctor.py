@@ -53,9 +53,9 @@ def doctor(
     token: TOKEN = None,
 ) -> None:
     """Check this machine, the database, Kafka and the service. Exits with 1 if something needs attention."""
-    from rankwatch_service.cli.commands.roles import settings
+    from rankwatch_service.cli.configuration import configured_settings
 
-    configured = settings(data_dir=data, database_url=database_url, kafka=kafka)
+    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
     checks = [*_machine(configured), *_database(configured), *_kafka(configured), *_service(url, token)]
     styles = {"ok": "green", "note": "dim", "finding": "bold red"}
     output.show(

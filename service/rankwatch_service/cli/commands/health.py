@@ -32,11 +32,11 @@ def health(
     database_url: DATABASE_URL = None,
 ) -> None:
     """Exit with 1 unless a role works, as it has told the database itself."""
-    from rankwatch_service.cli.commands.roles import settings
+    from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.errors import StoreError
 
-    engine = open_engine(settings(data_dir=data, database_url=database_url).database_url)
+    engine = open_engine(configured_settings(data_dir=data, database_url=database_url).database_url)
     try:
         silent_s = _stream_silent_s(engine, socket.gethostname()) if role is Role.STREAM else _notify_silent_s(engine)
     except StoreError as error:

@@ -19,13 +19,13 @@ def ingest(
     database_url: DATABASE_URL = None,
 ) -> None:
     """See to it that this file holds a good ingest token: the one that is there, or a new one."""
-    from rankwatch_service.api.http.access import TokenKind
+    from rankwatch_service.access.token_files import ensure_token_file
+    from rankwatch_service.access.tokens import TokenKind
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.up import keep_token
 
     try:
         with existing_database(data, database_url) as engine:
-            keep_token(engine, file, SystemClock(), TokenKind.INGEST)
+            ensure_token_file(engine, file, SystemClock(), TokenKind.INGEST)
     except OSError as error:
         raise CliError(Status.USAGE, f"{file}: {error.strerror}") from error
     output.note(f"{file} holds a good ingest token")

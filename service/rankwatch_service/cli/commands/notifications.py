@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.durations import seconds
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 silences = typer.Typer(help="List silences, add one, or end one.", invoke_without_command=True)
 receivers = typer.Typer(help="List webhook receivers, add one, or remove one.", invoke_without_command=True)
-
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-def seconds(duration: str) -> int:
-    """Read a duration such as 90s, 30m, 2h or 1d.
-
-    Raises:
-        CliError: it is none.
-    """
-    found = re.fullmatch(r"(\d+)([smhd])", duration)
-    if found is None:
-        raise CliError(Status.USAGE, f"{duration!r} is not a duration such as 90s, 30m, 2h or 1d")
-    return int(found[1]) * _UNITS_S[found[2]]
 
 
 @silences.callback()

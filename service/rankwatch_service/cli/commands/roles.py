@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from rankwatch_service.cli.configuration import configured_settings
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
-
-if TYPE_CHECKING:
-    from rankwatch_service.settings import Settings
 
 PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """The agent reads its arguments itself."""
@@ -32,7 +30,7 @@ def up(
     from rankwatch_service.cli.extras import require
     from rankwatch_service.up import UpError, run
 
-    configured = settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
+    configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
     if configured.kafka:
         require("kafka")
     try:
@@ -51,21 +49,21 @@ def api(
     """Run the API and the dashboard alone."""
     from rankwatch_service.api.serve import run
 
-    run(settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
+    run(configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
 
 
 def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run the stream alone: telemetry in, incidents out."""
     from rankwatch_service.stream.serve import run
 
-    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
+    run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
 def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run the notifier alone: outbox in, webhooks out."""
     from rankwatch_service.notify.serve import run
 
-    run(settings(data_dir=data, database_url=database_url, kafka=kafka))
+    run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
 def agent(context: typer.Context) -> None:
@@ -93,22 +91,3 @@ def demo(
         raise CliError(Status.USAGE, f"what is {broker!r}? A Kafka is given as --kafka HOST:PORT")
     backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
     raise typer.Exit(run(Options(not no_faults, keep, port, steps or STEPS, seed, backing)))
-
-
-def settings(**given: Any) -> Settings:
-    """The service's settings, with the options that were given before environment and file.
-
-    Raises:
-        CliError: a setting is unknown or malformed.
-    """
-    from pydantic import ValidationError
-
-    from rankwatch_service.settings import Settings
-
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        wrong = "; ".join(
-            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")]) for one in error.errors()
-        )
-        raise CliError(Status.USAGE, f"settings: {wrong}") from error

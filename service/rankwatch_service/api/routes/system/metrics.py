@@ -7,8 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 
 router = APIRouter(tags=["health"])
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from sqlalchemy import select
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_session
+from rankwatch_service.access.tokens import TokenKind, revoke_token
 from rankwatch_service.api.context import Context, Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope, TokenKind, create_token, revoke_token
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE, SECURE_COOKIE
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Token
 
 router = APIRouter(prefix="/session", tags=["access"])
-
-SESSION_S: Final = 12 * 3_600
-"""A shift."""
 
 
 class Login(BaseModel):
@@ -41,30 +39,17 @@ class Session(BaseModel):
 @router.post("", status_code=201)
 def log_in(body: Login, context: Ctx, request: Request, response: Response) -> Session:
     """Exchange a token for a session cookie. A login token does so once."""
-    identity = context.authority.identify(body.token.get_secret_value())
+    identity = context.authenticator.authenticate(body.token.get_secret_value())
     if identity is None or identity.kind == TokenKind.SESSION:
         raise ProblemError(401, "this token is not valid", headers={"WWW-Authenticate": "Bearer"})
-    now = context.clock.unix_ns()
-    expires = now + SESSION_S * 10**9
-    if identity.kind != TokenKind.LOGIN and identity.expires_unix_ns is not None:
-        expires = min(expires, identity.expires_unix_ns)
-    with write(context.engine) as connection:
-        opened = select(Token.id).where(Token.parent == identity.id).limit(1)
-        if identity.kind == TokenKind.LOGIN and connection.execute(opened).one_or_none() is not None:
-            raise ProblemError(401, "this login link was used already", headers={"WWW-Authenticate": "Bearer"})
-        scopes = [Scope(scope) for scope in identity.scopes]
-        _, text = create_token(
-            connection,
-            TokenKind.SESSION,
-            identity.name,
-            scopes,
-            now,
-            job=identity.job,
-            expires_unix_ns=expires,
-            parent=identity.id,
-        )
-        source = request.client.host if request.client else ""
-        audit_trail.append(connection, now, identity.actor, "session.open", identity.id, "ok", source=source)
+    source = request.client.host if request.client else ""
+    try:
+        with write(context.engine) as connection:
+            text, expires = open_session(connection, identity, context.clock.unix_ns(), source)
+    except LoginUsedError as error:
+        raise ProblemError(
+            401, "this login link has already been used", headers={"WWW-Authenticate": "Bearer"}
+        ) from error
     _set_cookie(context, response, text, SESSION_S)
     return Session(name=identity.name, scopes=sorted(identity.scopes), job=identity.job, expires_unix_ns=expires)
 
@@ -87,7 +72,7 @@ def log_out(context: Ctx, response: Response, identity: Annotated[Identity, Depe
         raise ProblemError(409, "this is no session; revoke the token instead")
     with write(context.engine) as connection:
         revoke_token(connection, identity.id)
-    context.authority.forget()
+    context.authenticator.clear_cache()
     _set_cookie(context, response, "", 0)
 
 

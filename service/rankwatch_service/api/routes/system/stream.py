@@ -6,9 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.store.engine import read
 
 router = APIRouter(prefix="/stream", tags=["stream"])

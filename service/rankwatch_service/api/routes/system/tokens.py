@@ -8,8 +8,11 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import issue_token, revoke_token
 from rankwatch_service.api.context import Ctx
-from rankwatch_service.api.http.access import Identity, Require, Scope, TokenKind, create_token, revoke_token
+from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.store import audit_trail
@@ -69,13 +72,10 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
     """Make a token. Takes no Idempotency-Key: the answer would have to be kept, and with it the secret."""
     now = context.clock.unix_ns()
     expires = None if body.expires_s is None else now + int(body.expires_s * 1e9)
-    kind = TokenKind.INGEST if set(body.scopes) == {Scope.INGEST} else TokenKind.API
     with write(context.engine) as connection:
-        token_id, text = create_token(
-            connection, kind, body.name, set(body.scopes), now, job=body.job, expires_unix_ns=expires
+        token_id, text = issue_token(
+            connection, identity.actor, body.name, body.scopes, now, job=body.job, expires_unix_ns=expires
         )
-        fields = {"name": body.name, "scopes": sorted(set(body.scopes)), "job": body.job}
-        audit_trail.append(connection, now, identity.actor, "token.make", token_id, "ok", fields=fields)
         row = connection.execute(select(TokenRow.__table__).where(TokenRow.id == token_id)).mappings().one()
     return CreatedToken(**row, token=text)
 
@@ -87,4 +87,4 @@ def revoke(token_id: str, context: Ctx, identity: Admin) -> None:
         if not revoke_token(connection, token_id):
             raise not_found("token", token_id)
         audit_trail.append(connection, context.clock.unix_ns(), identity.actor, "token.revoke", token_id, "ok")
-    context.authority.forget()
+    context.authenticator.clear_cache()

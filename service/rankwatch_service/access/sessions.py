@@ -1,0 +1,55 @@
+"""Browser sessions: a token is exchanged once for a session token, which the browser keeps in a cookie."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, select
+
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.models import Token
+
+SESSION_S: Final = 12 * 3_600
+"""How long a session lasts: one shift."""
+
+
+class LoginUsedError(Exception):
+    """A login token opens one session, and this one already has."""
+
+
+def open_session(connection: Connection, identity: Identity, now_unix_ns: int, source: str) -> tuple[str, int]:
+    """Open a session for the holder of a token, and record it in the audit trail.
+
+    Args:
+        connection: of a write transaction.
+        identity: the token's. A session ends no later than its token, except that a login token may expire before.
+        now_unix_ns: the time.
+        source: the browser's address, for the audit trail.
+
+    Returns:
+        The session token's text, and when it expires, in Unix nanoseconds.
+
+    Raises:
+        LoginUsedError: a login token that has opened a session before.
+    """
+    expires_unix_ns = now_unix_ns + SESSION_S * 10**9
+    if identity.kind != TokenKind.LOGIN and identity.expires_unix_ns is not None:
+        expires_unix_ns = min(expires_unix_ns, identity.expires_unix_ns)
+    opened = select(Token.id).where(Token.parent == identity.id).limit(1)
+    if identity.kind == TokenKind.LOGIN and connection.execute(opened).one_or_none() is not None:
+        raise LoginUsedError
+    _, text = create_token(
+        connection,
+        TokenKind.SESSION,
+        identity.name,
+        [Scope(scope) for scope in identity.scopes],
+        now_unix_ns,
+        job=identity.job,
+        expires_unix_ns=expires_unix_ns,
+        parent=identity.id,
+    )
+    audit_trail.append(connection, now_unix_ns, identity.actor, "session.open", identity.id, "ok", source=source)
+    return text, expires_unix_ns

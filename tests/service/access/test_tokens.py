@@ -1,0 +1,117 @@
+"""How tokens are made, found, cached and revoked, without HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, select
+
+from rankwatch_service.access.identities import CACHE_S, LAST_USED_EVERY_NS, Authenticator
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token, issue_token, revoke_token
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Audit, Token
+from tests.support.clock import FakeClock
+from tests.support.database import new_database
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = new_database(tmp_path)
+    yield engine
+    engine.dispose()
+
+
+def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine):
+    clock = FakeClock()
+    with write(engine) as connection:
+        token_id, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns(), job="llm")
+    identity = Authenticator(engine, clock).authenticate(text)
+    assert identity is not None
+    assert (identity.id, identity.name, identity.scopes, identity.job) == (token_id, "ci", {"read"}, "llm")
+    assert identity.holds(Scope.READ)
+    assert not identity.holds(Scope.COMMAND)
+    assert identity.may_see("llm")
+    assert not identity.may_see("other")
+    with read(engine) as connection:
+        stored = str(connection.execute(select(Token.__table__)).all())
+    assert text.split("_", 3)[3] not in stored
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "nonsense",
+        "rankwatch_api",
+        "other_api_{id}_{secret}",
+        "rankwatch_login_{id}_{secret}",
+        "rankwatch_api_{id}_x",
+    ],
+)
+def test_a_text_that_is_not_a_valid_token_has_no_identity(engine, wrong):
+    clock = FakeClock()
+    with write(engine) as connection:
+        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+    _, _, token_id, secret = text.split("_", 3)
+    assert Authenticator(engine, clock).authenticate(wrong.format(id=token_id, secret=secret)) is None
+
+
+def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine):
+    clock = FakeClock()
+    with write(engine) as connection:
+        token_id, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+    authenticator = Authenticator(engine, clock)
+    assert authenticator.cached(text) is None
+    assert authenticator.authenticate(text) == authenticator.cached(text)
+    clock.advance(CACHE_S + 0.1)
+    assert authenticator.cached(text) is None
+    authenticator.authenticate(text)
+    with write(engine) as connection:
+        assert revoke_token(connection, token_id)
+    authenticator.clear_cache()
+    assert authenticator.cached(text) is None
+    assert authenticator.authenticate(text) is None
+
+
+def test_last_used_is_written_once_in_five_minutes(engine):
+    clock = FakeClock()
+    with write(engine) as connection:
+        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+    authenticator = Authenticator(engine, clock)
+
+    def last_used_unix_ns() -> int:
+        authenticator.authenticate(text)
+        authenticator.store_last_used()
+        with read(engine) as connection:
+            return connection.scalar(select(Token.last_used_unix_ns))
+
+    first = last_used_unix_ns()
+    assert first == clock.unix_ns()
+    clock.advance(LAST_USED_EVERY_NS / 1e9 - 1)
+    assert last_used_unix_ns() == first
+    clock.advance(2)
+    assert last_used_unix_ns() == clock.unix_ns()
+
+
+@pytest.mark.parametrize(
+    ("scopes", "kind"),
+    [([Scope.INGEST], "ingest"), ([Scope.READ], "api"), ([Scope.INGEST, Scope.READ], "api")],
+)
+def test_an_issued_token_is_an_ingest_token_only_with_that_scope_alone_and_is_audited(engine, scopes, kind):
+    with write(engine) as connection:
+        token_id, text = issue_token(connection, "ada (1)", "ci", scopes, 7)
+    assert text.startswith(f"rankwatch_{kind}_{token_id}_")
+    with read(engine) as connection:
+        line = connection.execute(select(Audit.__table__)).one()
+    assert (line.actor, line.action, line.target, line.at_unix_ns) == ("ada (1)", "token.make", token_id, 7)
+
+
+def test_revoking_a_token_revokes_the_sessions_that_it_opened(engine):
+    clock = FakeClock()
+    with write(engine) as connection:
+        token_id, _ = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+        _, session = create_token(connection, TokenKind.SESSION, "ci", [Scope.READ], clock.unix_ns(), parent=token_id)
+        assert revoke_token(connection, token_id)
+        assert not revoke_token(connection, "000000000000")
+    assert Authenticator(engine, clock).authenticate(session) is None
