@@ -20,18 +20,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankwatch import wire
+from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.reader import StepEntry
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.settings import Settings
+from tests.support.agent_process import AgentProcess
+from tests.support.agent_service import AgentService, until
+from tests.support.kafka_broker import KINDS, kafka_broker
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from rankwatch import wire  # noqa: E402
-from rankwatch.agent.draft import Draft, Numbering  # noqa: E402
-from rankwatch.reader import StepEntry  # noqa: E402
-from rankwatch_service.log.kafka_topics import ensure_topics  # noqa: E402
-from rankwatch_service.settings import Settings  # noqa: E402
-from tests.support.agent_process import AgentProcess  # noqa: E402
-from tests.support.agent_service import AgentService, until  # noqa: E402
-from tests.support.kafka_broker import KINDS, kafka_broker  # noqa: E402
-
 WARM_UP_S = 3.0
 
 RANK = """

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from overheard import roster_of, told
-
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
@@ -29,6 +27,7 @@ from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.simulate.injected import Stall
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import apply
+from suite.pipeline import roster_of, updates_of
 
 RECEIVERS: Final = [
     NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json"),
@@ -289,7 +288,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
     for observation in job.observations():
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
         now_s = observation.time_s if isinstance(observation, Frame) else now_s
-        for news in told(judge, observation, roster):
+        for news in updates_of(judge, observation, roster):
             incident = news.incident
             incidents.setdefault(incident.id, incident)
             incident.transitions += 1

@@ -7,9 +7,9 @@
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
     python benchmarks/detection.py --speed 8,64,1024,16384
 
-Every line is a synthetic job with labels (`suite.py`, `clean_runs.py`), judged by the whole catalogue at its defaults
-and the correlator (`scoring.py`). Delays are in steps after the injection; "x bound" is the median delay as a multiple
-of Lorden's bound, log(ranks x steps per week) / KL, the best that any test can do on average.
+Every line is a synthetic job with labels (`suite.cases`, `suite.clean_jobs`), judged by all detectors at their
+defaults and the correlator (`suite.scoring`). Delays are in steps after the injection. "x bound" is the median delay as
+a multiple of Lorden's bound, log(ranks x steps per week) / KL, the best average of any test.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from os import cpu_count
 from pathlib import Path
 from typing import Final
 
-from beside import alone, beside, wandering
-from clean_runs import BUDGETS, calibration, false_rates
-from peer_lines import beside_peers
-from scoring import Score, score
-from slow_changes import slow_changes
-from suite import FAULTS, SILENT, Case, stragglers
-
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
+from suite.cases import FAULTS, SILENT, Case, stragglers
+from suite.clean_jobs import BUDGETS, calibration, false_rates
+from suite.conditions import combined, conditions_alone, wandering_pace
+from suite.peers.comparison import beside_peers
+from suite.scoring import Score, score
+from suite.slow_changes import slow_changes
+from suite.tables import table
 
 HEAD: Final = [
     "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "critical, median",
@@ -95,12 +96,6 @@ def speed(ranks: int, steps: int = 120) -> list[str]:
     return [f"{ranks:,}", f"{middle:.2f}", f"{tick:.2f}", f"{middle * 1e6 / ranks:,.0f}"]
 
 
-def table(head: list[str], lines: Iterable[list[str]]) -> str:
-    """A Markdown table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def _measured(
     line: Callable[[Case, range], list[str]], cases: list[Case], seeds: int, pool: ProcessPoolExecutor
 ) -> list[list[str]]:
@@ -114,9 +109,14 @@ def _measured(
 
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
-    """A case holds functions, which do not travel to other processes; its name does."""
-    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *beside(), *alone(), *wandering(), *slow_changes())
+    """A case holds functions, which cannot be pickled for another process; its name can."""
+    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *in_conditions())
     return line(next(case for case in every if case.name == name), range(seeds))
+
+
+def in_conditions() -> Iterator[Case]:
+    """The cases of `--beside`."""
+    yield from chain(combined(), conditions_alone(), wandering_pace(), slow_changes())
 
 
 def _sizes(text: str) -> list[int]:
@@ -155,7 +155,7 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         yield "### All lines that a rule can answer\n\n" + table(["rule", "found", "named", "delay", "false"], totals)
         return
     if chosen.beside:
-        cases = [case for case in (*beside(), *alone(), *wandering(), *slow_changes()) if chosen.only in case.name]
+        cases = [case for case in in_conditions() if chosen.only in case.name]
         yield "### In jobs with a way of their own\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
         return
     if chosen.clean:

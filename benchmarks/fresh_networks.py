@@ -2,7 +2,7 @@
 
     python benchmarks/fresh_networks.py [--seeds 3] [--steps 600] [--only TEXT]
 
-Each is trained from nothing (`networks.py`), and its loss and gradient norm are judged from the first step on.
+Each is trained from nothing (`suite.networks`), and its loss and gradient norm are judged from the first step on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from networks import NETWORKS, OPTIMIZERS, Curve, adversaries, trained
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, StepKind, Topology
 from rankwatch_detectors.catalogue import detectors
+from suite.networks import NETWORKS, OPTIMIZERS, Curve, adversaries, trained
 
 WARM_UP_STEPS = (0, 100)
 

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from detection import table
-
 from rankwatch_detectors.base import Change, Kind
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
+from suite.tables import table
 
 AT_STEP = 300
 BEGIN, END = "<!-- operating characteristic -->", "<!-- end -->"

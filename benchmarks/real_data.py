@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real_series import ANSWERS, Event, Series, curve, listen
-from real_servers import faults, metric, steps_beside_power
 
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.patience import HangConfig
+from suite.recorded.series import ANSWERS, Event, Series, curve, listen
+from suite.recorded.servers import faults, metric, steps_beside_power
 
 FAR = 10**6
 """Collectives entered by a rank that lags in no group; dumps tell only differences."""

@@ -22,12 +22,11 @@ import argparse
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,9 +34,6 @@ from typing import Any
 
 import zstandard
 from kafka import KafkaProducer
-from traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch_detectors.base import Frame
@@ -57,6 +53,8 @@ from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.packing import pack
 from rankwatch_service.telemetry.batch import opened, read_together
 from rankwatch_service.text_log import configure
+from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
+from tests.support.kafka_broker import broker_at_hand
 
 JOB = "benchmark"
 MEMORY = "memory"
@@ -164,22 +162,6 @@ def fill(kafka: KafkaSettings, messages: Sequence[Sent]) -> None:
 def as_sent(messages: Sequence[Sent]) -> Callable[[Any, int], int]:
     """Times of sending by position: the broker's own say only how fast the benchmark filled it."""
     return lambda message, _now: messages[message.offset].unix_ns
-
-
-@contextmanager
-def broker(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """(what it is, where it is); both empty where there is none."""
-    from tests.support.kafka_broker import kafka_broker, missing
-
-    given = options.kafka or os.environ.get("RANKWATCH_TEST_KAFKA", "")
-    kind = next((kind for kind in ("apache", "tansu") if not missing(kind)), "")
-    if options.no_kafka or not (given or kind):
-        yield "", ""
-    elif given:
-        yield f"the broker at {given}", given
-    else:
-        with kafka_broker(kind) as own:
-            yield {"apache": "Apache Kafka, one node", "tansu": "tansu"}[kind], own.bootstrap
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -302,7 +284,8 @@ def main() -> None:
     repeats = options.repeats or (1 if options.quick else 5)
     only = options.only.split(",") if options.only else []
     chosen = [load for load in loads(options.quick) if not only or f"{load.ranks}x{load.rows}" in only]
-    with broker(options) as (what, bootstrap):
+    at_hand = nullcontext(("", "")) if options.no_kafka else broker_at_hand(options.kafka)
+    with at_hand as (what, bootstrap):
         print(f"{len(METRICS)} metrics, {HOST_RANKS} ranks on a host; log: {what or 'memory'}; SQLite, fsync on")
         print(f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores, ", end="")
         print(f"load of the machine (1 min): {os.getloadavg()[0]:.1f}; median of {repeats}")

@@ -16,7 +16,6 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +25,6 @@ from pathlib import Path
 import numpy as np
 from kafka import KafkaProducer
 from sqlalchemy import Engine, func, select
-from stream import broker
-from traffic import Traffic
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rankwatch.kafka.settings import client_options, partition_of
 from rankwatch_service.log.kafka_topics import ensure_topics
@@ -39,6 +34,8 @@ from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import StreamPosition
 from rankwatch_service.stream.serve import run
 from rankwatch_service.text_log import configure
+from suite.traffic import Traffic
+from tests.support.kafka_broker import broker_at_hand
 
 PARTITIONS = 24
 ROWS = 64
@@ -182,8 +179,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kafka", default="", help="HOST:PORT of a broker that runs already")
     options = parser.parse_args()
-    options.no_kafka = False
-    with broker(options) as (what, bootstrap):
+    with broker_at_hand(options.kafka) as (what, bootstrap):
         if not bootstrap:
             print("no broker at hand: name one with --kafka")
             return

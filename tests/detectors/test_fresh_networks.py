@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from networks import NETWORKS, Curve, adversaries, trained
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.training_curve import CurveDetector
+from suite.networks import NETWORKS, Curve, adversaries, trained
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge
 

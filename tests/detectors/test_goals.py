@@ -1,6 +1,6 @@
 """Each line of the labelled suite, with one seed: found, rightly named, soon enough, and nothing else said.
 
-What is asked of a line stands in `benchmarks/suite.py` and `beside.py`; `benchmarks/detection.py` prints the figures
+The goal of each line stands in `suite.cases` and `suite.conditions`; `benchmarks/detection.py` prints the figures
 over many seeds. A quarter and two steps are added here, so that another version of numpy is no failure.
 """
 
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from beside import alone, beside, wandering
-from scoring import score
-from slow_changes import slow_changes
-from suite import FAULTS, SILENT, Case, straggler, stragglers
+
+from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
+from suite.conditions import combined, conditions_alone, wandering_pace
+from suite.scoring import score
+from suite.slow_changes import slow_changes
 
 LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]
 TOLD_PER_CAUSE_MAX = 3.0
-"""What grows is told again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
+"""What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
 
 
 @pytest.mark.parametrize("case", LINES, ids=lambda case: case.name)
@@ -34,7 +35,7 @@ def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
     assert score(case, range(1)).false == []
 
 
-@pytest.mark.parametrize("case", [*beside()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*combined()], ids=lambda case: case.name)
 def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)
@@ -43,7 +44,7 @@ def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(
     assert got.incidents == got.roots
 
 
-@pytest.mark.parametrize("case", [*alone(), *wandering()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*conditions_alone(), *wandering_pace()], ids=lambda case: case.name)
 def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     got = score(case, range(1))
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from scoring import judged
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Occurrence, Severity
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.scenario import Job
+from suite.scoring import judged
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge, opened
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scoring import judged
 
 from rankwatch_detectors.base import Change, Frame, Kind, Observation, Severity
 from rankwatch_detectors.stage import StageConfig, StageDetector
 from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.simulate.scenario import Job
+from suite.scoring import judged
 from tests.support.verdicts import judge
 
 LAST_STAGE = (12, 13, 14, 15)

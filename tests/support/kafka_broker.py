@@ -153,6 +153,24 @@ def missing(kind: str) -> str:
     return "" if find_spec(module) else f"{module} is not installed"
 
 
+@contextmanager
+def broker_at_hand(given: str = "") -> Iterator[tuple[str, str]]:
+    """A broker for a benchmark: what it is and its address; both are empty where there is none.
+
+    Args:
+        given: HOST:PORT of a broker that runs already; otherwise `RANKWATCH_TEST_KAFKA`; otherwise one is started.
+    """
+    given = given or os.environ.get("RANKWATCH_TEST_KAFKA", "")
+    kind = next((kind for kind in ("apache", "tansu") if not missing(kind)), "")
+    if given:
+        yield f"the broker at {given}", given
+    elif kind:
+        with kafka_broker(kind) as own:
+            yield {"apache": "Apache Kafka, one node", "tansu": "tansu"}[kind], own.bootstrap
+    else:
+        yield "", ""
+
+
 def answers(bootstrap: str) -> bool:
     """Whether a client can begin with this broker, or one of these."""
     try:

@@ -1,8 +1,9 @@
-"""Detectors whose findings are noted down while a judge makes incidents of them, and the roster of a synthetic job."""
+"""The detectors and the correlator under test, with a record of what the detectors found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
@@ -12,12 +13,11 @@ from rankwatch_service.job.detection import Judge
 from rankwatch_service.job.topology_state import Roster
 
 
-class Overheard:
-    """A detector whose findings are noted down as well."""
+class RecordingDetector:
+    """Another detector, whose opened and updated findings are recorded."""
 
     def __init__(self, detector: Detector, findings: list[Finding]) -> None:
         self.name, self.version = detector.name, detector.version
-        self.snapshot, self.restore = detector.snapshot, detector.restore
         self._detector, self._findings = detector, findings
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
@@ -25,22 +25,35 @@ class Overheard:
         self._findings += [finding for finding in found if finding.change is not Change.CLOSE]
         return found
 
+    def snapshot(self) -> dict[str, Any]:
+        return self._detector.snapshot()
 
-def overheard(findings: list[Finding]) -> Judge:
-    """A judge with all detectors at their defaults; what they open or update is put into `findings`."""
-    return Judge("benchmark", lambda: [Overheard(detector, findings) for detector in detectors()])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._detector.restore(state)
+
+    def inherit(self, before: Any) -> None:
+        self._detector.inherit(before)
 
 
-def told(judge: Judge, observation: Observation, roster: Roster) -> list[Update]:
-    """What becomes of an observation. A detector that fails would find nothing wrong: it ends the benchmark."""
-    news, failures = judge.observe(observation, roster)
+def recording_pipeline(findings: list[Finding]) -> Judge:
+    """All detectors at their defaults and the correlator; what the detectors open or update is added to `findings`."""
+    return Judge("benchmark", lambda: [RecordingDetector(detector, findings) for detector in detectors()])
+
+
+def updates_of(judge: Judge, observation: Observation, roster: Roster) -> list[Update]:
+    """What an observation changes about incidents.
+
+    Raises:
+        RuntimeError: a detector failed. It would find nothing from then on, which must not pass for silence.
+    """
+    updates, failures = judge.observe(observation, roster)
     if failures:
         raise RuntimeError(f"a detector failed: {failures}")
-    return news
+    return updates
 
 
 def roster_of(topology: Topology) -> Roster:
-    """What the agents of a job would have said of its ranks."""
+    """The roster that a job's agents would have reported."""
     roster, size = Roster(), topology.world_size
     places = zip(topology.host, topology.device_uuid, topology.dp, topology.tp, topology.pp, strict=True)
     roster.learn(

@@ -1,6 +1,4 @@
-"""Lines of the labelled suite that change slowly, or show on one rank alone: by themselves, beside each other, and in
-jobs that have a way of their own (`beside.py`).
-"""
+"""Cases in which something changes slowly, or shows on one rank only: alone, in pairs, and in standing conditions."""
 
 from __future__ import annotations
 
@@ -8,10 +6,9 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
-from beside import CONDITIONS, STAGES, Part
-from suite import Case
-
 from rankwatch_service.simulate.scenario import Job
+from suite.cases import Case
+from suite.conditions import CONDITIONS, STAGES, Part
 
 SIZES: Final = (16, 64, 256)
 START: Final = 1000

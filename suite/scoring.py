@@ -11,13 +11,12 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from overheard import overheard, roster_of, told
-from suite import Case, bound
-
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.simulate.injected import Label
 from rankwatch_service.simulate.scenario import Job
+from suite.cases import Case, bound
+from suite.pipeline import recording_pipeline, roster_of, updates_of
 
 BRINGS: Final = {
     Kind.STRAGGLER: {Kind.SLOWDOWN},
@@ -80,7 +79,8 @@ class Score:
         kinds = OF_LOSS if label.kind in OF_LOSS else {label.kind}
         of_kind = [f for f in findings if f.kind in kinds and _since(f, label)]
         self.unit = " s" if kinds & IN_SECONDS else self.unit
-        for ranks in [(rank,) for rank in label.ranks] or [()]:
+        culprits: list[tuple[int, ...]] = [(rank,) for rank in label.ranks]
+        for ranks in culprits or [()]:
             self.labels += 1
             self.found += bool(of_kind)
             # Who hangs together is named together.
@@ -131,11 +131,11 @@ def _counts(incident: Incident, job: Job) -> bool:
 def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     """What the catalogue opened or updated, the incidents that became of it, and how often they were told."""
     findings: list[Finding] = []
-    judge, roster = overheard(findings), roster_of(job.topology())
+    judge, roster = recording_pipeline(findings), roster_of(job.topology())
     incidents: dict[str, Incident] = {}
     messages = 0
     for observation in job.observations():
-        for news in told(judge, observation, roster):
+        for news in updates_of(judge, observation, roster):
             incidents[news.incident.id] = news.incident
             sent = (
                 news.what in (TransitionKind.OPENED, TransitionKind.UPDATED)

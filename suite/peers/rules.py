@@ -120,7 +120,7 @@ class AdwinPerRank:
         if not isinstance(observation, Frame) or "busy_s" not in observation.values:
             return
         busy = observation.values["busy_s"]
-        self._detectors = self._detectors or [ADWIN() for _ in range(busy.size)]
+        self._detectors = self._detectors or [ADWIN() for _ in range(busy.size)]  # type: ignore[no-untyped-call]
         for rank, value in enumerate((busy / np.median(busy)).tolist()):
             before = self._detectors[rank].estimation
             self._detectors[rank].update(value)

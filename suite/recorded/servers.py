@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from real_series import Event, Heard, Series, listen
-
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.job.topology_state import Roster
+from suite.recorded.series import Event, Heard, Series, listen
 
 RANKS_PER_NODE = 8
 ATTEMPT = "records.0"

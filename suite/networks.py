@@ -44,7 +44,8 @@ class Transformer(nn.Module):
         hidden = self.embedding(tokens) + self.places
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.mask)
-        return self.head(hidden)
+        scores: Tensor = self.head(hidden)
+        return scores
 
 
 class Recurrent(nn.Module):
@@ -57,7 +58,8 @@ class Recurrent(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of the next token at each place."""
-        return self.head(self.cells(self.embedding(tokens))[0])
+        scores: Tensor = self.head(self.cells(self.embedding(tokens))[0])
+        return scores
 
 
 class Residual(nn.Module):
@@ -73,7 +75,8 @@ class Residual(nn.Module):
         hidden = self.first(features)
         for layer in self.layers:
             hidden = hidden + torch.relu(layer(hidden))
-        return self.last(hidden)
+        scores: Tensor = self.last(hidden)
+        return scores
 
 
 def perceptron(
@@ -200,7 +203,7 @@ def trained(name: str, optimizer_name: str, *, warm_up: int, seed: int, steps: i
         else:
             loss = functional.cross_entropy(answer.flatten(0, -2), wanted.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         curve["grad_norm"][step] = nn.utils.clip_grad_norm_(network.parameters(), NORM_MAX).item()
         optimizer.step()
         curve["loss"][step], curve["lr"][step] = loss.item(), rate
@@ -225,12 +228,13 @@ def adversaries(optimizer_name: str, *, seed: int, steps: int) -> Curve:
         made = generator(torch.randn(64, 8))
         doubt = functional.softplus(-critic(real)).mean() + functional.softplus(critic(made.detach())).mean()
         optimizers[1].zero_grad()
-        doubt.backward()
+        doubt.backward()  # type: ignore[no-untyped-call]
         optimizers[1].step()
         loss = functional.softplus(-critic(made)).mean()
         optimizers[0].zero_grad()
-        loss.backward()
-        curve["grad_norm"][step] = nn.utils.get_total_norm([p.grad for p in generator.parameters()]).item()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in generator.parameters() if p.grad is not None]
+        curve["grad_norm"][step] = nn.utils.get_total_norm(gradients).item()
         optimizers[0].step()
         curve["loss"][step] = loss.item()
     return curve

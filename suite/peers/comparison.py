@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from peer_rules import Rule, rules
-from scoring import BRINGS, OF_LOSS
-from suite import Case
-
 from rankwatch_detectors.base import Change, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.scenario import Job
+from suite.cases import Case
+from suite.peers.rules import Rule, rules
+from suite.scoring import BRINGS, OF_LOSS
 
 SILENT_STEPS: Final = 100
 """Steps without a word about a subject after which a rule that speaks of it again has told something new."""

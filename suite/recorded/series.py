@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overheard import overheard, told
-
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
 from rankwatch_service.incidents.model import TransitionKind
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source
+from suite.pipeline import recording_pipeline, updates_of
 
 ANSWERS = {
     "loss": {Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE},
@@ -67,9 +66,9 @@ def listen(path: Path, mapping: dict[str, str]) -> Heard:
     """Replay one file; findings for what was seen, incidents for whom it would have disturbed: no facts of the job."""
     heard = Heard([], [], 0)
     player = Player()
-    judge = overheard(heard.findings)
+    judge = recording_pipeline(heard.findings)
     for observation in _played(player, RowReader(open_source(path), mapping).rows(), heard):
-        for news in told(judge, observation, player.roster):
+        for news in updates_of(judge, observation, player.roster):
             incident = news.incident
             fact = incident.first.standing and incident.severity is Severity.INFO
             if news.what is TransitionKind.OPENED and not fact:

@@ -1,20 +1,21 @@
-"""Lines of the labelled suite with two things at once: a job with a way of its own, and what goes wrong in it later.
+"""Cases with a standing condition (a heavy stage, a rank that was always slow) and a fault that begins later.
 
-Each condition alone must disturb nobody, or name who is slow from the start; each fault beside it is one incident of
-its own, found and named as if the condition were not there.
+A condition alone must open no incident, except for a rank that is slow from the start; a fault beside it must be one
+incident of its own, found and named as if the condition were not there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
-
-from suite import Case
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.simulate.injected import Label
 from rankwatch_service.simulate.scenario import Job
+from suite.cases import Case
 
 SIZES: Final = (16, 64, 1024)
 AT: Final = 300
@@ -24,7 +25,7 @@ STAGES: Final = 4
 
 @dataclass(frozen=True)
 class Part:
-    """Half of a line: what it does to a job, and within how many steps it has to be told where it is labelled."""
+    """Half of a case: what it does to a job, and within how many steps it must be found where it has a label."""
 
     name: str
     apply: Callable[[Job], object]
@@ -49,7 +50,7 @@ CONDITIONS: Final = [
     Part("a rank 30 % slower from the start", lambda job: job.slow(job.world_size // 2, 0, 1.3)),
     Part("a pace that wanders by 1 to 3 %", lambda job: job.wander(0.01, 0.03, 100)),
 ]
-"""A job's own way."""
+"""What is true of a job from its start."""
 
 LATER: Final = [
     Part("all 8 % slower", lambda job: job.slow_all(AT, 1.08)),
@@ -58,43 +59,48 @@ LATER: Final = [
     Part("the last stage 40 % heavier", _heavier_stage),
     Part("a hang", lambda job: job.hang(5, AT, 30), 8),
 ]
-"""What goes wrong in it."""
+"""Faults that begin later."""
 
 
-def _job(size: int, seed: int, *parts: Part) -> Job:
-    job = Job(size, STEPS, seed, pp=STAGES)
-    for part in parts:
-        part.apply(job)
-    return job
+def _case(size: int, fault: Part, condition: Part | None = None) -> Case:
+    parts = (fault,) if condition is None else (condition, fault)
+
+    def job(seed: int) -> Job:
+        made = Job(size, STEPS, seed, pp=STAGES)
+        for part in parts:
+            part.apply(made)
+        return made
+
+    beside = "" if condition is None else f", beside {condition.name}"
+    return Case(f"{fault.name}{beside}, {size:,} ranks", job, max(part.delay_max for part in parts))
 
 
-def beside(sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
+def combined(sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
     """Every later fault alone and beside every condition, in every size."""
     for size in sizes:
         for fault in LATER:
-            yield Case(f"{fault.name}, {size:,} ranks", lambda s, n=size, f=fault: _job(n, s, f), fault.delay_max)
+            yield _case(size, fault)
             for condition in CONDITIONS:
-                yield Case(
-                    f"{fault.name}, beside {condition.name}, {size:,} ranks",
-                    lambda s, n=size, f=fault, c=condition: _job(n, s, c, f),
-                    max(fault.delay_max, condition.delay_max),
-                )
+                yield _case(size, fault, condition)
 
 
-def alone(sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
-    """Every condition by itself, in every size."""
+def conditions_alone(sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
+    """Every condition without a fault, in every size."""
     for size in sizes:
         for condition in CONDITIONS:
-            yield Case(f"{condition.name}, {size:,} ranks", lambda s, n=size, c=condition: _job(n, s, c))
+            yield replace(_case(size, condition), delay_max=math.inf)
 
 
-def wandering(sizes: tuple[int, ...] = (8, 64, 256)) -> Iterator[Case]:
-    """A pace that goes 5 to 9 % up and down every hundred steps, alone and with a slowdown that is none of it."""
+def wandering_pace(sizes: tuple[int, ...] = (8, 64, 256)) -> Iterator[Case]:
+    """A pace that goes 5 to 9 % up and down every hundred steps, without a fault and with a slowdown."""
     for size in sizes:
-        yield Case(f"a pace that wanders, {size:,} ranks", lambda s, n=size: _wandering(n, s))
-        name = f"all 30 % slower, beside a pace that wanders, {size:,} ranks"
-        yield Case(name, lambda s, n=size: _wandering(n, s).slow_all(2000, 1.3), 30)
+        yield Case(f"a pace that wanders, {size:,} ranks", partial(_wandering, size))
+        yield Case(f"all 30 % slower, beside a pace that wanders, {size:,} ranks", partial(_wandering_slower, size), 30)
 
 
 def _wandering(size: int, seed: int) -> Job:
     return Job(size, 2200, seed).wander(0.05, 0.09, 120)
+
+
+def _wandering_slower(size: int, seed: int) -> Job:
+    return _wandering(size, seed).slow_all(2000, 1.3)

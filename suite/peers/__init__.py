@@ -1,0 +1,1 @@
+"""The rules of other projects, judged by the same labels."""

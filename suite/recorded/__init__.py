@@ -1,0 +1,1 @@
+"""Recorded telemetry with labels: what the detectors make of it."""
