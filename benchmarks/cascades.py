@@ -21,17 +21,19 @@ from typing import Final
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
-from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, unix_ns
+from rankwatch_service.incidents.model import Incident, unix_ns
+from rankwatch_service.incidents.transition import Transition, TransitionKind
 from rankwatch_service.job.detection import Judge
-from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.policy.control_records import ReceiverRoute
+from rankwatch_service.policy.routing import notifications
 from rankwatch_service.simulate.injected import Stall
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.simulate.script import apply
 from suite.pipeline import roster_of, updates_of
 
 RECEIVERS: Final = [
-    NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json"),
-    NewReceiver(name="everything", url="https://everything.example/", severities=[]).model_dump(mode="json"),
+    ReceiverRoute("on-call", severities=tuple(NewReceiver(name="on-call", url="https://on-call.example/").severities)),
+    ReceiverRoute("everything"),
 ]
 
 HOST_GONE: Final = (Kind.TELEMETRY_LOST, Kind.HANG)
@@ -292,13 +294,13 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
             incident = news.incident
             incidents.setdefault(incident.id, incident)
             incident.transitions += 1
-            row = incident.row()
-            transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, row)
+            version = incident.version()
+            transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, version)
             transitions.append(transition)
-            messages = outbox_rows(row, transition.row(), RECEIVERS, [], {}, unix_ns(now_s), incident.told_to)
-            incident.tell(message["receiver"] for message in messages)
+            messages = notifications(transition, RECEIVERS, [], {}, unix_ns(now_s), incident.told_to)
+            incident.tell(message.receiver for message in messages)
             counter = count.resolved if news.what is TransitionKind.RESOLVED else count.told
-            counter.update(message["receiver"] for message in messages)
+            counter.update(message.receiver for message in messages)
     return list(incidents.values()), transitions, count
 
 
@@ -316,8 +318,8 @@ def measure(case: Case, size: int, seed: int, *, show: bool) -> Count:
     if show:
         print(f"== {case.name}, {size} ranks, seed {seed}")
         for change in transitions:
-            row = change.incident
-            what = f"#{row['number']} {change.what:9} {row['severity']:8} {row['kind']} {row['scope']}"
+            one = change.incident
+            what = f"#{one.number} {change.what:9} {one.severity:8} {one.kind} {one.scope}"
             print(f"   {change.time_s:4.0f} s {what}: {change.text}")
     return count
 

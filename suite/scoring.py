@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.incidents.model import Incident, TransitionKind
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.simulate.injected import Label
 from rankwatch_service.simulate.scenario import Job
 from suite.cases import Case, bound

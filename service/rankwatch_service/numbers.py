@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite, isnan
+from typing import Any
 
 
 def as_json(value: float) -> float | str:
@@ -10,3 +12,14 @@ def as_json(value: float) -> float | str:
     if isfinite(value):
         return value
     return "NaN" if isnan(value) else "Inf" if value > 0 else "-Inf"
+
+
+def plain(value: Any) -> Any:
+    """A copy in JSON types alone: keys are strings, tuples are lists, and numbers that are not finite their names."""
+    if isinstance(value, float):
+        return as_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

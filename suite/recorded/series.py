@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
-from rankwatch_service.incidents.model import TransitionKind
+from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowReader, Rows
 from rankwatch_service.replay.sources import open_source

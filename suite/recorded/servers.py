@@ -13,7 +13,8 @@ from rankwatch import wire
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident, TransitionKind
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.job.topology_state import Roster
 from suite.recorded.series import Event, Heard, Series, listen
 

@@ -7,10 +7,10 @@ import time
 import pytest
 from sqlalchemy import insert, select
 
-from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Lease, Outbox, Receiver
-from tests.support.incidents import incident_row, receiver_row, transition_row
+from rankwatch_service.store.rows import outbox_row
+from tests.support.incidents import notified, receiver_row
 from tests.support.service_process import Role, until
 from tests.support.webhook_receiver import webhook_receiver
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 def tell(engine, incident):
-    rows = outbox_rows(incident_row(id=incident), transition_row("opened", 1), [receiver_row()], [], {}, time.time_ns())
+    rows = [outbox_row(one) for one in notified("opened", 1, now_unix_ns=time.time_ns(), id=incident)]
     with write(engine) as connection:
         connection.execute(insert(Outbox), rows)
     return rows[0]["id"]

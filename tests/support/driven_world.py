@@ -15,6 +15,7 @@ from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import Driver, order_of
 from rankwatch_service.orders.order import HostView, Phase
 from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow
@@ -60,11 +61,18 @@ class DrivenWorld(World):
         return row["state"]
 
     def ask(self, command_id: str, action: str, **params: str) -> None:
-        row = commands.new_command(
-            command_id, "j", "l.0", action, params=params, reason="", requested_by="test", now_unix_ns=self.now_ns
+        request = CommandRequest(
+            id=command_id,
+            job="j",
+            attempt="l.0",
+            action=action,
+            params=params,
+            reason="",
+            requested_by="test",
+            requested_unix_ns=self.now_ns,
         )
         with write(self.engine) as connection:
-            commands.add(connection, row)
+            commands.add(connection, request)
 
     def store_checkpoint(self, checkpoint: str, verdict: str = "good") -> None:
         store_checkpoint(self.engine, checkpoint, self.now_ns, verdict)

@@ -8,6 +8,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.store.rows import incident_row
 from rankwatch_service.telemetry.batch import check
 
 TICK_S = 1.0
@@ -29,5 +30,5 @@ def judged(batches: Sequence[wire.Batch], after_s: float = 90.0) -> list[dict[st
     assert not effects.failures
     incidents: dict[str, dict[str, Any]] = {}
     for transition in effects.transitions:
-        incidents[transition.incident["id"]] = dict(transition.incident)
+        incidents[transition.incident.id] = incident_row(transition.incident)
     return list(incidents.values())

@@ -8,6 +8,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurrence, Severity
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
+from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.policy import Limits, Policy, Rule
 from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.telemetry.batch import check
@@ -68,7 +69,7 @@ class World:
         self.effects = Effects()
         desk = Desk()
         desk.policy = Policy(rules, Limits(**limits))
-        desk.receivers = ({"name": "oncall", "kinds": (), "severities": (), "jobs": (), "enabled": True},)
+        desk.receivers = (ReceiverRoute("oncall"),)
         self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, desk)
         self.now_s = 1_000.0
         infos = tuple(

@@ -10,7 +10,7 @@ from typing import Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.causes import BECOMES, BRINGS, CAUSE_ORDER, ENDS, LASTING, Reach, reach
 from rankwatch_service.incidents.model import Part
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.incidents.placement import Placement
 
 SLACK_S: Final = 2.0
 """Times within this are the same moment: telemetry is about a second apart, and so are the ticks that judge it."""
@@ -23,13 +23,13 @@ EXPLAINED_MAX: Final = 3.0
 from some ten noisy rows, and a fault that grows is told in stages. More must have another reason."""
 
 
-def may_bring(cause: Part, effect: Part, roster: Roster) -> bool:
+def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
     """Whether `cause` may have brought `effect`."""
     return (
         effect.kind in BRINGS[cause.kind]
         and _stand_alike(cause, effect)
         and _within_attempts(cause, effect)
-        and _within_reach(cause, effect, roster)
+        and _within_reach(cause, effect, placement)
         and _had_begun(cause, effect)
         and _suffices(cause, effect)
     )
@@ -53,13 +53,13 @@ def came_first(cause: Part, effect: Part) -> bool:
     return CAUSE_ORDER.index(cause.kind) < CAUSE_ORDER.index(effect.kind)
 
 
-def hosts_of(part: Part, roster: Roster) -> list[str]:
+def hosts_of(part: Part, placement: Placement) -> list[str]:
     """Where a trouble is; empty where it names nobody."""
     if part.hosts:
         return list(part.hosts)
     if part.scope.startswith("host:"):
         return [part.scope.removeprefix("host:")]
-    return roster.hosts_of(part.ranks)
+    return placement.hosts_of(part.ranks)
 
 
 def _stand_alike(cause: Part, effect: Part) -> bool:
@@ -74,13 +74,13 @@ def _within_attempts(cause: Part, effect: Part) -> bool:
     return cause.ended_with_attempt and {cause.kind, effect.kind} <= ENDS
 
 
-def _within_reach(cause: Part, effect: Part, roster: Roster) -> bool:
+def _within_reach(cause: Part, effect: Part, placement: Placement) -> bool:
     again = cause.attempt != effect.attempt and {cause.kind, effect.kind} <= ENDS - {Kind.RESTART_LOOP}
     if reach(cause.kind, effect.kind) is Reach.JOB and not again:
         return True
     if (again or cause.kind is effect.kind) and not (_has_place(cause) and _has_place(effect)):
         return True
-    here, there = set(hosts_of(cause, roster)), set(hosts_of(effect, roster))
+    here, there = set(hosts_of(cause, placement)), set(hosts_of(effect, placement))
     return bool(here & there) or bool(set(cause.ranks) & set(effect.ranks))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
@@ -23,8 +23,6 @@ from rankwatch_service.incidents.model import (
     GRAVITY,
     Incident,
     Part,
-    TransitionKind,
-    Update,
     adds_s,
     incident_id,
     incident_restored,
@@ -34,6 +32,7 @@ from rankwatch_service.incidents.model import (
     part_of,
     take_times,
 )
+from rankwatch_service.incidents.placement import Placement
 from rankwatch_service.incidents.resolution import (
     PROGRESS_FRAMES,
     come_back,
@@ -45,7 +44,7 @@ from rankwatch_service.incidents.resolution import (
     may_resolve,
     quiet_s,
 )
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.short_ids import short
 
 OPEN_MAX: Final = 256
@@ -142,7 +141,7 @@ class Correlator:
             end_for_good(incident)
         return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
 
-    def judge(self, findings: Sequence[Finding], roster: Roster) -> list[Update]:
+    def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
         """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
         told: list[Update] = []
         for finding in sorted(findings, key=_precedence):
@@ -152,11 +151,11 @@ class Correlator:
                 if finding.evidence.get("ended_on_request"):
                     told += self.finish(finding.detected_step, finding.detected_time_s, finding.summary)
             elif known is not None:
-                told += self._update(*known, finding, roster)
+                told += self._update(*known, finding, placement)
             elif (before := come_back(finding, self._incidents.values())) is not None:
-                told += self._come_back(*before, finding, roster)
+                told += self._come_back(*before, finding, placement)
             else:
-                told += self._open(finding, roster)
+                told += self._open(finding, placement)
         return _once(told)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
@@ -180,30 +179,30 @@ class Correlator:
                     found = found or ((incident, part) if standing else None)
         return found
 
-    def _open(self, finding: Finding, roster: Roster) -> list[Update]:
+    def _open(self, finding: Finding, placement: Placement) -> list[Update]:
         part = part_of(finding, self._episode(finding))
         # What is told of an attempt that is over already is over as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
-        brought = [incident for incident in self.open if _heads(part, incident, roster)]
+        brought = [incident for incident in self.open if _heads(part, incident, placement)]
         # The newest of several that may have brought it: the others had their consequences.
         cause = next(
             (
                 incident
                 for incident in reversed(self.open)
                 if incident not in brought
-                and any(may_bring(other, part, roster) for other in incident.parts if other.is_open)
+                and any(may_bring(other, part, placement) for other in incident.parts if other.is_open)
             ),
             None,
         )
         if cause is not None:
-            return [self._join(cause, part, finding, roster), *self._unite(cause, brought, finding)]
+            return [self._join(cause, part, finding, placement), *self._unite(cause, brought, finding)]
         if brought:
             oldest, *others = brought
-            return [self._take_over(oldest, part, finding, roster), *self._unite(oldest, others, finding)]
+            return [self._take_over(oldest, part, finding, placement), *self._unite(oldest, others, finding)]
         if len(self.open) >= OPEN_MAX:
             self.counts["refused"] += 1
             return []
-        return [self._new(part, finding, roster)]
+        return [self._new(part, finding, placement)]
 
     def _episode(self, finding: Finding) -> int:
         key = (finding.attempt, str(finding.kind), finding.scope)
@@ -213,7 +212,7 @@ class Correlator:
             del self._episodes[next(iter(self._episodes))]
         return episode
 
-    def _new(self, part: Part, finding: Finding, roster: Roster) -> Update:
+    def _new(self, part: Part, finding: Finding, placement: Placement) -> Update:
         self._number += 1
         incident = Incident(
             id=incident_id(self._job, part.attempt, part.kind, part.scope, part.episode),
@@ -231,21 +230,21 @@ class Correlator:
             evidence=dict(finding.evidence),
             updated_time_s=finding.detected_time_s,
         )
-        locate(incident, roster)
+        locate(incident, placement)
         self._incidents[incident.id] = incident
         return Update(incident, TransitionKind.OPENED, incident.summary)
 
-    def _join(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Update:
+    def _join(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
         """The finding is a consequence, or more of the same on the same hosts."""
         before = Headline.of(incident)
         _keep(incident, part, finding)
         if part.kind is not incident.kind or part.kind not in LASTING or set(part.ranks) <= set(incident.ranks):
             return self._told(incident, before, f"brought with it: {finding.summary}", part, finding)
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
-        locate(incident, roster)
+        locate(incident, placement)
         return self._told(incident, before, f"also: {finding.summary}", part, finding)
 
-    def _take_over(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> Update:
+    def _take_over(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
         """The finding came first and may have brought what the incident was opened for, or is what that has become."""
         before = Headline.of(incident)
         ranks = incident.ranks if part.kind is incident.kind else ()
@@ -257,7 +256,7 @@ class Correlator:
         incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
         brought = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
         incident.evidence = {**finding.evidence, **brought}
-        locate(incident, roster)
+        locate(incident, placement)
         how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
@@ -277,9 +276,14 @@ class Correlator:
         """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
-        return Update(incident, TransitionKind.UPDATED if news else TransitionKind.EVIDENCE, text, fields=part.told())
+        return Update(
+            incident,
+            TransitionKind.UPDATED if news else TransitionKind.EVIDENCE,
+            text,
+            fields=asdict(part.consequence()),
+        )
 
-    def _update(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Update]:
+    def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         before = Headline.of(incident)
         part.summary = finding.summary
         part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
@@ -297,19 +301,19 @@ class Correlator:
             incident.evidence |= finding.evidence
             joined = incident.ranks if part.kind in LASTING else ()
             incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
-            locate(incident, roster)
+            locate(incident, placement)
         told = self._told(incident, before, finding.summary, part, finding)
         if wider and part is incident.first:
             told.what = TransitionKind.UPDATED
         return [told]
 
-    def _come_back(self, incident: Incident, part: Part, finding: Finding, roster: Roster) -> list[Update]:
+    def _come_back(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         """What ended by itself goes on: people hear of it only where they were told that it was over."""
         go_on_again(part)
         if incident.state == "resolved":
             incident.severity = finding.severity  # what was graver about it is over
         before = Headline.of(incident)
-        self._update(incident, part, finding, roster)
+        self._update(incident, part, finding, placement)
         incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
         told = self._told(incident, before, f"came back ({part.flaps}): {finding.summary}", part, finding)
         if incident.state == "resolved":
@@ -329,7 +333,14 @@ class Correlator:
         over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
         if over or part.kind not in FLAPS:
             return over
-        return [Update(incident, TransitionKind.EVIDENCE, f"ended by itself: {finding.summary}", fields=part.told())]
+        return [
+            Update(
+                incident,
+                TransitionKind.EVIDENCE,
+                f"ended by itself: {finding.summary}",
+                fields=asdict(part.consequence()),
+            )
+        ]
 
     def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Update]:
         if not may_resolve(incident, now_s):
@@ -384,10 +395,10 @@ def _once(told: list[Update]) -> list[Update]:
     return told
 
 
-def _heads(part: Part, incident: Incident, roster: Roster) -> bool:
+def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
     """Whether the incident is a consequence of this part, or has become it."""
     became = part.kind in BECOMES.get(incident.kind, ()) and incident.attempt == part.attempt
-    return became or (may_bring(part, incident.first, roster) and came_first(part, incident.first))
+    return became or (may_bring(part, incident.first, placement) and came_first(part, incident.first))
 
 
 def _keep(incident: Incident, part: Part, finding: Finding) -> None:

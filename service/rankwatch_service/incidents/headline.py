@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.causes import HOST_WIDE
 from rankwatch_service.incidents.model import GRAVITY, Incident
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.incidents.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Headline:
         return self.scope != before.scope and (self.scope == "job" or self.scope.startswith("host:"))
 
 
-def locate(incident: Incident, roster: Roster) -> None:
+def locate(incident: Incident, placement: Placement) -> None:
     """Fill in where it is; when most ranks of a host are hit, the host is the subject, unless the job has only one."""
     incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else "job"
-    incident.hosts = roster.hosts_of(incident.ranks) or list(incident.first.hosts)
-    incident.devices = roster.devices_of(incident.ranks)
+    incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
+    incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.startswith("host:") and not incident.hosts:
         incident.hosts = [incident.scope.removeprefix("host:")]
     (host, *others) = incident.hosts or [""]
-    on_host = roster.ranks_of(host)
-    elsewhere = len(on_host) < roster.world_size
+    on_host = placement.ranks_of(host)
+    elsewhere = len(on_host) < placement.world_size
     most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
     if incident.kind in HOST_WIDE and not others and elsewhere and most:
         incident.scope = f"host:{host}"

@@ -1,4 +1,4 @@
-"""An incident as the stream knows it, and its transitions. Plain values; their rows are what the store keeps."""
+"""An incident while its job runs: its parts, what was made of them, and its snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_service.incidents.causes import ENDS, SPOILS_WEIGHTS
+from rankwatch_service.incidents.version import Consequence, IncidentVersion
+from rankwatch_service.numbers import plain
 
 LISTED_MAX: Final = 64
 """Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
@@ -19,17 +20,6 @@ LISTED_MAX: Final = 64
 
 GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 """Least first."""
-
-
-class TransitionKind(StrEnum):
-    """What a transition is. Receivers are told of opened, updated and resolved."""
-
-    OPENED = "opened"
-    UPDATED = "updated"
-    EVIDENCE = "evidence"
-    ACKNOWLEDGED = "acknowledged"
-    COMMENTED = "commented"
-    RESOLVED = "resolved"
 
 
 @dataclass(slots=True)
@@ -68,15 +58,9 @@ class Part:
         """Whether training goes on for nothing meanwhile. A curve that is for information proves nothing wrong."""
         return self.is_open and self.kind in SPOILS_WEIGHTS and self.severity is not Severity.INFO
 
-    def told(self) -> dict[str, Any]:
-        """As an entry of `consequences`."""
-        return {
-            "kind": str(self.kind),
-            "scope": self.scope,
-            "ranks": list(self.ranks),
-            "summary": self.summary,
-            "step": self.onset_step,
-        }
+    def consequence(self) -> Consequence:
+        """As an incident lists it."""
+        return Consequence(self.kind, self.scope, self.ranks, self.summary, self.onset_step)
 
 
 @dataclass(slots=True)
@@ -156,6 +140,14 @@ class Incident:
         """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
         return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
 
+    def action_key(self, action: str) -> str:
+        """What is done once: an action for each attempt that it ended, the one in which it began to begin with."""
+        return action if self.bout == self.attempt else f"{action} {self.bout}"
+
+    def command_id(self, action: str) -> str:
+        """Id of the command that it leads to now: the same, however often it is derived."""
+        return f"cmd_{derived(self.id, self.action_key(action))}"
+
     def add(self, part: Part) -> None:
         """One part more; the last one makes room where there are too many."""
         self.parts_total += 1
@@ -168,77 +160,41 @@ class Incident:
         if self.told_to is not None:
             self.told_to = sorted({*self.told_to, *receivers})
 
-    def row(self) -> dict[str, Any]:
-        """The columns of the `incident` table."""
-        return {
-            "id": self.id,
-            "number": self.number,
-            "job": self.job,
-            "attempt": self.attempt,
-            "kind": str(self.kind),
-            "scope": self.scope,
-            "episode": self.first.episode,
-            "severity": str(self.severity),
-            "state": self.state,
-            "ranks": list(self.ranks),
-            "hosts": list(self.hosts),
-            "devices": list(self.devices),
-            "onset_step": self.first.onset_step,
-            "detected_step": self.detected_step,
-            "resolved_step": self.resolved_step,
-            "onset_unix_ns": unix_ns(self.first.onset_time_s),
-            "detected_unix_ns": unix_ns(self.detected_time_s),
-            "updated_unix_ns": unix_ns(self.updated_time_s),
-            "resolved_unix_ns": None if self.resolved_time_s is None else unix_ns(self.resolved_time_s),
-            "score": self.score,
-            "confidence": self.confidence,
-            "cause": self.cause,
-            "summary": self.summary,
-            "evidence": plain(self.evidence),
-            "consequences": [part.told() for part in self.parts[1:]],
-            "changes_before": plain(self.changes_before),
-            "impact_gpu_hours_per_hour": self.impact_gpu_hours_per_hour,
-            "suggestion": plain(self.suggestion),
-            "checkpoint": self.checkpoint,
-            "transitions": self.transitions,
-            "acknowledged_by": self.acknowledged_by,
-        }
-
-
-@dataclass(slots=True)
-class Update:
-    """Something about an incident that is worth a transition."""
-
-    incident: Incident
-    what: TransitionKind
-    text: str
-    actor: str = "stream"
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One change of one incident, with the incident's row as it is after it."""
-
-    number: int
-    what: TransitionKind
-    actor: str
-    text: str
-    fields: Mapping[str, Any]
-    time_s: float
-    incident: Mapping[str, Any]
-
-    def row(self) -> dict[str, Any]:
-        """The columns of the `incident_transition` table."""
-        return {
-            "incident_id": self.incident["id"],
-            "number": self.number,
-            "what": str(self.what),
-            "actor": self.actor,
-            "text": self.text,
-            "fields": plain(dict(self.fields)),
-            "at_unix_ns": unix_ns(self.time_s),
-        }
+    def version(self) -> IncidentVersion:
+        """The incident as it is now, for good."""
+        return IncidentVersion(
+            id=self.id,
+            number=self.number,
+            job=self.job,
+            attempt=self.attempt,
+            kind=self.kind,
+            scope=self.scope,
+            episode=self.first.episode,
+            severity=self.severity,
+            state=self.state,
+            ranks=self.ranks,
+            hosts=tuple(self.hosts),
+            devices=tuple(self.devices),
+            onset_step=self.first.onset_step,
+            detected_step=self.detected_step,
+            resolved_step=self.resolved_step,
+            onset_unix_ns=unix_ns(self.first.onset_time_s),
+            detected_unix_ns=unix_ns(self.detected_time_s),
+            updated_unix_ns=unix_ns(self.updated_time_s),
+            resolved_unix_ns=None if self.resolved_time_s is None else unix_ns(self.resolved_time_s),
+            score=self.score,
+            confidence=self.confidence,
+            cause=self.cause,
+            summary=self.summary,
+            evidence=plain(self.evidence),
+            consequences=tuple(part.consequence() for part in self.parts[1:]),
+            changes_before=tuple(plain(self.changes_before)),
+            impact_gpu_hours_per_hour=self.impact_gpu_hours_per_hour,
+            suggestion=plain(self.suggestion),
+            checkpoint=self.checkpoint,
+            transitions=self.transitions,
+            acknowledged_by=self.acknowledged_by,
+        )
 
 
 def incident_id(job: str, attempt: str, kind: str, scope: str, episode: int) -> str:
@@ -302,17 +258,6 @@ def number(value: float, instead: float) -> float:
 def unix_ns(time_s: float) -> int:
     """Stream time in seconds as integer nanoseconds, to the microsecond that a float holds."""
     return round(time_s * 1e6) * 1_000
-
-
-def plain(value: Any) -> Any:
-    """In JSON types alone: non-finite numbers as the strings NaN, Inf and -Inf."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
 
 
 def incident_state(incident: Incident) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
-from rankwatch_service.incidents.model import Incident, TransitionKind, Update
-from rankwatch_service.incidents.response import command_id
-from rankwatch_service.orders.commands import STACKS
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.transition import TransitionKind, Update
+
+STACKS: Final = "stacks"
+"""Action of the commands that ask for stacks; they touch no rank's loop."""
 
 STACK_CHARS_MAX: Final = 16_384
 """Kept of each stack: some 200 frames."""
@@ -44,5 +46,5 @@ def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
         if any(part.kind is Kind.HANG and part.attempt == dump.attempt for part in incident.parts)
     ]
     order = dump.fields.get("order")
-    named = (incident for incident in hangs if order == command_id(incident, STACKS))
+    named = (incident for incident in hangs if order == incident.command_id(STACKS))
     return next(named, hangs[0] if hangs else None)

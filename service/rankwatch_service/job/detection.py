@@ -7,7 +7,7 @@ from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Update
+from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import Bank, Failure
 from rankwatch_service.job.topology_state import Roster
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankwatch_detectors.base import Frame
-from rankwatch_service.incidents.model import Transition
+from rankwatch_service.incidents.host_incidents import HostIncident
+from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.routing import Notification
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,11 @@ class Effects:
     """Changes of one or more jobs, in the order in which they came about. Rows are columns of the tables they name."""
 
     transitions: list[Transition] = field(default_factory=list)
-    outbox: list[dict[str, Any]] = field(default_factory=list)
-    commands: list[dict[str, Any]] = field(default_factory=list)
+    notifications: list[Notification] = field(default_factory=list)
+    commands: list[CommandRequest] = field(default_factory=list)
     checkpoints: list[tuple[str, Entry]] = field(default_factory=list)
     """(job, entry)"""
-    host_records: list[dict[str, Any]] = field(default_factory=list)
+    host_incidents: list[HostIncident] = field(default_factory=list)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By name; the newest row counts."""
     attempts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)

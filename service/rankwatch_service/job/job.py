@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Kind, Observation, Occurrence
-from rankwatch_service.incidents.causes import ON_RECORD
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, Update, derived, unix_ns
-from rankwatch_service.incidents.response import Responder, Situation
+from rankwatch_service.incidents.host_incidents import host_incidents
+from rankwatch_service.incidents.model import unix_ns
 from rankwatch_service.incidents.stack_dumps import attach_stack
+from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.detection import Judge, MakeDetectors
 from rankwatch_service.job.effects import Effects
@@ -22,7 +22,8 @@ from rankwatch_service.job.history import Books
 from rankwatch_service.job.summary import Portrait
 from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
-from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.policy.response import Responder, Situation
+from rankwatch_service.policy.routing import notifications
 from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.telemetry.batch import Bundle, Checked
 
@@ -205,21 +206,19 @@ class JobStream:
             incident.transitions += 1
             incident.updated_time_s = now_s
             transition = Transition(
-                incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.row()
+                incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            links = self._links(self.job, incident.id)
-            messages = outbox_rows(
-                transition.incident,
-                transition.row(),
+            messages = notifications(
+                transition,
                 self.desk.receivers,
                 self.desk.silences.values(),
-                links,
+                self._links(self.job, incident.id),
                 unix_ns(now_s),
                 incident.told_to,
             )
-            incident.tell(message["receiver"] for message in messages if message["state"] != "silenced")
-            effects.outbox += messages
+            incident.tell(message.receiver for message in messages if not message.silenced)
+            effects.notifications += messages
             brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}
             brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
             effects.feed.append(self._feed("incident", brief, now_s))
@@ -231,28 +230,7 @@ class JobStream:
         self._store(self.books.doubt(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.desk.policy, self.books.ledger)
         effects.commands += commands
-        effects.host_records += self._host_records(incident, now_s)
-
-    def _host_records(self, incident: Incident, now_s: float) -> list[dict[str, Any]]:
-        if incident.kind not in ON_RECORD:
-            return []
-        rows = []
-        for rank in incident.ranks:
-            for host in self._assembler.roster.hosts_of([rank]):
-                device = next(iter(self._assembler.roster.devices_of([rank])), "")
-                rows.append(
-                    {
-                        "id": derived(incident.id, host, device),
-                        "host": host,
-                        "device_uuid": device,
-                        "incident_id": incident.id,
-                        "job": self.job,
-                        "kind": str(incident.kind),
-                        "severity": str(incident.severity),
-                        "at_unix_ns": unix_ns(now_s),
-                    }
-                )
-        return rows
+        effects.host_incidents += host_incidents(incident, self._assembler.roster, now_s)
 
     def _store(self, entries: Sequence[Entry], now_s: float, effects: Effects) -> None:
         for entry in entries:

@@ -12,85 +12,31 @@ from typing import Any, Final
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_service.orders.order import Outcome
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
 from rankwatch_service.store.models import Command, Feed
+from rankwatch_service.store.rows import command_row
 
 WAITING: Final = ("requested", "approved")
 OPEN: Final = (*WAITING, "sent", "accepted")
-STACKS: Final = "stacks"
-"""Action of the commands with which stream asks for stacks; they touch no rank's loop."""
-
-EXPIRES_S: Final = 60.0
-"""A command that could not be begun for so long is not begun at all: nobody expects it any more."""
-
-APPROVAL_S: Final = 900.0
-"""The same for a command that waits for a person's approval."""
 
 
-def new_command(
-    command_id: str,
-    job: str,
-    attempt: str,
-    action: str,
-    *,
-    params: Mapping[str, Any],
-    reason: str,
-    requested_by: str,
-    now_unix_ns: int,
-    incident_id: str | None = None,
-    idempotency_key: str | None = None,
-    approval_required: bool = False,
-    expires_s: float | None = None,
-) -> dict[str, Any]:
-    """The row of a new command. Pure, so that stream derives the same row in a replay.
-
-    Args:
-        command_id: chosen by the requester before anything is stored; the same id is the same command.
-        job: the job.
-        attempt: the only attempt it may touch.
-        action: one of `policy.Action`, or `STACKS`.
-        params: {"checkpoint": id, "mode": mode} for rollback, {"culprits": [ranks]} for relaunch, {"ranks": [ranks]}
-            for stacks.
-        reason: why, for people.
-        requested_by: who, for people.
-        now_unix_ns: now.
-        incident_id: the incident it answers.
-        idempotency_key: unique over all commands.
-        approval_required: a person must approve it before it is carried out.
-        expires_s: seconds within which it must begin; the default depends on whether it needs approval.
-    """
-    within_s = expires_s if expires_s is not None else APPROVAL_S if approval_required else EXPIRES_S
-    return {
-        "id": command_id,
-        "job": job,
-        "attempt": attempt,
-        "action": action,
-        "params": dict(params),
-        "reason": reason,
-        "requested_by": requested_by,
-        "incident_id": incident_id,
-        "idempotency_key": idempotency_key,
-        "approval_required": approval_required,
-        "state": "requested",
-        "result": "",
-        "mode": "",
-        "applied_step": None,
-        "requested_unix_ns": now_unix_ns,
-        "expires_unix_ns": now_unix_ns + int(within_s * 1e9),
-        "applied_unix_ns": None,
-        "finished_unix_ns": None,
-    }
-
-
-def add(connection: Connection, row: Mapping[str, Any], *, source: str = "") -> None:
+def add(connection: Connection, request: CommandRequest, *, source: str = "") -> None:
     """Store a command that a person asked for, in a writing transaction."""
-    connection.execute(insert(Command).values(**row))
-    now = row["requested_unix_ns"]
-    fields = {key: row[key] for key in ("id", "attempt", "params", "reason")}
-    action = f"command.{row['action']}"
-    audit_trail.append(connection, now, row["requested_by"], action, row["job"], "ok", source=source, fields=fields)
-    tell(connection, "command", row["job"], {"id": row["id"], "action": row["action"], "state": "requested"}, now)
+    connection.execute(insert(Command).values(**command_row(request)))
+    record_request(connection, request, request.requested_unix_ns, source)
+
+
+def record_request(connection: Connection, request: CommandRequest, now_unix_ns: int, source: str = "") -> None:
+    """What belongs to a new command's row: its audit row and its feed row."""
+    fields = {"id": request.id, "attempt": request.attempt, "params": dict(request.params), "reason": request.reason}
+    action = f"command.{request.action}"
+    audit_trail.append(
+        connection, now_unix_ns, request.requested_by, action, request.job, "ok", source=source, fields=fields
+    )
+    data = {"id": request.id, "action": request.action, "state": "requested"}
+    tell(connection, "command", request.job, data, now_unix_ns)
 
 
 def get(connection: Connection, command_id: str) -> RowMapping | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 
 from rankwatch_service.clock import Clock
+from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders import commands
@@ -127,7 +128,7 @@ class Driver:
                 Command.job == order.job,
                 Command.id != order.command_id,
                 Command.state.in_(commands.OPEN),
-                Command.action != commands.STACKS,
+                Command.action != STACKS,
                 ~(Command.approval_required & (Command.state == "requested")),
             )
         ).scalars()
@@ -209,7 +210,7 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
         select(Command.__table__)
         .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
         # Of what was asked at once stacks come first: a relaunch leaves nobody who could show one.
-        .order_by(Command.requested_unix_ns, Command.action != commands.STACKS, Command.id)
+        .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
     return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]
 
@@ -217,7 +218,7 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
 def _due(command: RowMapping, now_unix_ns: int) -> bool:
     waits_for_approval = command["approval_required"] and command["state"] == "requested"
     # These two have no order of their own: a resume ends the pause's, stacks need none.
-    waits_for_others = command["state"] == "sent" and command["action"] in (commands.STACKS, Action.RESUME)
+    waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME)
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 
@@ -289,7 +290,7 @@ def _first_word(
     job, action = command["job"], command["action"]
     if now_unix_ns > command["expires_unix_ns"]:
         return Outcome("expired", "it could not be begun in time")
-    if action == commands.STACKS:
+    if action == STACKS:
         return Outcome("sent")
     current = current_attempt(connection, job, now_unix_ns)
     if current is None or current != command["attempt"]:

@@ -5,12 +5,15 @@ can compose a message again after a restart and the outbox row stays what it was
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
 
+from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.short_ids import short
 
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
@@ -18,7 +21,7 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
     "updated": "incident.updated",
     "resolved": "incident.resolved",
 }
-"""Transitions that are told to receivers; the others (acknowledged, commented, evidence) are for the pages only."""
+"""Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
 
 BODY_BYTES_MAX: Final = 20 * 1024
 """Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then evidence is left out."""
@@ -36,36 +39,34 @@ def message_id(incident_id: str, transition: int, receiver: str) -> str:
     return f"msg_{digest[:32]}"
 
 
-def incident_message(
-    incident: Mapping[str, Any], transition: Mapping[str, Any], links: Mapping[str, str], *, first: bool = False
-) -> bytes:
+def incident_message(transition: Transition, links: Mapping[str, str], *, first: bool = False) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
     Args:
-        incident: columns of the `incident` row as it is after the transition.
-        transition: columns of the `incident_transition` row; `what` is a key of `MESSAGE_TYPES`.
+        transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
         links: where to read on, by name, for instance {"incident": "https://…", "job": "https://…"}.
-        first: to whom it goes has not heard of the incident yet: to them it opens, whatever the transition is.
+        first: the receiver has not been notified of the incident yet: to it the incident opens, whatever the
+            transition is.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
         texts are cut, and `data.cut` then names what was.
 
     Raises:
-        ValueError: this kind of transition is not told to receivers.
+        ValueError: receivers are not notified of this kind of transition.
     """
-    what = transition["what"]
+    what = transition.what
     if what not in MESSAGE_TYPES:
-        raise ValueError(f"transition {what!r} is not told to receivers")
-    data = _incident_data(incident, links)
+        raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
+    data = _incident_data(transition.incident, links)
     data["transition"] = {
-        "number": transition["number"],
+        "number": transition.number,
         "what": what,
-        "actor": _shortened(transition["actor"]),
-        "text": _shortened(transition["text"]),
+        "actor": _shortened(transition.actor),
+        "text": _shortened(transition.text),
     }
     message_type = MESSAGE_TYPES["opened" if first else what]
-    message = {"type": message_type, "timestamp": _iso(transition["at_unix_ns"]), "data": data}
+    message = {"type": message_type, "timestamp": _iso(transition.at_unix_ns), "data": data}
     for spare in ("evidence", "consequences", "suggestion", "devices"):
         body = _encoded(message)
         if len(body) <= BODY_BYTES_MAX:
@@ -75,67 +76,64 @@ def incident_message(
     return _encoded(message)
 
 
-def _incident_data(incident: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
+def _incident_data(incident: IncidentVersion, links: Mapping[str, str]) -> dict[str, Any]:
     cut: list[str] = []
 
-    def listed(name: str) -> list[Any]:
-        values = incident[name]
+    def listed(name: str, values: Sequence[Any]) -> list[Any]:
         if len(values) > LISTED_MAX:
             cut.append(name)
-        return [_plain(value) for value in values[:LISTED_MAX]]
+        return [_shortened_in(value) for value in values[:LISTED_MAX]]
 
-    evidence = _plain(incident["evidence"])
-    if evidence != _plain(incident["evidence"], text_chars_max=None):
+    evidence = _shortened_in(incident.evidence)
+    if evidence != plain(incident.evidence):
         cut.append("evidence texts")
     return {
-        "id": incident["id"],
-        "short_id": short(incident["id"]),
-        "number": incident["number"],
-        "job": incident["job"],
-        "attempt": incident["attempt"],
-        "kind": incident["kind"],
-        "severity": incident["severity"],
-        "state": incident["state"],
-        "scope": incident["scope"],
-        "cause": incident["cause"],
-        "summary": _shortened(incident["summary"]),
-        "ranks": listed("ranks"),
-        "rank_count": len(incident["ranks"]),
-        "hosts": listed("hosts"),
-        "devices": listed("devices"),
-        "onset_step": incident["onset_step"],
-        "detected_step": incident["detected_step"],
-        "resolved_step": incident["resolved_step"],
-        "onset_time": _iso(incident["onset_unix_ns"]),
-        "detected_time": _iso(incident["detected_unix_ns"]),
-        "resolved_time": _iso(incident["resolved_unix_ns"]),
-        "score": _plain(incident["score"]),
-        "confidence": _plain(incident["confidence"]),
-        "impact_gpu_hours_per_hour": _plain(incident["impact_gpu_hours_per_hour"]),
+        "id": incident.id,
+        "short_id": short(incident.id),
+        "number": incident.number,
+        "job": incident.job,
+        "attempt": incident.attempt,
+        "kind": incident.kind,
+        "severity": incident.severity,
+        "state": incident.state,
+        "scope": incident.scope,
+        "cause": incident.cause,
+        "summary": _shortened(incident.summary),
+        "ranks": listed("ranks", incident.ranks),
+        "rank_count": len(incident.ranks),
+        "hosts": listed("hosts", incident.hosts),
+        "devices": listed("devices", incident.devices),
+        "onset_step": incident.onset_step,
+        "detected_step": incident.detected_step,
+        "resolved_step": incident.resolved_step,
+        "onset_time": _iso(incident.onset_unix_ns),
+        "detected_time": _iso(incident.detected_unix_ns),
+        "resolved_time": _iso(incident.resolved_unix_ns),
+        "score": as_json(incident.score),
+        "confidence": as_json(incident.confidence),
+        "impact_gpu_hours_per_hour": as_json(incident.impact_gpu_hours_per_hour),
         "evidence": evidence,
-        "consequences": listed("consequences"),
-        "suggestion": _plain(incident["suggestion"]),
-        "checkpoint": incident["checkpoint"],
+        "consequences": listed("consequences", [asdict(consequence) for consequence in incident.consequences]),
+        "suggestion": _shortened_in(incident.suggestion),
+        "checkpoint": incident.checkpoint,
         "links": dict(links),
         "cut": cut,
     }
 
 
-def _plain(value: Any, text_chars_max: int | None = TEXT_CHARS_MAX) -> Any:
-    """The value in JSON types alone: non-finite numbers as strings, long texts shortened."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
+def _shortened_in(value: Any) -> Any:
+    """The value in JSON types alone, with long texts shortened."""
     if isinstance(value, str):
-        return value if text_chars_max is None else _shortened(value, text_chars_max)
+        return _shortened(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, text_chars_max) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(item, text_chars_max) for item in value]
-    return value
+        return {str(key): _shortened_in(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shortened_in(item) for item in value]
+    return plain(value)
 
 
-def _shortened(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
 
 
 def _iso(unix_ns: int | None) -> str | None:

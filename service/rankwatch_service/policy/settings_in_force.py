@@ -19,8 +19,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.policy = Policy()
-        self.receivers: tuple[dict[str, Any], ...] = ()
-        self.silences: dict[str, dict[str, Any]] = {}
+        self.receivers: tuple[ReceiverRoute, ...] = ()
+        self.silences: dict[str, SilenceSet] = {}
 
     def take(self, record: ControlRecord) -> None:
         """Take up a control record; those about single jobs change nothing here."""
@@ -28,11 +28,11 @@ class Desk:
             case PolicySet():
                 self.policy = policy_of(record)
             case ReceiversSet():
-                self.receivers = tuple(msgspec.structs.asdict(receiver) for receiver in record.receivers)
+                self.receivers = record.receivers
             case SilenceSet():
-                silences = {**self.silences, record.id: msgspec.structs.asdict(record)}
+                silences = {**self.silences, record.id: record}
                 if len(silences) > SILENCES_MAX:
-                    del silences[min(silences, key=lambda silence: silences[silence]["ends_unix_ns"])]
+                    del silences[min(silences, key=lambda silence: silences[silence].ends_unix_ns)]
                 self.silences = silences
             case _:
                 pass
@@ -47,8 +47,8 @@ class Desk:
         """Everything, as JSON types."""
         return {
             "policy": msgspec.to_builtins(policy_record(self.policy)),
-            "receivers": list(self.receivers),
-            "silences": list(self.silences.values()),
+            "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
+            "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
         }
 
     @classmethod
@@ -56,7 +56,6 @@ class Desk:
         """The desk that gave this state."""
         desk = cls()
         desk.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
-        routes = msgspec.convert(state["receivers"], list[ReceiverRoute])
-        desk.receivers = tuple(msgspec.structs.asdict(route) for route in routes)
-        desk.silences = {silence["id"]: dict(silence) for silence in state["silences"]}
+        desk.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
+        desk.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
         return desk

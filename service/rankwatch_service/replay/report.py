@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.model import Incident, plain
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.numbers import plain
 from rankwatch_service.replay.run import Outcome
 
 RANKS_SHOWN: Final = 8
@@ -73,7 +75,7 @@ def as_json(incident: Incident, named: bool) -> dict[str, Any]:
         "scope": incident.scope,
         "attempt": incident.attempt,
         "cause": incident.cause,
-        "consequences": [part.told() for part in incident.parts[1:]],
+        "consequences": [plain(asdict(part.consequence())) for part in incident.parts[1:]],
     }
 
 

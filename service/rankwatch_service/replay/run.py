@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.incidents.model import Incident, TransitionKind
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged

@@ -14,9 +14,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import ALL_JOBS
-from rankwatch_service.orders.commands import tell
+from rankwatch_service.orders.commands import record_request
 from rankwatch_service.policy.checkpoint_ledger import Entry
-from rankwatch_service.store import audit_trail
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -32,6 +31,7 @@ from rankwatch_service.store.models import (
     StreamPosition,
     StreamTick,
 )
+from rankwatch_service.store.rows import command_row, host_record_row, incident_row, outbox_row, transition_row
 from rankwatch_service.store.upsert import upsert
 
 _NEW_ATTEMPT: Final[dict[str, Any]] = {
@@ -170,26 +170,24 @@ def _jobs(connection: Connection, effects: Effects) -> None:
 
 
 def _incidents(connection: Connection, effects: Effects) -> None:
-    newest = {transition.incident["id"]: transition.incident for transition in effects.transitions}
-    for row in newest.values():
+    newest = {transition.incident.id: transition.incident for transition in effects.transitions}
+    for incident in newest.values():
+        row = incident_row(incident)
         connection.execute(upsert(connection, Incident, row), row)
     for transition in effects.transitions:
-        connection.execute(upsert(connection, IncidentTransition), transition.row())
-    for row in effects.outbox:
-        connection.execute(upsert(connection, Outbox), row)
-    for row in effects.host_records:
-        connection.execute(upsert(connection, HostRecord), row)
+        connection.execute(upsert(connection, IncidentTransition), transition_row(transition))
+    for notification in effects.notifications:
+        connection.execute(upsert(connection, Outbox), outbox_row(notification))
+    for entry in effects.host_incidents:
+        row = host_record_row(entry)
+        connection.execute(upsert(connection, HostRecord, row), row)
 
 
-def _commands(connection: Connection, effects: Effects, now: int) -> None:
-    for row in effects.commands:
-        added = connection.execute(upsert(connection, Command), row | {"requested_unix_ns": now})
-        if added.rowcount == 0:
-            continue
-        action = row["action"]
-        fields = {key: row[key] for key in ("id", "attempt", "params", "reason")}
-        audit_trail.append(connection, now, row["requested_by"], f"command.{action}", row["job"], "ok", fields=fields)
-        tell(connection, "command", row["job"], {"id": row["id"], "action": action, "state": "requested"}, now)
+def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
+    for request in effects.commands:
+        row = command_row(request) | {"requested_unix_ns": now_unix_ns}
+        if connection.execute(upsert(connection, Command), row).rowcount:
+            record_request(connection, request, now_unix_ns)
 
 
 def _checkpoint(job: str, entry: Entry) -> dict[str, Any]:

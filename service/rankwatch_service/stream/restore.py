@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sqlalchemy import Engine, func, select
 
-from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
@@ -17,6 +12,7 @@ from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.models import Outbox
+from rankwatch_service.store.rows import incident_of
 
 
 def adopt(engine: Engine, job: JobStream) -> None:
@@ -30,7 +26,7 @@ def adopt(engine: Engine, job: JobStream) -> None:
         reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
         for incident_id, receiver in connection.execute(reached.where(mine, Outbox.state != "silenced").distinct()):
             told.setdefault(incident_id, []).append(receiver)
-        incidents = [_incident(row, sorted(told.get(row["id"], []))) for row in rows.mappings()]
+        incidents = [incident_of(row, sorted(told.get(row["id"], []))) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))
@@ -41,37 +37,3 @@ def adopt(engine: Engine, job: JobStream) -> None:
         job.books.ledger = Ledger(checkpoints(connection, job.job))
     # A consequence's episode stands in no table: far above the highest one known no id can come twice.
     job.correlator.adopt(incidents, attempt, number or 0, (episode or 0) + 1_000)
-
-
-def _incident(row: Mapping[Any, Any], told_to: list[str]) -> Incident:
-    part = Part(
-        kind=Kind(row["kind"]),
-        scope=row["scope"],
-        episode=row["episode"],
-        attempt=row["attempt"],
-        ranks=tuple(row["ranks"]),
-        onset_step=row["onset_step"],
-        onset_time_s=row["onset_unix_ns"] / 1e9,
-        summary=row["summary"],
-        severity=Severity(row["severity"]),
-        confidence=row["confidence"],
-        detected_step=row["detected_step"],
-        detected_time_s=row["detected_unix_ns"] / 1e9,
-        standing=row["evidence"].get("standing") is True,
-        # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
-        ended_with_attempt=False,
-    )
-    same = ("id", "number", "job", "scope", "score", "confidence", "cause", "summary", "state")
-    more = ("hosts", "devices", "changes_before", "impact_gpu_hours_per_hour", "suggestion", "checkpoint")
-    return Incident(
-        parts=[part],
-        severity=Severity(row["severity"]),
-        ranks=part.ranks,
-        opened_time_s=row["detected_unix_ns"] / 1e9,
-        told_to=told_to,
-        evidence=dict(row["evidence"]),
-        updated_time_s=row["updated_unix_ns"] / 1e9,
-        transitions=row["transitions"],
-        acknowledged_by=row["acknowledged_by"],
-        **{name: row[name] for name in (*same, *more)},
-    )

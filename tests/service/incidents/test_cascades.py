@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import SETTLE_S, Correlator
-from rankwatch_service.incidents.model import GRAVITY, Incident, TransitionKind, Update
+from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.resolution import QUIET_S
+from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.short_ids import short
 from tests.support.findings import finding, roster
 

@@ -72,9 +72,7 @@ def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
     assert judge(correlator, cause) == [("opened", str(cause.kind))]
     assert judge(correlator, effect) == [("evidence", str(cause.kind))]
     (incident,) = correlator.open
-    assert [(entry["kind"], entry["scope"]) for entry in incident.row()["consequences"]] == [
-        (str(effect.kind), effect.scope)
-    ]
+    assert [(one.kind, one.scope) for one in incident.version().consequences] == [(str(effect.kind), effect.scope)]
     assert incident.ranks == cause.ranks
 
 
@@ -117,7 +115,7 @@ def test_a_cause_found_later_takes_over_as_first_mover(correlator):
     assert incident.id == opened_as
     assert (incident.ranks, incident.scope, incident.hosts) == ((6,), "rank:6", ["node-1"])
     assert incident.evidence == {"ratio": 1.5, "slowdown": {"ratio": 1.3}}
-    assert [entry["kind"] for entry in incident.row()["consequences"]] == ["slowdown"]
+    assert [one.kind for one in incident.version().consequences] == ["slowdown"]
 
 
 def test_an_incident_lasts_as_long_as_any_of_its_parts(correlator):
@@ -213,15 +211,15 @@ def test_consequences_are_listed_up_to_a_limit(correlator):
 
 def test_a_score_that_is_no_number_can_be_stored(correlator):
     judge(correlator, finding(Kind.CORRUPTION, score=math.nan, confidence=math.nan, evidence={"x": math.inf}))
-    row = correlator.open[0].row()
-    assert (row["score"], row["confidence"], row["evidence"]) == (math.inf, 0.0, {"x": "Inf"})
+    now = correlator.open[0].version()
+    assert (now.score, now.confidence, now.evidence) == (math.inf, 0.0, {"x": "Inf"})
 
 
 def test_a_restored_correlator_goes_on_as_before(correlator):
     judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN, onset_step=120))
     again = Correlator("gpt")
     again.restore(correlator.state())
-    assert [incident.row() for incident in again.open] == [incident.row() for incident in correlator.open]
+    assert [incident.version() for incident in again.open] == [incident.version() for incident in correlator.open]
     judge(again, finding(Kind.SLOWDOWN, Change.CLOSE))
     assert judge(again, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == [("resolved", "straggler")]
     reopened = again.judge([finding(Kind.STRAGGLER, scope="rank:3")], ROSTER)[0].incident
@@ -329,8 +327,8 @@ def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correla
 
 
 def times(incident) -> tuple:
-    row = incident.row()
-    return tuple(row[f"{moment}_{unit}"] for moment in ("onset", "detected") for unit in ("step", "unix_ns"))
+    now = incident.version()
+    return tuple(getattr(now, f"{moment}_{unit}") for moment in ("onset", "detected") for unit in ("step", "unix_ns"))
 
 
 def test_a_jump_that_becomes_a_divergence_began_and_was_found_when_the_divergence_was(correlator):
@@ -377,7 +375,7 @@ def test_an_incident_of_an_older_state_goes_on(correlator):
                 del part[newer]
     again = Correlator("gpt")
     again.restore(state)
-    assert again.open[0].row() == correlator.open[0].row()
+    assert again.open[0].version() == correlator.open[0].version()
     assert again.open[0].told_to is None
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import TransitionKind
 from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
+from rankwatch_service.incidents.transition import TransitionKind
 from tests.support.findings import finding, roster
 
 ROSTER = roster()

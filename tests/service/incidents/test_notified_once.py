@@ -6,14 +6,17 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Kind, Observation, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
-from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, Update
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.job.topology_state import Roster
-from rankwatch_service.policy.routing import outbox_rows
+from rankwatch_service.policy.control_records import ReceiverRoute
+from rankwatch_service.policy.routing import notifications
 from rankwatch_service.simulate.scenario import Job
 from tests.support.presences import Clockwork, topology
 
-RECEIVER = NewReceiver(name="on-call", url="https://on-call.example/").model_dump(mode="json")
+DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
+RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))
 
 
 def roster_of(job: Job) -> Roster:
@@ -32,12 +35,12 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
         for news in judge.observe(observation, roster)[0]:
             incidents.setdefault(news.incident.id, news.incident)
             news.incident.transitions += 1
-            row = news.incident.row()
-            change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, now_s, row)
-            messages = outbox_rows(row, change.row(), [RECEIVER], [], {}, round(now_s * 1e9), news.incident.told_to)
-            news.incident.tell(message["receiver"] for message in messages)
-            assert row["onset_unix_ns"] <= row["detected_unix_ns"]
-            assert row["onset_step"] is None or row["onset_step"] <= row["detected_step"]
+            now = news.incident.version()
+            change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, now_s, now)
+            messages = notifications(change, [RECEIVER], [], {}, round(now_s * 1e9), news.incident.told_to)
+            news.incident.tell(message.receiver for message in messages)
+            assert now.onset_unix_ns <= now.detected_unix_ns
+            assert now.onset_step is None or (now.detected_step is not None and now.onset_step <= now.detected_step)
             told += len(messages) * (news.what is not TransitionKind.RESOLVED)
     return list(incidents.values()), told
 

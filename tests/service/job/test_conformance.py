@@ -16,6 +16,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.store.rows import incident_row, transition_row
 from rankwatch_service.stream.commit import StoredTick
 from rankwatch_service.stream.packing import pack, unpack
 from rankwatch_service.stream.partition import Partition
@@ -70,7 +71,7 @@ def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int]
             partition.settled()
     assert not effects.failures
     assert not effects.refused
-    return [{**transition.row(), **transition.incident} for transition in effects.transitions]
+    return [transition_row(transition) | incident_row(transition.incident) for transition in effects.transitions]
 
 
 def incidents(transitions: Sequence[dict[str, Any]]) -> set[Any]:

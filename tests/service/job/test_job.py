@@ -9,9 +9,10 @@ from rankwatch import wire
 from rankwatch_detectors.base import Finding, Observation, Occurrence
 from rankwatch_service.job.detector_bank import FAILURES_MAX, Bank
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.control_records import Judgement, ReceiverRoute
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.packing import pack, unpack
 from tests.support.batches import ranks
 from tests.support.scripted_job import Scripted, World
@@ -24,30 +25,30 @@ def test_an_incident_is_told_with_everything_a_person_needs():
     world.now_s += 5
     world.find("hang", ranks=[3], onset_step=100)
     (transition,) = world.effects.transitions
-    row = transition.incident
-    assert (row["kind"], row["ranks"], row["hosts"], row["devices"]) == ("hang", [3], ["node-1"], ["GPU-3"])
-    assert row["impact_gpu_hours_per_hour"] == 4.0
-    assert row["suggestion"]["action"] == "relaunch"
-    assert [change["what"] for change in row["changes_before"]] == [
+    incident = transition.incident
+    assert (incident.kind, incident.ranks, incident.hosts, incident.devices) == ("hang", (3,), ("node-1",), ("GPU-3",))
+    assert incident.impact_gpu_hours_per_hour == 4.0
+    assert incident.suggestion["action"] == "relaunch"
+    assert [change["what"] for change in incident.changes_before] == [
         "attempt l.0 began",
         "checkpoint local:l.0:99 saved",
     ]
-    assert row["transitions"] == transition.number == 1
-    (notification,) = world.effects.outbox
-    assert (notification["receiver"], notification["state"]) == ("oncall", "waiting")
-    assert b'"incident.opened"' in notification["body"]
-    assert [record["host"] for record in world.effects.host_records] == ["node-1"]
+    assert incident.transitions == transition.number == 1
+    (notification,) = world.effects.notifications
+    assert (notification.receiver, notification.silenced) == ("oncall", False)
+    assert b'"incident.opened"' in notification.body
+    assert [entry.host for entry in world.effects.host_incidents] == ["node-1"]
 
 
 def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
     world = World()
     world.find("hang", ranks=[3])
     (command,) = world.effects.commands
-    assert (command["action"], command["params"], command["attempt"]) == ("stacks", {"ranks": [3]}, "l.0")
-    dump = {"order": command["id"], "stack": "File train.py, line 7", "os_state": "R"}
+    assert (command.action, command.params, command.attempt) == ("stacks", {"ranks": [3]}, "l.0")
+    dump = {"order": command.id, "stack": "File train.py, line 7", "os_state": "R"}
     world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
     assert world.told() == ["opened", "evidence"]
-    evidence = world.effects.transitions[-1].incident["evidence"]
+    evidence = world.effects.transitions[-1].incident.evidence
     assert evidence["stacks"] == {"3": {"stack": "File train.py, line 7", "os_state": "R"}}
     world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
     assert world.told() == ["opened", "evidence"]
@@ -56,7 +57,7 @@ def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
 def test_where_nobody_is_named_some_stacks_are_asked_for():
     world = World()
     world.find("hang")
-    assert world.effects.commands[0]["params"] == {"ranks": [0, 1, 2, 3]}
+    assert world.effects.commands[0].params == {"ranks": [0, 1, 2, 3]}
 
 
 def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
@@ -70,22 +71,22 @@ def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     world.tick()
     world.find("nonfinite", scope="rank:2", change="update")
     (command,) = world.effects.commands
-    assert command["action"] == "rollback"
-    assert command["params"] == {"checkpoint": "memory:l.0:79"}
-    assert command["requested_by"] == "policy"
+    assert command.action == "rollback"
+    assert command.params == {"checkpoint": "memory:l.0:79"}
+    assert command.requested_by == "policy"
     assert world.verdicts() == {"memory:l.0:79": "good", "memory:l.0:99": "suspect"}
-    assert world.effects.transitions[0].incident["checkpoint"] == "memory:l.0:79"
+    assert world.effects.transitions[0].incident.checkpoint == "memory:l.0:79"
 
 
 def test_policy_acts_later_when_what_kept_it_has_passed():
     world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
     world.find("straggler", scope="rank:0")
     world.find("loss_divergence")
-    assert [command["action"] for command in world.effects.commands] == ["pause"]
+    assert [command.action for command in world.effects.commands] == ["pause"]
     for _ in range(12):
         world.tick()
-    assert [command["incident_id"] for command in world.effects.commands] == [
-        transition.incident["id"] for transition in world.effects.transitions
+    assert [command.incident_id for command in world.effects.commands] == [
+        transition.incident.id for transition in world.effects.transitions
     ]
 
 
@@ -102,7 +103,7 @@ def test_a_person_who_has_taken_over_is_left_alone():
     world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
     world.find("straggler", scope="rank:0")
     world.find("loss_divergence")
-    second = world.effects.transitions[1].incident["id"]
+    second = world.effects.transitions[1].incident.id
     world.job.control(Judgement(second, "acknowledged", "ann"), world.now_s, world.effects)
     for _ in range(12):
         world.tick()
@@ -112,15 +113,15 @@ def test_a_person_who_has_taken_over_is_left_alone():
 def test_what_people_say_becomes_transitions():
     world = World()
     world.find("loss_spike")
-    incident = world.effects.transitions[0].incident["id"]
+    incident = world.effects.transitions[0].incident.id
     for what in ("acknowledged", "acknowledged", "commented", "resolved", "resolved", "commented"):
         world.job.control(Judgement(incident, what, "ann", "well"), world.now_s, world.effects)
     assert world.told() == ["opened", "acknowledged", "commented", "resolved", "commented"]
     assert [t.number for t in world.effects.transitions] == [1, 2, 3, 4, 5]
-    assert world.effects.transitions[1].incident["acknowledged_by"] == "ann"
-    assert world.effects.transitions[-1].incident["state"] == "resolved"
-    types = [body for body in (b"opened", b"resolved") if any(body in row["body"] for row in world.effects.outbox)]
-    assert (len(types), len(world.effects.outbox)) == (2, 2)
+    assert world.effects.transitions[1].incident.acknowledged_by == "ann"
+    assert world.effects.transitions[-1].incident.state == "resolved"
+    types = [body for body in (b"opened", b"resolved") if any(body in row.body for row in world.effects.notifications)]
+    assert (len(types), len(world.effects.notifications)) == (2, 2)
 
 
 def test_detectors_hear_that_a_person_accepts_what_still_stands():
@@ -136,7 +137,7 @@ def test_detectors_hear_that_a_person_accepts_what_still_stands():
     world.find("loss_divergence")
     world.find("grad_norm")
     world.find("grad_norm", change="close")
-    incident = world.effects.transitions[0].incident["id"]
+    incident = world.effects.transitions[0].incident.id
     world.job.control(Judgement(incident, "resolved", "ann", ""), world.now_s, world.effects)
     assert heard == [("l.0", ["loss_divergence"])]
 
@@ -157,17 +158,17 @@ def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
     world.train(0, 1)
     world.send(events=(wire.Event("declared", 1, 0, 1, {"what": "curriculum", "detail": ""}),))
     world.find("slowdown")
-    assert "declared: curriculum" in json.dumps(world.effects.transitions[0].incident)
+    assert "declared: curriculum" in json.dumps(incident_row(world.effects.transitions[0].incident))
 
 
 def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
     world = World()
-    severe = world.job.desk.receivers[0] | {"name": "severe", "severities": ("warning", "critical")}
+    severe = ReceiverRoute("severe", severities=("warning", "critical"))
     world.job.desk.receivers = (*world.job.desk.receivers, severe)
     world.find("slowdown", severity="info")
     world.find("slowdown", change="update", severity="warning")
     world.find("slowdown", change="close")
-    told = [(row["receiver"], json.loads(row["body"])["type"]) for row in world.effects.outbox]
+    told = [(row.receiver, json.loads(row.body)["type"]) for row in world.effects.notifications]
     assert told == [
         ("oncall", "incident.opened"),
         ("oncall", "incident.updated"),
@@ -179,10 +180,10 @@ def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
 
 def test_who_hears_of_no_incident_hears_of_no_end():
     world = World()
-    world.job.desk.receivers = (world.job.desk.receivers[0] | {"severities": ("critical",)},)
+    world.job.desk.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
     world.find("slowdown", severity="warning")
     world.find("slowdown", change="close")
-    assert world.effects.outbox == []
+    assert world.effects.notifications == []
 
 
 def test_a_judgement_about_an_unknown_incident_changes_nothing():
@@ -202,7 +203,7 @@ def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_gone():
     world.train(81, 82, 83, attempt="l.1")
     assert world.told() == ["opened", "resolved"]
     assert world.effects.transitions[1].text == "training goes on in attempt l.1"
-    assert world.effects.transitions[1].incident["resolved_step"] == 83
+    assert world.effects.transitions[1].incident.resolved_step == 83
     assert world.verdicts()["memory:l.0:100"] == "gone"
 
 

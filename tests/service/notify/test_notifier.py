@@ -13,15 +13,15 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
-from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from rankwatch_service.store.models import Lease as LeaseRow
+from rankwatch_service.store.rows import outbox_row
 from tests.support.clock import FakeClock
-from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, transition_row
+from tests.support.incidents import NOON_UNIX_NS, notified, receiver_row
 
 DEADLINE_S = 60.0
 OK = Outcome(204, "", 0.01)
@@ -66,14 +66,7 @@ class Desk:
             connection.execute(insert(Receiver).values(**receiver_row(name, url=f"http://127.0.0.1:9/{name}")))
 
     def told(self, incident="inc_1", what="opened", number=1, to=("pager",)):
-        rows = outbox_rows(
-            incident_row(id=incident),
-            transition_row(what, number),
-            [receiver_row(name) for name in to],
-            [],
-            {},
-            self.clock.now_ns,
-        )
+        rows = [outbox_row(one) for one in notified(what, number, to, now_unix_ns=self.clock.now_ns, id=incident)]
         with write(self.engine) as connection:
             connection.execute(insert(Outbox), rows)
         return [row["id"] for row in rows]

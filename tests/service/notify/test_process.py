@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import func, insert, select
 from standardwebhooks import Webhook
 
-from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
+from rankwatch_service.store.rows import outbox_row
 from tests.support.database import new_database
-from tests.support.incidents import SECRET, incident_row, receiver_row, transition_row
+from tests.support.incidents import SECRET, notified, receiver_row
 from tests.support.webhook_receiver import Answer, webhook_receiver
 
 RUN = (
@@ -38,9 +38,7 @@ def notifier(engine):
 
 
 def tell(engine, incident, what, number):
-    rows = outbox_rows(
-        incident_row(id=incident), transition_row(what, number), [receiver_row()], [], {}, time.time_ns()
-    )
+    rows = [outbox_row(one) for one in notified(what, number, now_unix_ns=time.time_ns(), id=incident)]
     with write(engine) as connection:
         connection.execute(insert(Outbox), rows)
     return rows[0]["id"]

@@ -21,17 +21,17 @@ from rankwatch_service.notify.schedule import Outcome
 from rankwatch_service.notify.topic import TopicSender
 from rankwatch_service.policy.control_records import ReceiversSet, decode_control
 from rankwatch_service.policy.notification import incident_message
-from rankwatch_service.policy.routing import outbox_rows
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Outbox, Receiver
-from tests.support.incidents import incident_row, receiver_row, transition_row
+from rankwatch_service.store.rows import outbox_row
+from tests.support.incidents import notified, receiver_row, transition
 from tests.support.kafka_broker import new_prefix
 from tests.support.kafka_topic import read_topic
 from tests.support.service_process import until
 
 SOURCE = "https://watch.example"
-BODY = incident_message(incident_row(), transition_row(), {})
+BODY = incident_message(transition(), {})
 
 
 class Web:
@@ -118,9 +118,8 @@ def test_the_notifier_brings_what_was_committed_to_the_topic_in_order(any_broker
     rows = []
     for n in range(5):
         for number, what in enumerate(("opened", "updated", "resolved"), 1):
-            rows += outbox_rows(
-                incident_row(id=f"inc_{n}"), transition_row(what, number), [receiver], [], {}, time.time_ns()
-            )
+            sent = notified(what, number, (receiver["name"],), now_unix_ns=time.time_ns(), id=f"inc_{n}")
+            rows += [outbox_row(one) for one in sent]
     with write(engine) as connection:
         connection.execute(insert(Receiver).values(**receiver))
         connection.execute(insert(Outbox), rows)

@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.version import Consequence
 from rankwatch_service.policy.notification import (
     BODY_BYTES_MAX,
     LISTED_MAX,
@@ -12,13 +14,13 @@ from rankwatch_service.policy.notification import (
     incident_message,
     message_id,
 )
-from tests.support.incidents import incident_row, transition_row
+from tests.support.incidents import transition
 
 LINKS = {"incident": "http://127.0.0.1:8770/incidents/inc_1"}
 
 
-def composed(transition=None, **changes):
-    return json.loads(incident_message(incident_row(**changes), transition or transition_row(), LINKS))
+def composed(what="opened", **incident):
+    return json.loads(incident_message(transition(what, **incident), LINKS))
 
 
 def test_a_message_says_what_where_since_when_and_where_to_read_on():
@@ -36,12 +38,12 @@ def test_a_message_says_what_where_since_when_and_where_to_read_on():
 
 @pytest.mark.parametrize(("what", "type_"), [("opened", "opened"), ("updated", "updated"), ("resolved", "resolved")])
 def test_each_told_transition_has_its_type(what, type_):
-    assert composed(transition_row(what))["type"] == f"incident.{type_}"
+    assert composed(what)["type"] == f"incident.{type_}"
 
 
 def test_a_transition_that_is_not_told_is_refused():
     with pytest.raises(ValueError, match="commented"):
-        composed(transition_row("commented"))
+        composed("commented")
 
 
 def test_numbers_that_are_not_finite_are_told_as_strings():
@@ -66,13 +68,13 @@ def test_a_stack_dump_is_cut_and_says_so():
 @pytest.mark.parametrize("text", ["x" * 1_900, "ü€𝄞" * 600, '"\\\n' * 600])
 def test_a_message_never_grows_past_its_bound(text):
     body = incident_message(
-        incident_row(
+        transition(
+            text=text,
             evidence={str(n): text for n in range(100)},
-            consequences=[{"summary": text}] * 100,
+            consequences=(Consequence(Kind.SLOWDOWN, "job", (), text, None),) * 100,
             suggestion={"reason": text, "alternatives": [text] * 20},
             summary=text,
         ),
-        transition_row(text=text),
         LINKS,
     )
     assert len(body) <= BODY_BYTES_MAX
@@ -87,9 +89,7 @@ def test_lone_surrogates_in_a_job_name_do_not_stop_the_message():
 
 
 def test_composing_again_gives_the_same_bytes_and_the_same_id():
-    assert incident_message(incident_row(), transition_row(), LINKS) == incident_message(
-        incident_row(), transition_row(), LINKS
-    )
+    assert incident_message(transition(), LINKS) == incident_message(transition(), LINKS)
     assert message_id("inc_1", 1, "pager") == message_id("inc_1", 1, "pager")
 
 

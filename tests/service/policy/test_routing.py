@@ -4,17 +4,20 @@ import json
 
 import pytest
 
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.version import Consequence
 from rankwatch_service.policy.notification import message_id
-from rankwatch_service.policy.routing import Routed, mutes, outbox_rows, receivers_for
-from tests.support.incidents import NOON_UNIX_NS, incident_row, receiver_row, silence_row, transition_row
+from rankwatch_service.policy.routing import Routed, mutes, notifications, receivers_for
+from rankwatch_service.store.rows import outbox_row
+from tests.support.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 
 
 def routed(receivers, silences=(), **incident):
-    return receivers_for(incident_row(**incident), receivers, silences, NOON_UNIX_NS)
+    return receivers_for(incident_version(**incident), receivers, silences, NOON_UNIX_NS)
 
 
 def test_an_empty_list_matches_everything_and_names_come_in_order():
-    assert routed([receiver_row("b"), receiver_row("a")]) == [Routed("a", None), Routed("b", None)]
+    assert routed([receiver_route("b"), receiver_route("a")]) == [Routed("a", None), Routed("b", None)]
 
 
 @pytest.mark.parametrize(
@@ -29,17 +32,17 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
     ],
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
-    assert bool(routed([receiver_row(**wants)])) is told
+    assert bool(routed([receiver_route(**wants)])) is told
 
 
 def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
-    brought = [{"kind": "slowdown"}, {"kind": "hang"}]
-    assert routed([receiver_row(kinds=["hang"])], consequences=brought) == [Routed("pager", None)]
-    assert routed([receiver_row(kinds=["nonfinite"])], consequences=brought) == []
+    brought = [Consequence(kind, "job", (), "", None) for kind in (Kind.SLOWDOWN, Kind.HANG)]
+    assert routed([receiver_route(kinds=["hang"])], consequences=brought) == [Routed("pager", None)]
+    assert routed([receiver_route(kinds=["nonfinite"])], consequences=brought) == []
 
 
 @pytest.mark.parametrize(
-    ("silence", "incident", "muted"),
+    ("fields", "incident", "muted"),
     [
         ({}, {}, True),
         ({"job": "gpt-small", "kind": "straggler", "scope": "rank:3"}, {}, True),
@@ -55,49 +58,49 @@ def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
         ({"starts_unix_ns": NOON_UNIX_NS, "ends_unix_ns": NOON_UNIX_NS + 1}, {}, True),
     ],
 )
-def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(silence, incident, muted):
-    assert mutes(silence_row(**silence), incident_row(**incident), NOON_UNIX_NS) is muted
+def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(fields, incident, muted):
+    assert mutes(silence(**fields), incident_version(**incident), NOON_UNIX_NS) is muted
 
 
 def test_a_muted_receiver_is_still_named_with_the_silence():
-    assert routed([receiver_row()], [silence_row(id="z"), silence_row(id="m")]) == [Routed("pager", "m")]
+    assert routed([receiver_route()], [silence(id="z"), silence(id="m")]) == [Routed("pager", "m")]
 
 
 def test_the_outbox_gets_one_due_row_for_each_receiver():
-    rows = outbox_rows(incident_row(), transition_row(), [receiver_row("a"), receiver_row("b")], [], {}, NOON_UNIX_NS)
-    assert [row["id"] for row in rows] == [message_id("inc_1", 1, "a"), message_id("inc_1", 1, "b")]
-    assert {row["state"] for row in rows} == {"waiting"}
-    assert {row["next_try_unix_ns"] for row in rows} == {NOON_UNIX_NS}
+    sent = notifications(transition(), [receiver_route("a"), receiver_route("b")], [], {}, NOON_UNIX_NS)
+    assert [one.id for one in sent] == [message_id("inc_1", 1, "a"), message_id("inc_1", 1, "b")]
+    assert [outbox_row(one)["state"] for one in sent] == ["waiting"] * 2
+    assert [outbox_row(one)["next_try_unix_ns"] for one in sent] == [NOON_UNIX_NS] * 2
 
 
 def test_a_silenced_notification_is_kept_and_says_so():
-    (row,) = outbox_rows(incident_row(), transition_row(), [receiver_row()], [silence_row()], {}, NOON_UNIX_NS)
-    assert row["state"] == "silenced"
+    (one,) = notifications(transition(), [receiver_route()], [silence()], {}, NOON_UNIX_NS)
+    assert one.silenced
+    assert outbox_row(one)["state"] == "silenced"
 
 
 @pytest.mark.parametrize("what", ["acknowledged", "commented", "evidence"])
 def test_transitions_for_the_pages_only_notify_nobody(what):
-    assert outbox_rows(incident_row(), transition_row(what), [receiver_row()], [], {}, NOON_UNIX_NS) == []
+    assert notifications(transition(what), [receiver_route()], [], {}, NOON_UNIX_NS) == []
 
 
-def types(rows):
-    return {row["receiver"]: json.loads(row["body"])["type"] for row in rows}
+def types(sent):
+    return {one.receiver: json.loads(one.body)["type"] for one in sent}
 
 
 def test_to_a_receiver_that_hears_of_it_for_the_first_time_an_incident_opens_whatever_the_transition_is():
-    receivers = [receiver_row("all"), receiver_row("pager", severities=["warning", "critical"])]
+    receivers = [receiver_route("all"), receiver_route("pager", severities=["warning", "critical"])]
 
-    def rows(what, told_to, **incident):
-        promoted = transition_row(what, 2)
-        return outbox_rows(incident_row(**incident), promoted, receivers, [], {}, NOON_UNIX_NS, told_to)
+    def sent(what, told_to, **incident):
+        return notifications(transition(what, 2, **incident), receivers, [], {}, NOON_UNIX_NS, told_to)
 
-    assert types(rows("opened", [], severity="info")) == {"all": "incident.opened"}
-    assert types(rows("updated", ["all"])) == {"all": "incident.updated", "pager": "incident.opened"}
-    assert types(rows("updated", ["all", "pager"])) == {"all": "incident.updated", "pager": "incident.updated"}
-    assert types(rows("updated", None)) == {"all": "incident.updated", "pager": "incident.updated"}
+    assert types(sent("opened", [], severity="info")) == {"all": "incident.opened"}
+    assert types(sent("updated", ["all"])) == {"all": "incident.updated", "pager": "incident.opened"}
+    assert types(sent("updated", ["all", "pager"])) == {"all": "incident.updated", "pager": "incident.updated"}
+    assert types(sent("updated", None)) == {"all": "incident.updated", "pager": "incident.updated"}
 
 
 def test_an_incident_does_not_end_for_who_never_heard_of_it():
-    receivers = [receiver_row("all"), receiver_row("pager")]
-    rows = outbox_rows(incident_row(), transition_row("resolved", 2), receivers, [], {}, NOON_UNIX_NS, ["all"])
-    assert types(rows) == {"all": "incident.resolved"}
+    receivers = [receiver_route("all"), receiver_route("pager")]
+    sent = notifications(transition("resolved", 2), receivers, [], {}, NOON_UNIX_NS, ["all"])
+    assert types(sent) == {"all": "incident.resolved"}

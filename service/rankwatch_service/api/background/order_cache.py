@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, select
 
 from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
-from rankwatch_service.orders import commands
+from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.orders.driver import current_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launch_of
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Tier, newest_good
@@ -57,7 +57,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
             Command.job == job,
-            Command.action == commands.STACKS,
+            Command.action == STACKS,
             Command.state == "sent",
             Command.expires_unix_ns > now_unix_ns,
         )

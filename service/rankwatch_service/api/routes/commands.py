@@ -21,12 +21,14 @@ from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import Outcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
 from rankwatch_service.policy.checkpoint_ledger import Verdict
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import RollbackMode, way_back, why_none
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command as CommandRow
 from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Order as OrderRow
+from rankwatch_service.store.rows import command_row
 
 router = APIRouter(tags=["commands"])
 
@@ -123,21 +125,21 @@ def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, ide
         params = _params(connection, job, body)
         if obstacle := _obstacle(connection, job, attempt, body, now):
             raise ProblemError(409, obstacle)
-        row = commands.new_command(
-            f"cmd_{secrets.token_hex(8)}",
-            job,
-            attempt,
-            body.action,
+        request = CommandRequest(
+            id=f"cmd_{secrets.token_hex(8)}",
+            job=job,
+            attempt=attempt,
+            action=body.action,
             params=params,
             reason=body.reason,
             requested_by=identity.actor,
-            now_unix_ns=now,
+            requested_unix_ns=now,
             incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
             idempotency_key=f"{identity.id}:{once.key}" if once.key else None,
             expires_s=body.expires_s,
         )
-        commands.add(connection, row, source=once.source)
-        return Command(**row)
+        commands.add(connection, request, source=once.source)
+        return Command(**command_row(request))
 
     answer = once.write(identity, body, 201, work)
     context.driving.wake()

@@ -3,10 +3,11 @@
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.response import Responder, Situation, facts
 from rankwatch_service.job.history import Books
 from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier, Verdict
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
+from rankwatch_service.policy.response import Responder, Situation, facts
 from tests.support.findings import finding, roster
 
 ROSTER = roster()
@@ -21,7 +22,7 @@ class Desk:
         self.correlator = Correlator("gpt")
         self.responder = Responder()
         self.policy = Policy(rules, Limits(cool_down_s=0.0, actions_per_hour=100))
-        self.commands: list[dict] = []
+        self.commands: list[CommandRequest] = []
 
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
@@ -34,7 +35,7 @@ class Desk:
 
     @property
     def actions(self) -> list[tuple[str, str]]:
-        return [(command["action"], command["attempt"]) for command in self.commands]
+        return [(command.action, command.attempt) for command in self.commands]
 
 
 def hang(attempt: str = "l.0", at_s: float = 1_010.0) -> Finding:
@@ -57,7 +58,7 @@ def test_a_job_that_hangs_again_after_a_relaunch_is_relaunched_again_until_that_
     desk = Desk(RELAUNCH_HANGS)
     incident = desk.find(hang(), hang(), hang("m.0", 1_100.0), hang("m.0", 1_100.0))
     assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "m.0"), ("stacks", "m.0")]
-    assert len({command["id"] for command in desk.commands}) == 4
+    assert len({command.id for command in desk.commands}) == 4
     loop = finding(Kind.RESTART_LOOP, attempt="n.0", severity=Severity.CRITICAL, detected_time_s=1_200.0)
     assert desk.find(loop, hang("n.0", 1_210.0)) is incident
     assert desk.actions[4:] == [("stacks", "n.0")]

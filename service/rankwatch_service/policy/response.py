@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.causes import STANDS_STILL
-from rankwatch_service.incidents.model import Incident, derived, unix_ns
-from rankwatch_service.orders.commands import STACKS, new_command
+from rankwatch_service.incidents.model import Incident, unix_ns
+from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.policy.checkpoint_ledger import Ledger
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_way
 from rankwatch_service.policy.suggestion import Figures, suggest
 
@@ -68,11 +69,6 @@ def facts(incident: Incident, world_size: int) -> Facts:
     )
 
 
-def command_id(incident: Incident, action: str) -> str:
-    """Id of the command that this incident leads to now: the same, however often it is derived."""
-    return f"cmd_{derived(incident.id, _once(action, incident))}"
-
-
 class Responder:
     """The policy's hand for one job: remembers what it did, derives each command once."""
 
@@ -83,8 +79,8 @@ class Responder:
         """Take up the (action, time) pairs of a snapshot."""
         self.history = [Past(action, at_unix_ns) for action, at_unix_ns in history]
 
-    def respond(self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
-        """Fill in the incident's price, suggestion and checkpoint; returns rows of commands that follow from it."""
+    def respond(self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger) -> list[CommandRequest]:
+        """Fill in the incident's price, suggestion and checkpoint; returns the commands that follow from it."""
         looked = facts(incident, situation.world_size)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
         back = rollback_way(looked, ledger, situation.can)
@@ -97,7 +93,7 @@ class Responder:
         }
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
-        if hung is not None and _once(STACKS, incident) not in incident.actions:
+        if hung is not None and incident.action_key(STACKS) not in incident.actions:
             # Where nobody can be named, some ranks' stacks still tell what all are waiting for.
             ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
             commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
@@ -105,7 +101,7 @@ class Responder:
 
     def reconsider(
         self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger
-    ) -> list[dict[str, Any]]:
+    ) -> list[CommandRequest]:
         """Act on an open incident where something that kept the policy from it (a cool-down) has passed."""
         decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
         return self._act(incident, decision, situation)
@@ -114,8 +110,8 @@ class Responder:
         self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
         return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
 
-    def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[dict[str, Any]]:
-        if decision.mode is not Mode.ACT or _once(decision.action, incident) in incident.actions:
+    def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[CommandRequest]:
+        if decision.mode is not Mode.ACT or incident.action_key(decision.action) in incident.actions:
             return []
         if not incident.goes_on:
             # Nothing may reach an attempt that the trouble was not in.
@@ -137,22 +133,17 @@ class Responder:
         situation: Situation,
         reason: str,
         approval_required: bool,
-    ) -> dict[str, Any]:
-        incident.actions.append(_once(action, incident))
-        return new_command(
-            command_id(incident, action),
-            incident.job,
-            situation.attempt,
-            action,
+    ) -> CommandRequest:
+        incident.actions.append(incident.action_key(action))
+        return CommandRequest(
+            id=incident.command_id(action),
+            job=incident.job,
+            attempt=situation.attempt,
+            action=action,
             params=params,
             reason=reason,
             requested_by="policy" if action != STACKS else "stream",
-            now_unix_ns=unix_ns(situation.now_s),
+            requested_unix_ns=unix_ns(situation.now_s),
             incident_id=incident.id,
             approval_required=approval_required,
         )
-
-
-def _once(action: str, incident: Incident) -> str:
-    """What is done once: an action for each attempt that the trouble ends, the one in which it began to begin with."""
-    return action if incident.bout == incident.attempt else f"{action} {incident.bout}"

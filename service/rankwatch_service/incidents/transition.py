@@ -1,0 +1,51 @@
+"""Transitions of incidents: what the correlator reports, and what becomes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rankwatch_service.incidents.model import Incident, unix_ns
+from rankwatch_service.incidents.version import IncidentVersion
+
+
+class TransitionKind(StrEnum):
+    """What a transition is. Receivers are notified of opened, updated and resolved."""
+
+    OPENED = "opened"
+    UPDATED = "updated"
+    EVIDENCE = "evidence"
+    ACKNOWLEDGED = "acknowledged"
+    COMMENTED = "commented"
+    RESOLVED = "resolved"
+
+
+@dataclass(slots=True)
+class Update:
+    """What happened to an incident, before it has a number: it becomes a transition."""
+
+    incident: Incident
+    what: TransitionKind
+    text: str
+    actor: str = "stream"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of one incident, with the incident as it is after it."""
+
+    number: int
+    what: TransitionKind
+    actor: str
+    text: str
+    fields: Mapping[str, Any]
+    time_s: float
+    incident: IncidentVersion
+
+    @property
+    def at_unix_ns(self) -> int:
+        """When it happened."""
+        return unix_ns(self.time_s)

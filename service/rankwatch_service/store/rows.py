@@ -1,0 +1,127 @@
+"""Values as rows and back: the one place that knows both. Keys are columns of the table that a function names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.host_incidents import HostIncident
+from rankwatch_service.incidents.model import Incident, Part
+from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.numbers import plain
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.routing import Notification
+
+
+def incident_row(incident: IncidentVersion) -> dict[str, Any]:
+    """Columns of `incident`."""
+    row = {name: getattr(incident, name) for name in IncidentVersion.__slots__}
+    return row | {
+        "kind": str(incident.kind),
+        "severity": str(incident.severity),
+        "ranks": list(incident.ranks),
+        "hosts": list(incident.hosts),
+        "devices": list(incident.devices),
+        "consequences": [plain(asdict(consequence)) for consequence in incident.consequences],
+        "changes_before": list(incident.changes_before),
+    }
+
+
+def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
+    """The incident that a row of `incident` tells of, without its consequences, for a job whose state is lost.
+
+    Args:
+        row: columns of `incident`.
+        told_to: receivers that were notified of it.
+    """
+    part = Part(
+        kind=Kind(row["kind"]),
+        scope=row["scope"],
+        episode=row["episode"],
+        attempt=row["attempt"],
+        ranks=tuple(row["ranks"]),
+        onset_step=row["onset_step"],
+        onset_time_s=row["onset_unix_ns"] / 1e9,
+        summary=row["summary"],
+        severity=Severity(row["severity"]),
+        confidence=row["confidence"],
+        detected_step=row["detected_step"],
+        detected_time_s=row["detected_unix_ns"] / 1e9,
+        standing=row["evidence"].get("standing") is True,
+        # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
+        ended_with_attempt=False,
+    )
+    same = ("id", "number", "job", "scope", "score", "confidence", "cause", "summary", "state", "transitions")
+    more = ("hosts", "devices", "changes_before", "impact_gpu_hours_per_hour", "suggestion", "checkpoint")
+    return Incident(
+        parts=[part],
+        severity=Severity(row["severity"]),
+        ranks=part.ranks,
+        opened_time_s=row["detected_unix_ns"] / 1e9,
+        told_to=list(told_to),
+        evidence=dict(row["evidence"]),
+        updated_time_s=row["updated_unix_ns"] / 1e9,
+        acknowledged_by=row["acknowledged_by"],
+        **{name: row[name] for name in (*same, *more)},
+    )
+
+
+def transition_row(transition: Transition) -> dict[str, Any]:
+    """Columns of `incident_transition`."""
+    return {
+        "incident_id": transition.incident.id,
+        "number": transition.number,
+        "what": str(transition.what),
+        "actor": transition.actor,
+        "text": transition.text,
+        "fields": plain(transition.fields),
+        "at_unix_ns": transition.at_unix_ns,
+    }
+
+
+def outbox_row(notification: Notification) -> dict[str, Any]:
+    """Columns of `outbox`."""
+    return {
+        "id": notification.id,
+        "receiver": notification.receiver,
+        "incident_id": notification.incident_id,
+        "transition": notification.transition,
+        "body": notification.body,
+        "state": "silenced" if notification.silenced else "waiting",
+        "tries": 0,
+        "next_try_unix_ns": notification.created_unix_ns,
+        "created_unix_ns": notification.created_unix_ns,
+        "delivered_unix_ns": None,
+    }
+
+
+def host_record_row(entry: HostIncident) -> dict[str, Any]:
+    """Columns of `host_record`."""
+    return {"id": entry.id, **asdict(entry), "kind": str(entry.kind), "severity": str(entry.severity)}
+
+
+def command_row(request: CommandRequest) -> dict[str, Any]:
+    """Columns of `command`, as it is when it is requested."""
+    return {
+        "id": request.id,
+        "job": request.job,
+        "attempt": request.attempt,
+        "action": request.action,
+        "params": dict(request.params),
+        "reason": request.reason,
+        "requested_by": request.requested_by,
+        "incident_id": request.incident_id,
+        "idempotency_key": request.idempotency_key,
+        "approval_required": request.approval_required,
+        "state": "requested",
+        "result": "",
+        "mode": "",
+        "applied_step": None,
+        "requested_unix_ns": request.requested_unix_ns,
+        "expires_unix_ns": request.expires_unix_ns,
+        "applied_unix_ns": None,
+        "finished_unix_ns": None,
+    }
