@@ -1,14 +1,39 @@
-"""The documents name what there is: a map that is not tested rots."""
+"""The pages name what there is: a command, file, setting, limit, kind, metric or path that is gone fails here."""
 
+from __future__ import annotations
+
+import json
 import re
+import shlex
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.api.routes.policy import Policy
+from rankwatch_service.cli.app import app
+from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, read, words
 
-ROOT = Path(__file__).parents[2]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
+RUNBOOKS = ROOT / "docs" / "incidents"
+ROOMS = ("", "docs", "service/rankwatch_service", "collectors/rankwatch", "detectors/rankwatch_detectors", "tests")
+"""Folders that a page may leave out of a path."""
+OUTSIDE = {
+    "--nproc-per-node",
+    "--max-restarts",
+    "--rdzv-id",
+    "--format",
+    "--alter",
+    "--add-config",
+    "--topic",
+    "--clean",
+}
+"""Options of other programs."""
+WIDTH = 120
 
 
 def packages() -> list[str]:
@@ -22,25 +47,242 @@ def packages() -> list[str]:
 
 
 @pytest.mark.parametrize("name", packages())
-def test_the_design_page_names_each_package(name):
+def test_the_design_page_names_each_package(name: str) -> None:
     assert f"{name}/" in DESIGN
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", line):
+            assert (page.parent / target).exists(), f"{page.name}:{number} links to {target}"
 
 
-def test_the_readme_names_the_two_commands():
+def test_the_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if (ROOT / "docs" / "incidents" / f"{kind}.md").exists()])
-def test_a_runbook_says_what_to_do_first(kind):
-    text = (ROOT / "docs" / "incidents" / f"{kind}.md").read_text()
-    assert re.search(r"^## .*[Dd]o first", text, re.MULTILINE), (
-        f"docs/incidents/{kind}.md has no section on what to do first"
+def test_every_kind_has_its_runbook_and_every_runbook_its_kind() -> None:
+    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == sorted(Kind)
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_runbook_says_what_to_do_first(page: Path) -> None:
+    assert re.search(r"^## .*[Dd]o first", page.read_text(), re.MULTILINE)
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def shell_words(text: str) -> list[str]:
+    """A command line as words, without its prompt and comment."""
+    try:
+        return shlex.split(text.removeprefix("$ "), comments=True)
+    except ValueError:
+        return text.split()
+
+
+def called(program: str) -> Iterator[tuple[Code, list[str]]]:
+    """Where pages call a program: the words that follow it, up to the end of the command."""
+    for code in all_code():
+        if code.fence in {None, "", "console"}:
+            words_of_line = shell_words(code.text)
+            for place, word in enumerate(words_of_line):
+                first = place == 0 or code.fence == "console"
+                if first and word.rpartition("/")[2] == program:
+                    yield code, words_of_line[place + 1 :]
+
+
+@cache
+def command_line() -> Any:
+    """The commands as click has them: a group has `commands`."""
+    return typer.main.get_command(app)
+
+
+def below(command: Any) -> dict[str, Any]:
+    """The commands of a group; none below a command."""
+    return getattr(command, "commands", {})
+
+
+def options(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+
+
+def wrong_with(arguments: list[str]) -> str:
+    """What a call of `rankwatch` names that is not there; "" if all of it is."""
+    verbs = arguments[0].split("|") if arguments else []
+    for verb in verbs:
+        command, rest = below(command_line()).get(verb), arguments[1:]
+        if command is None:
+            return f"there is no command {verb!r}"
+        if rest and rest[0] in below(command):
+            command, rest = below(command)[rest[0]], rest[1:]
+        elif below(command) and rest and not rest[0].startswith("-"):
+            return f"there is no command {verb} {rest[0]!r}"
+        given = {word.partition("=")[0].rstrip(",") for word in rest if re.match(r"--?[a-z]", word)}
+        if verb != "agent" and (unknown := given - options(command)):
+            return f"{verb} has no option {sorted(unknown)}"
+    return ""
+
+
+def test_every_call_of_the_command_line_is_one_that_it_takes() -> None:
+    problems = [f"{code}: {wrong}" for code, arguments in called("rankwatch") if (wrong := wrong_with(arguments))]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_make_target_and_variable_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    problems = []
+    for code, arguments in called("make"):
+        for word in arguments:
+            variable, assigned, _ = word.partition("=")
+            pattern = rf"^{re.escape(variable)} \?=" if assigned else rf"^{re.escape(word)}:"
+            if not re.search(pattern, makefile, re.MULTILINE):
+                problems.append(f"{code}: {word}")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_benchmark_exists_with_its_options() -> None:
+    problems = []
+    for code, arguments in called("python"):
+        script = next((word for word in arguments if word.endswith(".py")), None)
+        if script is None:
+            continue
+        source = (ROOT / script).read_text() if (ROOT / script).exists() else ""
+        named = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+        problems += [f"{code}: {word}" for word in (script, *named) if word != script and f'"{word}"' not in source]
+        problems += [] if source else [f"{code}: there is no {script}"]
+    assert not problems, "\n".join(problems)
+
+
+def test_an_option_that_is_named_alone_belongs_to_a_command_a_benchmark_or_another_program() -> None:
+    verbs = below(command_line()).values()
+    known = OUTSIDE.union(*(options(command) for verb in verbs for command in (verb, *below(verb).values())))
+    scripts = [path.read_text() for path in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").glob("**/*.py")]]
+    known |= {option for text in scripts for option in re.findall(r'"(--[a-z-]+)"', text)}
+    problems = [
+        str(code)
+        for code in all_code()
+        for option in re.findall(r"^--[a-z][a-z-]+", code.text if code.fence is None else "")
+        if option not in known
+    ]
+    assert not problems, "\n".join(problems)
+
+
+# ---- files and names -------------------------------------------------------------------------------------------------
+
+
+def exists(path: str) -> bool:
+    path = path.rstrip("/")
+    return any(f"{room}/{path}".lstrip("/") in files() for room in ROOMS)
+
+
+def test_every_file_and_folder_exists() -> None:
+    names = {path.rpartition("/")[2] for path in files()}
+    problems = []
+    for code in all_code():
+        for path in re.findall(
+            r"(?<![\w/.:{-])(?:[\w.-]+/)*[\w-]+(?:\.(?:py|md|yml|toml|svg)|/(?=$|[\s,;`]))", code.text
+        ):
+            known = exists(path) or ("/" not in path and path in names)
+            if not known and code.fence != "python" and not re.search(r"[A-Z]{3}|^(?:train|run|policy|tmp)\b", path):
+                problems.append(f"{code}: {path}")
+    assert not problems, "\n".join(problems)
+
+
+def module_problem(dotted: str) -> str:
+    """What of a dotted name under our packages does not exist; "" if all does."""
+    parts = dotted.split(".")
+    folder = next(
+        ROOT / place for place in ("collectors", "detectors", "service") if (ROOT / place / parts[0]).exists()
     )
+    for place, part in enumerate(parts):
+        if (folder / part).is_dir():
+            folder /= part
+        else:
+            file = folder / f"{part}.py" if (folder / f"{part}.py").exists() else folder / "__init__.py"
+            names = parts[place + 1 :] if file.stem == part else parts[place:]
+            return next((name for name in names if not re.search(rf"\b{name}\b", file.read_text())), "")
+    return ""
+
+
+def test_every_module_class_and_function_exists_where_it_is_said_to_be() -> None:
+    problems = [
+        f"{code}: {missing} in {dotted}"
+        for code in all_code()
+        for dotted in re.findall(r"\brankwatch(?:_service|_detectors)?(?:\.[A-Za-z_]\w*)+", code.text)
+        if not dotted.endswith((".toml", ".db", ".dump", ".telemetry")) and (missing := module_problem(dotted))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_setting_exists() -> None:
+    named = [(code, name) for code in all_code() for name in re.findall(r"\bRANKWATCH_[A-Z][A-Z_]*\b", code.text)]
+    folders = ("collectors", "service", "tests")
+    sources = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    from rankwatch_service.settings import Settings
+
+    known = set(re.findall(r"RANKWATCH_[A-Z_]+", sources)) | {
+        f"RANKWATCH_{name.upper()}" for name in Settings.model_fields
+    }
+    problems = [str(code) for code, name in named if name not in known]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_limit_kind_metric_field_and_name_is_one_of_the_code() -> None:
+    """A name in code type with an underscore, or one that is called, stands somewhere in the sources."""
+    known = words() | {Path(path).stem for path in files()}
+    problems = []
+    for code in all_code():
+        if code.fence is None and not re.search(r"[/$|]|\.\w{2,4}$", code.text):
+            names = re.findall(r"\b[A-Za-z]\w*_\w+\b|\b[A-Za-z_]\w*(?=\()", code.text)
+            problems += [f"{code}: {name}" for name in names if name not in known and not name.startswith("RANKWATCH_")]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_path_of_the_rest_interface_exists() -> None:
+    paths = json.loads((ROOT / "docs" / "openapi.json").read_text())["paths"]
+    known = {re.sub(r"\{[^}]*\}", "*", path) for path in paths}
+    problems = []
+    for code in all_code():
+        for path in re.findall(r"/api/v1[/\w.{}-]*", code.text):
+            wanted = re.sub(r"\{[^}]*\}|\b[A-Z]{2,}\b", "*", path).rstrip("/.")
+            if wanted not in known and wanted != "/api/v1":
+                problems.append(f"{code}: {path}")
+    assert not problems, "\n".join(problems)
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+
+
+def every_block(language: str) -> Iterable[tuple[Path, int, str]]:
+    return [(page, line, text) for page in PAGES for line, text in blocks(page, language)]
+
+
+def test_every_example_in_python_can_be_parsed() -> None:
+    for page, line, text in every_block("python"):
+        indent = len(text) - len(text.lstrip())
+        compile(re.sub(rf"^ {{{indent}}}", "", text, flags=re.MULTILINE), f"{page.name}:{line}", "exec")
+
+
+def test_the_policy_of_the_page_is_one_that_the_service_takes() -> None:
+    ((_, _, text),) = [one for one in every_block("json") if one[0].name == "policy.md"]
+    assert len(Policy.model_validate_json(text).rules) == 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    problems = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > WIDTH]
+    assert not problems, "\n".join(problems)
+
+
+def test_spans_and_blocks_are_told_apart(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("One `span` and\n```console\n$ make test\n```\nanother `one`.\n")
+    assert [(code.line, code.text, code.fence) for code in read(page)] == [
+        (1, "span", None),
+        (3, "$ make test", "console"),
+        (5, "one", None),
+    ]
