@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if page.name != "CHANGELOG.md")
 """The changelog tells of what was: it may name what is gone."""
-SOURCES = ("collectors", "detectors", "service", "benchmarks", "migrations", "examples")
+SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks", "migrations", "examples")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
