@@ -48,9 +48,10 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.stream.loop import RECORDS_MAX, TOGETHER_MAX, SeriesSink, Stream
+from rankwatch_service.stream.loop import RECORDS_MAX, SeriesSink, Stream
 from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.packing import pack
+from rankwatch_service.stream.partition import TOGETHER_MAX
 from rankwatch_service.telemetry.batch import opened, read_together
 from rankwatch_service.text_log import configure
 from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic

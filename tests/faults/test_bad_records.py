@@ -161,5 +161,5 @@ def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_det
     stream.start()
     stream.close()
     again = stream_over(lived.engine, end_of(entries), make)
-    assert again.start().cold_detectors == {"gpt": ["panics"]}
+    assert again.start().detectors_without_snapshot == {"gpt": ["panics"]}
     lived.engine.dispose()

@@ -6,13 +6,13 @@ Ids are derived, so that an effect which is there already is left as it is: the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log import dead_letters
+from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.log.base import ALL_JOBS
 from rankwatch_service.orders.commands import record_request
 from rankwatch_service.policy.checkpoint_ledger import Entry
@@ -33,6 +33,10 @@ from rankwatch_service.store.models import (
 )
 from rankwatch_service.store.rows import command_row, host_record_row, incident_row, outbox_row, transition_row
 from rankwatch_service.store.upsert import upsert
+from rankwatch_service.stream.place import Claim, Place, StoredTick
+
+TRIM_RECORDS: Final = 1_000
+"""Control records removed in one transaction."""
 
 _NEW_ATTEMPT: Final[dict[str, Any]] = {
     "started_unix_ns": 0,
@@ -47,45 +51,6 @@ _NEW_ATTEMPT: Final[dict[str, Any]] = {
 
 class FencedError(Exception):
     """Another process has taken over this partition: nothing was committed, and nothing more may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """How far a partition is processed.
-
-    Every record below `position`, every tick up to `tick_number` and every control record below `control_position`.
-    """
-
-    position: int
-    tick_number: int
-    control_position: int
-
-    def is_later(self, other: Place) -> bool:
-        """Whether more of the same log and the same ticks is processed here."""
-        return (self.tick_number, self.position) > (other.tick_number, other.position)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTick:
-    """Before the record at `position` the time was `time_unix_ns`.
-
-    By then the control records below `control_position` had been applied.
-    """
-
-    number: int
-    position: int
-    control_position: int
-    time_unix_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A partition taken over: where to go on, the epoch that only this owner has, and where the logs are kept from."""
-
-    place: Place
-    epoch: int
-    needed_position: int
-    needed_control: int
 
 
 def claim(connection: Connection, partition: int) -> Claim:
@@ -111,21 +76,48 @@ def own(connection: Connection, partition: int, epoch: int, **columns: int) -> N
         raise FencedError(f"partition {partition} was taken over by another process")
 
 
-def begin_another_log(connection: Connection, partition: int, epoch: int, position: int) -> None:
-    """The log was made anew and is read from `position` on: what refers to places in the old one goes.
+def resume(connection: Connection, partition: int, epoch: int, position: int, is_new_log: bool) -> None:
+    """Set the position from which a start goes on; of a log that is new, remove what refers to the one before it.
 
     Raises:
         FencedError: as in `own`.
     """
-    own(connection, partition, epoch, position=position, position_needed=position)
+    needed = {"position_needed": position} if is_new_log else {}
+    own(connection, partition, epoch, position=position, **needed)
+    if is_new_log:
+        _forget_old_log(connection, partition, position)
+
+
+def _forget_old_log(connection: Connection, partition: int, position: int) -> None:
     newest = connection.scalar(select(func.max(StreamTick.number)).where(StreamTick.partition == partition))
     connection.execute(delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < newest))
     connection.execute(update(StreamTick).where(StreamTick.partition == partition).values(position=position))
-    # What people have set comes from the other log, which goes on.
+    # Settings come from the control log, which is not new.
     mine = Snapshot.partition == partition
     connection.execute(delete(Snapshot).where(mine, Snapshot.job != ALL_JOBS))
     connection.execute(update(Snapshot).where(mine).values(position=position))
     connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
+
+
+def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
+    """Remove the ticks and control records that no start needs any more, in the caller's writing transaction.
+
+    Args:
+        connection: of that transaction.
+        partition: whose.
+        kept: every start of the partition replays from here at the earliest.
+        partitions: how many the log has. It may have had more once; what those needed is not kept.
+    """
+    connection.execute(
+        delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)
+    )
+    # An owner that was replaced and does not know it yet may come with a place that is long past.
+    mine = (StreamPosition.partition == partition, StreamPosition.position_needed <= kept.position)
+    needed = {"position_needed": kept.position, "control_needed": kept.control_position}
+    connection.execute(update(StreamPosition).where(*mine).values(needed))
+    living = StreamPosition.partition < partitions
+    needed_by_all = connection.scalar(select(func.min(StreamPosition.control_needed)).where(living)) or 0
+    control_log.trim(connection, needed_by_all, TRIM_RECORDS)
 
 
 def commit(

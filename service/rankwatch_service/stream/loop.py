@@ -4,39 +4,34 @@ a new one starts from what is committed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
-from operator import attrgetter
 from typing import Final, Protocol
 
 import structlog
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Engine, select
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, Refused
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log import control_log
 from rankwatch_service.log.base import ALL_JOBS, Log, LogError, Record
 from rankwatch_service.log.control_log import Control, Controls
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Job, StreamPosition, StreamTick
+from rankwatch_service.store.models import Job
 from rankwatch_service.stream import idle_jobs, snapshots
-from rankwatch_service.stream.commit import Place, StoredTick, begin_another_log, claim, commit, own
-from rankwatch_service.stream.partition import TICK_S, Partition
-from rankwatch_service.stream.restore import adopt
-from rankwatch_service.stream.snapshots import Saved
+from rankwatch_service.stream.commit import claim, commit, forget, own, resume
+from rankwatch_service.stream.partition import TICK_S, TOGETHER_MAX, Partition
+from rankwatch_service.stream.place import Claim, Place, StoredTick
+from rankwatch_service.stream.recovery import Facts, Plan, plan_start
+from rankwatch_service.stream.replay import Past, Replay
+from rankwatch_service.stream.restore import restore_from_tables
 from rankwatch_service.stream.ticks import CONTROLS_MAX, applied_controls, stored_ticks
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
-
-TOGETHER_MAX: Final = 512
-"""Records handed over at once: enough to share what is done once, few enough to look at the clock between them."""
 
 BATCH_S: Final = 0.2
 """Processing time after which a batch is committed, full or not: an incident must not wait for its neighbours."""
@@ -46,16 +41,14 @@ SNAPSHOT_ROWS: Final = 2_000_000
 """A job is saved after so much stream time or so many rank-steps, whichever comes first: a start replays these in a few
 seconds."""
 
-AWAY_TOGETHER: Final = 256
-"""Jobs put away in one transaction: a tenth of a second."""
+EVICTED_TOGETHER: Final = 256
+"""Jobs evicted in one transaction: a tenth of a second."""
 
 TRIM_RECORDS: Final = 1_000
-"""Records forgotten in one transaction."""
+"""Records removed in one transaction."""
 
 REPLAY_WAIT_S: Final = 10.0
 """How long a start waits for records that lie in the log."""
-
-_POSITION: Final = attrgetter("position")
 
 _log = structlog.get_logger(__name__)
 
@@ -80,20 +73,20 @@ class SeriesSink(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Started:
     """How a start went."""
 
     replayed_records: int = 0
     replayed_ticks: int = 0
-    cold_jobs: list[str] = field(default_factory=list)
-    """Jobs without a usable snapshot whose log is gone."""
+    jobs_without_snapshot: tuple[str, ...] = ()
+    """Jobs that had to be restored from the tables, and `ALL_JOBS` where the settings were lost."""
+    detectors_without_snapshot: dict[str, list[str]] = field(default_factory=dict)
+    """Detectors that begin anew, by job, since their state is of another version."""
     lost_records: int = 0
-    """Records behind the committed position that the log had forgotten already."""
-    log_is_another: bool = False
-    """The log ends before the committed position: it was made anew. It is read from its beginning."""
-    cold_detectors: dict[str, list[str]] = field(default_factory=dict)
-    """Detectors that begin anew, by job."""
+    """Records that were removed from the log before they were processed."""
+    is_new_log: bool = False
+    """The log ended before the committed position: it is another one, and is read from its beginning."""
 
 
 class Stream:
@@ -133,14 +126,14 @@ class Stream:
         self._clock = clock
         self._series = series
         self._number = partition
-        self._partition = Partition(make_detectors, links, self._owns, self._recall)
+        self._partition = Partition(make_detectors, links, self._owns, self._load_idle)
         self._tell_refused = tell_refused
         self._epoch = 0
         self._saved_ns: dict[str, int] = {}
         self._saved: set[str] = set()
         """Jobs in memory that have a snapshot since they began or came back."""
-        self._replayed_to: Place | None = None
-        """While the past is replayed: its end."""
+        self._replay_end: Place | None = None
+        """During a replay: where it ends."""
         self._rows: dict[str, int] = {}
 
     @property
@@ -154,65 +147,11 @@ class Stream:
         return self._partition
 
     def start(self) -> Started:
-        """Take over the partition and catch up with what is committed, without any effect."""
+        """Take over the partition and catch up with what is committed: `stream.recovery` decides how."""
         with write(self._engine) as connection:
             held = claim(connection, self._number)
-        self._epoch, committed = held.epoch, held.place
-        begin, end = self._log.begin(self._number), self._log.end(self._number)
-        started = Started(lost_records=max(begin - committed.position, 0), log_is_another=end < committed.position)
-        # What the log forgot by itself, not by our leave, is missing from the past of those who need it.
-        is_whole = begin <= held.needed_position and not started.log_is_another
-        kept_from = held.needed_position if is_whole else begin if not started.log_is_another else committed.position
-        known = self._known_jobs()
-        found, unreadable = snapshots.load(self._engine, self._number, kept_from, committed)
-        # Where the log has other partitions than it had, some of what was watched here is watched elsewhere now.
-        found = [saved for saved in found if saved.job in known]
-        put_away: dict[str, Place] = {}
-        if not started.log_is_another:
-            newest = {**{saved.job: saved.place for saved in found}, **unreadable}
-            put_away = self._resting(newest, 0 if is_whole else begin, committed)
-        found = [_within(saved, kept_from, committed) for saved in found if saved.job not in put_away]
-        is_first = committed.tick_number == 0
-        settings = snapshots.newest_settings(self._engine) if is_first else None
-        if settings is not None:
-            committed = replace(committed, control_position=settings.place.control_position)
-            found = [replace(settings, place=committed)]
-        self._partition.restore(found, put_away, known)
-        places = [saved.place for saved in found]
-        missing = known - {saved.job for saved in found} - put_away.keys()
-        for name in sorted(missing):
-            if not is_whole or (is_first and name != ALL_JOBS) or (name in unreadable and kept_from > 0):
-                self._begin_cold(name, committed, started)
-        if missing - set(started.cold_jobs):
-            # The log is forgotten up to where every job had snapshots: it holds all of the others' past.
-            places.append(Place(kept_from, 0, held.needed_control))
-        self._replayed_to = committed
-        self._replay(snapshots.earliest(places or [committed]), committed, started)
-        # Of a log with other partitions than it had: known from the tables, and in none of the records that are ours.
-        for name in sorted(known - {ALL_JOBS} - self._partition.jobs.keys() - put_away.keys()):
-            self._begin_cold(name, committed, started)
-        self._partition.settled()
-        self._replayed_to = None
-        if started.lost_records or started.log_is_another:
-            committed = replace(committed, position=begin)
-        self._partition.place = committed
-        self._waiting, self._read_to = [], committed.control_position
-        started.cold_detectors = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
-        self._saved_ns = {saved.job: self._partition.now_ns for saved in found}
-        self._saved = set(self._saved_ns)
-        if started.log_is_another:
-            with write(self._engine) as connection:
-                begin_another_log(connection, self._number, self._epoch, begin)
-        # Their next start must not be a cold one again, nor find what another partition put away.
-        cold = [name for name in started.cold_jobs if name != ALL_JOBS]
-        for first in range(0, len(cold), AWAY_TOGETHER):
-            self._put_away(cold[first : first + AWAY_TOGETHER])
-        if not is_whole:
-            with write(self._engine) as connection:
-                own(connection, self._number, self._epoch, position_needed=begin)
-        if settings is not None:
-            self.save(ALL_JOBS)  # the next start must begin with the same
-        return started
+        self._epoch = held.epoch
+        return self._carry_out(plan_start(self._facts(held)))
 
     def step(self, records_max: int = RECORDS_MAX) -> int:
         """Process what lies in the log, at most `records_max` records, and commit it; returns how many there were.
@@ -238,7 +177,7 @@ class Stream:
         return done
 
     def save_due(self) -> int:
-        """Save the jobs whose time has come, put away those that rest, and forget what no start needs any more.
+        """Save the jobs whose time has come, evict those that are idle, and remove what no start needs any more.
 
         Returns:
             How many were saved.
@@ -247,10 +186,9 @@ class Stream:
             FencedError: another process owns the partition now.
         """
         self._series.flush_due()
-        at_rest = [name for name, job in self._partition.jobs.items() if job.resting]
-        if at_rest:
-            self._put_away(at_rest[:AWAY_TOGETHER])
-        if len(at_rest) > AWAY_TOGETHER:
+        idle = [name for name, job in self._partition.jobs.items() if job.resting]
+        self._evict(idle[:EVICTED_TOGETHER])
+        if len(idle) > EVICTED_TOGETHER:
             return 0  # the others first
         due = [name for name in (ALL_JOBS, *self._partition.jobs) if self._is_due(name)]
         for name in due:
@@ -285,7 +223,11 @@ class Stream:
         for name in (*self._partition.jobs, ALL_JOBS):
             self.save(name)
 
-    def _put_away(self, names: Sequence[str]) -> None:
+    def _evict(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), EVICTED_TOGETHER):
+            self._evict_together(names[first : first + EVICTED_TOGETHER])
+
+    def _evict_together(self, names: Sequence[str]) -> None:
         place = self._partition.place
         for name in names:
             self._series.flush(name)
@@ -293,21 +235,21 @@ class Stream:
             own(connection, self._number, self._epoch)
             for name in names:
                 state = self._partition.snapshot(name)
-                idle_jobs.put_away(connection, self._number, name, place, state, self._partition.now_ns)
+                idle_jobs.evict(connection, self._number, name, place, state, self._partition.now_ns)
         for name in names:
-            self._partition.let_go(name)
+            self._partition.evict(name)
             self._saved.discard(name)
             self._saved_ns.pop(name, None)
             self._rows.pop(name, None)
 
-    def _recall(self, job: JobStream) -> Place:
+    def _load_idle(self, job: JobStream) -> Place:
         try:
-            saved = idle_jobs.recalled(self._engine, self._number, job.job)
+            saved = idle_jobs.load(self._engine, self._number, job.job)
         except ValueError as error:
-            _log.error("resting_job_unreadable", job=job.job, error=str(error))
-            adopt(self._engine, job)
-            # The tables know already what a replay would bring.
-            return self._replayed_to or self._partition.place
+            _log.error("idle_job_unreadable", job=job.job, error=str(error))
+            restore_from_tables(self._engine, job)
+            # The tables already have what a replay would bring.
+            return self._replay_end or self._partition.place
         job.restore(saved.state)
         return saved.place
 
@@ -379,84 +321,71 @@ class Stream:
 
     def _forget(self, kept: Place) -> None:
         with write(self._engine) as connection:
-            old = (StreamTick.partition == self._number, StreamTick.number < kept.tick_number)
-            connection.execute(delete(StreamTick).where(*old))
-            # An owner that was replaced and does not know it yet may come with a place that is long past.
-            mine = (StreamPosition.partition == self._number, StreamPosition.position_needed <= kept.position)
-            needed = {"position_needed": kept.position, "control_needed": kept.control_position}
-            connection.execute(update(StreamPosition).where(*mine).values(needed))
-            living = StreamPosition.partition < self._log.partitions  # the log may have had more of them once
-            needed_by_all = connection.scalar(select(func.min(StreamPosition.control_needed)).where(living)) or 0
-            control_log.trim(connection, needed_by_all, TRIM_RECORDS)
+            forget(connection, self._number, kept, self._log.partitions)
         while self._log.trim(self._number, kept.position, TRIM_RECORDS):
             pass
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
-    def _begin_cold(self, name: str, committed: Place, started: Started) -> None:
-        started.cold_jobs.append(name)
-        job = self._partition.begin_cold(name, committed)
-        if job is not None:
-            adopt(self._engine, job)
-
-    def _resting(self, newest: Mapping[str, Place], begin: int, committed: Place) -> dict[str, Place]:
-        """Since when jobs are put away that have no later snapshot: who was heard of since may have none yet."""
-        return {
-            job: place
-            for job, place in idle_jobs.places(self._engine, self._number, begin, committed).items()
-            if job not in newest or not newest[job].is_later(place)
-        }
-
-    def _known_jobs(self) -> set[str]:
-        """Jobs of this partition that anything was committed about, and the partition's own settings."""
+    def _facts(self, held: Claim) -> Facts:
+        found, unreadable = snapshots.load(self._engine, self._number, held.place)
         with read(self._engine) as connection:
             names = connection.scalars(select(Job.name)).all()
-        return {ALL_JOBS, *(name for name in names if self._owns(name))}
+        return Facts(
+            claim=held,
+            log_begin=self._log.begin(self._number),
+            log_end=self._log.end(self._number),
+            snapshots=found,
+            unreadable=unreadable,
+            idle=idle_jobs.places(self._engine, self._number),
+            jobs=frozenset(name for name in names if self._owns(name)),
+            newest_settings=snapshots.newest_settings(self._engine),
+        )
 
-    def _replay(self, begin: Place, committed: Place, started: Started) -> None:
-        ticks, since_ns = stored_ticks(self._engine, self._number, begin, committed)
-        self._partition.now_ns = since_ns or self._partition.now_ns
-        controls = applied_controls(self._controls, self._concerns_us, begin, committed)
-        position, effects = begin.position, Effects()
-        while position < committed.position:
+    def _carry_out(self, plan: Plan) -> Started:
+        self._partition.restore(plan.snapshots, plan.idle, plan.known)
+        self._begin_from_tables(plan.from_tables, plan.replay_to)
+        self._replay_end = plan.replay_to
+        replay = Replay(self._partition, self._past(plan.replay_from, plan.replay_to), self._chart)
+        replay.run()
+        absent = tuple(sorted(plan.from_log - self._partition.jobs.keys()))
+        self._begin_from_tables(absent, plan.replay_to)
+        self._replay_end = None
+        self._partition.settled()
+        self._partition.place = plan.resume_at
+        self._waiting, self._read_to = [], plan.resume_at.control_position
+        self._saved_ns = {saved.job: self._partition.now_ns for saved in plan.snapshots}
+        self._saved = set(self._saved_ns)
+        begin_anew = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
+        with write(self._engine) as connection:
+            resume(connection, self._number, self._epoch, plan.resume_at.position, plan.is_new_log)
+        # Rows of their own, so that the next start neither loses them again nor takes up those of another partition.
+        without_snapshot = plan.from_tables + absent
+        self._evict([name for name in without_snapshot if name != ALL_JOBS])
+        with write(self._engine) as connection:
+            own(connection, self._number, self._epoch, position_needed=plan.needed_position)
+        for name in plan.save:
+            self.save(name)
+        return Started(replay.records, replay.ticks, without_snapshot, begin_anew, plan.lost_records, plan.is_new_log)
+
+    def _begin_from_tables(self, names: Iterable[str], place: Place) -> None:
+        for job in self._partition.begin_without_snapshot(names, place):
+            restore_from_tables(self._engine, job)
+
+    def _past(self, begin: Place, end: Place) -> Past:
+        ticks, since_ns = stored_ticks(self._engine, self._number, begin, end)
+        controls = applied_controls(self._controls, self._concerns_us, begin, end)
+        return Past(self._records(begin.position, end.position), ticks, controls, since_ns, end.position)
+
+    def _records(self, position: int, end: int) -> Iterator[list[Record]]:
+        while position < end:
             records = self._log.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
             if not records:
                 if self._log.end(self._number) > position:
                     raise LogError(f"partition {self._number}: nothing came from position {position} on")
-                break
-            records = [record for record in records if record.position < committed.position]
-            done = 0
-            while done < len(records):
-                while ticks and ticks[0].position <= records[done].position:
-                    self._replay_tick(ticks.popleft(), controls, effects, started)
-                end = ticks[0].position if ticks else committed.position
-                part = records[done : min(bisect_left(records, end, key=_POSITION), done + TOGETHER_MAX)]
-                self._partition.records(part, effects)
-                done += len(part)
-            started.replayed_records += len(records)
-            if not records:
-                break
+                return
             position = records[-1].position + 1
-            self._chart(effects)
-            effects = Effects()
-        while ticks:
-            self._replay_tick(ticks.popleft(), controls, effects, started)
-        for control in controls:  # where there was one log for everything, they needed no tick to come
-            self._partition.control(control, effects)
-        self._chart(effects)
-
-    def _replay_tick(self, tick: StoredTick, controls: deque[Control], effects: Effects, started: Started) -> None:
-        taken = []
-        while controls and controls[0].position < tick.control_position:
-            taken.append(controls.popleft())
-        self._partition.tick(tick, taken, effects)
-        started.replayed_ticks += 1
-
-
-def _within(saved: Saved, kept_from: int, committed: Place) -> Saved:
-    """What people had set is as good as ever, wherever the log of telemetry begins now."""
-    position = min(max(saved.place.position, kept_from), committed.position)
-    return replace(saved, place=replace(saved.place, position=position))
+            yield [record for record in records if record.position < end]
 
 
 def _appended_before(time_unix_ns: int, records: Sequence[Record]) -> Sequence[Record]:

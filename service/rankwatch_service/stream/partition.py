@@ -19,8 +19,7 @@ from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.log.control_log import Control
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.policy.settings_in_force import Desk
-from rankwatch_service.stream.commit import Place, StoredTick
-from rankwatch_service.stream.snapshots import Saved
+from rankwatch_service.stream.place import Place, Saved, StoredTick
 from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, opened, read, read_together
 
 TICK_S: Final = 1.0
@@ -33,18 +32,21 @@ nobody's silence in that time counts."""
 JOBS_MAX: Final = 1_000
 """Jobs of one partition that do not rest; telemetry of a new one is refused then, with a dead letter."""
 
+TOGETHER_MAX: Final = 512
+"""Records handed over at once: enough to share what is done once, few enough to look at the clock between them."""
+
 BUNDLE_BYTES_MAX: Final = 640 * 1024
 """Bytes of tables from which on a bundle takes no more: of 8,192 rank-steps of 16 metrics, which make 1 MB of numbers
 that stay in a core's cache until frames have them."""
 
 _START: Final = Place(0, 0, 0)
 
-Recall = Callable[[JobStream], Place]
-"""Brings a job that was let go back to what it was; returns the place from which on things are news to it."""
+LoadIdle = Callable[[JobStream], Place]
+"""Restores a job that was evicted; returns the place from which on records and ticks are news to it."""
 
 
 def _nobody(job: JobStream) -> Place:
-    raise LookupError(f"job {job.job!r} was let go, and nobody keeps it")
+    raise LookupError(f"job {job.job!r} was evicted, and there is nothing to load it from")
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Partition:
         make_detectors: MakeDetectors,
         links: Links,
         owns: Callable[[str], bool] = lambda _job: True,
-        recall: Recall = _nobody,
+        load_idle: LoadIdle = _nobody,
     ) -> None:
         """Empty.
 
@@ -77,16 +79,16 @@ class Partition:
             make_detectors: a new set, for each job.
             links: where receivers can read on.
             owns: whether a job belongs here. One that came here all the same is watched elsewhere too, or will be.
-            recall: for jobs that were let go.
+            load_idle: restores jobs that were evicted.
         """
         self.place = _START
         self._owns = owns
-        self._recall = recall
+        self._load_idle = load_idle
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
         """Those in memory."""
-        self._away: set[str] = set()
-        """Those that rest and were let go."""
+        self._idle: set[str] = set()
+        """Those that were evicted."""
         self._accepted: Container[str] | None = None
         """While the past is replayed: the jobs that were not refused."""
         self.desk = Desk()
@@ -163,23 +165,17 @@ class Partition:
             return {"desk": self.desk.state()}
         return self.jobs[name].state()
 
-    def restore(
-        self,
-        snapshots: Iterable[Saved],
-        resting: Mapping[str, Place] | None = None,
-        accepted: Container[str] | None = None,
-    ) -> None:
+    def restore(self, snapshots: Iterable[Saved], idle: Mapping[str, Place], known: Container[str]) -> None:
         """Take up snapshots of different places; records and ticks go on from the earliest of them.
 
         Args:
-            snapshots: of the jobs in memory.
-            resting: since when others are put away.
-            accepted: jobs that what is replayed now has led to; None where it may be any.
+            snapshots: of the jobs in memory, and of the settings.
+            idle: the jobs that were evicted, and since when.
+            known: the jobs that the records which are replayed now have led to: no other begins until `settled`.
         """
-        if resting is not None:
-            self._from |= resting
-            self._away |= resting.keys()
-        self._accepted = accepted
+        self._from |= idle
+        self._idle |= idle.keys()
+        self._accepted = known
         for saved in snapshots:
             self._from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
@@ -187,20 +183,28 @@ class Partition:
             else:
                 self._begin(saved.job).restore(saved.state)
 
-    def let_go(self, name: str) -> None:
-        """Forget a resting job that `recall` will bring back."""
+    def evict(self, name: str) -> None:
+        """Drop an idle job from memory; `load_idle` will restore it."""
         del self.jobs[name]
-        self._away.add(name)
+        self._idle.add(name)
 
-    def begin_cold(self, name: str, place: Place) -> JobStream | None:
-        """A job whose past cannot be replayed: it goes on from `place`. Of the settings every job has a copy."""
-        self._from[name] = place
-        if name != ALL_JOBS:
-            return self._begin(name)
-        newest = max(self.jobs, key=lambda job: self._from[job].position, default=None)
-        if newest is not None:
-            self.desk = self.jobs[newest].desk.copy()
-        return None
+    def begin_without_snapshot(self, names: Iterable[str], place: Place) -> list[JobStream]:
+        """Begin jobs whose past cannot be replayed: records and ticks are news to them from `place` on.
+
+        The settings (`ALL_JOBS`) come from the job that is the furthest: every job has a copy of them.
+
+        Returns:
+            The jobs, which know nothing yet.
+        """
+        begun = []
+        for name in names:
+            self._from[name] = place
+            if name == ALL_JOBS:
+                newest = max(self.jobs, key=lambda job: self._from[job].position, default=None)
+                self.desk = self.desk if newest is None else self.jobs[newest].desk.copy()
+            else:
+                begun.append(self._begin(name))
+        return begun
 
     def settled(self) -> None:
         """The replay is over: nothing is skipped any more."""
@@ -267,16 +271,16 @@ class Partition:
         return control.position >= self._from.get(name, _START).control_position
 
     def _look_up(self, name: str) -> None:
-        """Bring a job back that was let go."""
-        if name not in self._away:
+        """Load a job that was evicted."""
+        if name not in self._idle:
             return
         job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
-        place = self._recall(job)
+        place = self._load_idle(job)
         if self._from:
             self._from[name] = place
         job.desk = self.desk.copy()  # what people have set since counts for it too
         self.jobs[name] = job
-        self._away.remove(name)
+        self._idle.remove(name)
 
     def _new(self, name: str) -> JobStream:
         if not self._owns(name):

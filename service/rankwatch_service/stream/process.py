@@ -253,10 +253,11 @@ class Member:
 
 def _say(partition: int, started: Started) -> None:
     _log.info("stream_starts", partition=partition, records=started.replayed_records, ticks=started.replayed_ticks)
-    if started.lost_records or started.log_is_another:
-        lost, another = started.lost_records, started.log_is_another
-        _log.error("log_was_forgotten", partition=partition, lost_records=lost, log_is_another=another)
-    for job in started.cold_jobs:
-        _log.warning("job_begins_cold", job=job)
-    for job, names in started.cold_detectors.items():
-        _log.warning("detectors_begin_cold", job=job, detectors=names)
+    if started.lost_records or started.is_new_log:
+        _log.error(
+            "records_lost", partition=partition, lost_records=started.lost_records, is_new_log=started.is_new_log
+        )
+    for job in started.jobs_without_snapshot:
+        _log.warning("job_without_snapshot", job=job)
+    for job, names in started.detectors_without_snapshot.items():
+        _log.warning("detectors_without_snapshot", job=job, detectors=names)

@@ -1,4 +1,4 @@
-"""A job whose state is lost (no readable snapshot, and its log is gone) goes on from what the tables say of it."""
+"""A job without a usable snapshot and without its past in the log goes on from what the tables say of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankwatch_service.store.models import Outbox
 from rankwatch_service.store.rows import incident_of
 
 
-def adopt(engine: Engine, job: JobStream) -> None:
-    """Take up open incidents, the numbers given out, and the checkpoint ledger. Detectors begin cold."""
+def restore_from_tables(engine: Engine, job: JobStream) -> None:
+    """Restore open incidents, the numbers used so far, and the checkpoint ledger. Detectors begin anew."""
     with read(engine) as connection:
         mine = IncidentRow.job == job.job
         rows = connection.execute(

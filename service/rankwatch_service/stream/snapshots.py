@@ -6,8 +6,8 @@ the furthest place, whoever wrote it and when: an owner that was replaced may st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Final
 
 from sqlalchemy import Engine, delete, insert, select, update
@@ -15,8 +15,9 @@ from sqlalchemy import Engine, delete, insert, select, update
 from rankwatch_service.log.base import ALL_JOBS
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Snapshot, SnapshotChunk, StreamPosition
-from rankwatch_service.stream.commit import FencedError, Place
+from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.packing import checksum, pack, unpack
+from rankwatch_service.stream.place import Place, Saved, earliest
 
 VERSION: Final = "1"
 """Of the stream's own state; each detector's version stands within. Raised when an older state cannot be read."""
@@ -26,15 +27,6 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 KEPT: Final = 2
 """Complete snapshots kept of each job: one may turn out to be unreadable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A readable snapshot: the state after everything before `place`."""
-
-    job: str
-    place: Place
-    state: Any
 
 
 def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
@@ -79,14 +71,12 @@ def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, sta
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
-def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list[Saved], dict[str, Place]]:
+def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
     """The newest readable snapshot of each job, and where the newest lies of those that have none that can be read.
 
     Args:
         engine: the store.
         partition: whose.
-        begin: position of the oldest record that the log still has: what lies between a snapshot before it and `up_to`
-            cannot be replayed. The partition's own settings come from the other log, and are read in any case.
         up_to: what is committed: a snapshot beyond it is of another life, and not used.
     """
     with read(engine) as connection:
@@ -100,13 +90,12 @@ def load(engine: Engine, partition: int, begin: int, up_to: Place) -> tuple[list
             by_job[row.job].append(row)
     found, unreadable = [], {}
     for job, rows in by_job.items():
-        least = 0 if job == ALL_JOBS else begin
-        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, least, up_to)) is not None), None)
+        saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, up_to)) is not None), None)
         if saved is None:
             unreadable[job] = Place(rows[-1].position, rows[-1].tick_number, rows[-1].control_position)
         else:
             found.append(saved)
-    return found, unreadable
+    return tuple(found), unreadable
 
 
 def newest_settings(engine: Engine) -> Saved | None:
@@ -118,7 +107,7 @@ def newest_settings(engine: Engine) -> Saved | None:
         query = select(Snapshot.__table__).where(Snapshot.job == ALL_JOBS, Snapshot.complete)
         rows = connection.execute(query.order_by(Snapshot.control_position.desc(), Snapshot.id.desc())).all()
     anywhere = Place(2**62, 2**62, 2**62)
-    return next((saved for row in rows if (saved := _read(engine, row, 0, anywhere)) is not None), None)
+    return next((saved for row in rows if (saved := _read(engine, row, anywhere)) is not None), None)
 
 
 def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:
@@ -142,19 +131,9 @@ def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | 
     return earliest(places)
 
 
-def earliest(places: Sequence[Place]) -> Place:
-    """Where nothing that lies behind any of the places is missed."""
-    return Place(
-        min(place.position for place in places),
-        min(place.tick_number for place in places),
-        min(place.control_position for place in places),
-    )
-
-
-def _read(engine: Engine, row: Any, begin: int, up_to: Place) -> Saved | None:
-    if row.position < min(begin, up_to.position):
-        return None
-    if row.version != VERSION or row.position > up_to.position or row.tick_number > up_to.tick_number:
+def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
+    place = Place(row.position, row.tick_number, row.control_position)
+    if row.version != VERSION or not place.is_within(up_to):
         return None
     with read(engine) as connection:
         parts = connection.scalars(
@@ -164,6 +143,6 @@ def _read(engine: Engine, row: Any, begin: int, up_to: Place) -> Saved | None:
     if len(parts) != row.chunks or checksum(data) != row.checksum:
         return None
     try:
-        return Saved(row.job, Place(row.position, row.tick_number, row.control_position), unpack(data))
+        return Saved(row.job, place, unpack(data))
     except ValueError:
         return None

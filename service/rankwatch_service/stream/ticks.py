@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select
 from rankwatch_service.log.control_log import Control, Controls
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import StreamTick
-from rankwatch_service.stream.commit import Place, StoredTick
+from rankwatch_service.stream.place import Place, StoredTick
 
 CONTROLS_MAX: Final = 1_000
 """Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""

@@ -18,8 +18,8 @@ from rankwatch_service.job import frames as frames_module
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
-from rankwatch_service.stream.commit import StoredTick
 from rankwatch_service.stream.partition import Partition
+from rankwatch_service.stream.place import StoredTick
 from tests.support.batches import batch, column, progress, ranks, table
 
 HOSTS = 3

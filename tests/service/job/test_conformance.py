@@ -17,10 +17,9 @@ from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.store.rows import incident_row, transition_row
-from rankwatch_service.stream.commit import StoredTick
 from rankwatch_service.stream.packing import pack, unpack
 from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.snapshots import Saved
+from rankwatch_service.stream.place import Saved, StoredTick
 
 JOB = "gpt"
 DRAWN = {"max_examples": 3, "phases": (Phase.explicit, Phase.generate), "deadline": None}
@@ -66,7 +65,7 @@ def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int]
             saved = [Saved(name, partition.place, unpack(pack(partition.snapshot(name)))) for name in names]
             place, now_ns = partition.place, partition.now_ns
             partition = new_partition()
-            partition.restore(saved)
+            partition.restore(saved, idle={}, known={JOB})
             partition.place, partition.now_ns = place, now_ns
             partition.settled()
     assert not effects.failures

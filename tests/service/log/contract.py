@@ -107,7 +107,7 @@ class LogContract:
             assert own == [b"%d:%d" % (name, number) for number in range(25)]
 
     def test_one_read_is_bounded_in_bytes_but_never_stuck(self, log: Log, append: Append, monkeypatch):
-        for module in ("sql", "kafka_buffer"):
+        for module in ("sql_log", "kafka_buffer"):
             monkeypatch.setattr(f"rankwatch_service.log.{module}.READ_BYTES_MAX", 100)
         append([entry(bytes(60)), entry(bytes(60)), entry(bytes(200))])
         partition, position, sizes = log.partition_of("job"), 0, []

@@ -118,7 +118,7 @@ def test_what_the_log_forgot_before_it_was_needed_changes_nothing(world):
     lived(world)
     world.log.forget(8)
     started = world.stream().start()
-    assert (started.cold_jobs, started.replayed_records, started.lost_records) == ([], 10, 0)
+    assert (started.jobs_without_snapshot, started.replayed_records, started.lost_records) == ((), 10, 0)
 
 
 def test_a_job_whose_past_the_log_forgot_begins_cold_and_goes_on(world):
@@ -126,7 +126,7 @@ def test_a_job_whose_past_the_log_forgot_begins_cold_and_goes_on(world):
     world.log.forget(15)
     again = world.stream()
     started = again.start()
-    assert "gpt" in started.cold_jobs
+    assert "gpt" in started.jobs_without_snapshot
     assert started.lost_records == 0
     world.train(range(20, 23))
     assert again.step() == 3
@@ -150,8 +150,8 @@ def test_a_log_that_was_made_anew_is_read_from_its_beginning(world):
     world.train(range(20, 25))
     again = world.stream()
     started = again.start()
-    assert started.log_is_another
-    assert "gpt" in started.cold_jobs
+    assert started.is_new_log
+    assert "gpt" in started.jobs_without_snapshot
     assert again.step() == 5
     assert world.column(select(models.StreamPosition.position)) == [5]
     world.clock.advance(1.0)
@@ -183,7 +183,7 @@ def test_a_start_after_a_log_was_made_anew_goes_on_in_the_new_one(world, rests):
     stream.step()
     again = world.stream()
     started = again.start()
-    assert started.cold_jobs == []
+    assert started.jobs_without_snapshot == ()
     assert started.replayed_records <= 4
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
@@ -205,7 +205,7 @@ def test_an_idle_log_that_forgets_what_was_processed_long_ago_begins_nobody_cold
     world.log.forget(world.log.end(0))
     for _ in range(2):
         again = world.stream()
-        assert again.start().cold_jobs == []
+        assert again.start().jobs_without_snapshot == ()
         world.clock.advance(SNAPSHOT_S)
         again.step()
         again.save_due()
@@ -225,12 +225,12 @@ def test_who_begins_cold_does_so_once_and_leaves_room_for_others(world, monkeypa
     with write(world.engine) as connection:
         connection.execute(update(models.Snapshot).values(version="0"))
     again = world.stream()
-    assert "gpt" in again.start().cold_jobs
+    assert "gpt" in again.start().jobs_without_snapshot
     assert again.partition.jobs == {}
     world.log.put(world.batch(1, job="other", ranks=ranks(2)))
     again.step()
     assert world.column(select(models.DeadLetter.reason)) == []
-    assert "gpt" not in world.stream().start().cold_jobs
+    assert "gpt" not in world.stream().start().jobs_without_snapshot
 
 
 @pytest.mark.parametrize("how", ["made anew", "forgotten"])
@@ -288,8 +288,8 @@ def test_a_job_that_moved_into_a_partition_which_had_others_before_begins_cold_t
     world.log = after
     again = world.stream(place)
     started = again.start()
-    assert started.cold_jobs == ["gpt"]
-    assert not started.log_is_another
+    assert started.jobs_without_snapshot == ("gpt",)
+    assert not started.is_new_log
     row = select(models.Job.state, models.Job.step, models.Job.first_seen_unix_ns, models.Job.last_seen_unix_ns)
     known = world.rows(row)
     world.clock.advance(60.0)

@@ -74,7 +74,7 @@ def test_who_rests_keeps_no_log(service):
         stream.save_due()
     assert service.log.begin(0) > 10
     started = service.stream().start()
-    assert started.cold_jobs == []
+    assert started.jobs_without_snapshot == ()
 
 
 def test_who_is_heard_of_again_goes_on_where_it_was(service):
@@ -101,7 +101,7 @@ def test_a_restart_finds_who_rests_and_who_came_back(service, saved):
         stream.close()
     again = service.stream()
     started = again.start()
-    assert started.cold_jobs == []
+    assert started.jobs_without_snapshot == ()
     assert set(again.partition.jobs) == {"gpt"}
     (job,) = again.partition.jobs.values()
     assert pack(job.state()) == pack(stream.partition.jobs["gpt"].state())
@@ -139,7 +139,7 @@ def test_what_people_say_of_an_incident_of_a_resting_job_counts(service):
     assert service.column(select(models.Incident.state)) == ["resolved"]
     assert stream.partition.jobs == {}, "a judgement wakes nobody up"
     again = service.stream()
-    assert again.start().cold_jobs == []
+    assert again.start().jobs_without_snapshot == ()
     service.send(attempt="m.0", ranks=ranks(2))
     again.step()
     assert again.partition.jobs["gpt"].correlator.open == []
@@ -224,7 +224,7 @@ def test_a_replay_accepts_whom_the_stream_had_accepted_and_no_other(service, mon
     for _ in range(2):
         service.clock.advance(REST_AFTER_S)
         stream.step()
-    stream._put_away(["gpt"])
+    stream._evict(["gpt"])
     again = service.started()
     assert again.partition.jobs == {}
 
@@ -255,7 +255,7 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
         raise OSError("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rankwatch_service.stream.idle_jobs.recalled", broken)
+        patch.setattr("rankwatch_service.stream.idle_jobs.load", broken)
         with pytest.raises(OSError, match="gone"):
             stream.step()
     again = service.started()
@@ -271,7 +271,7 @@ def test_where_the_log_forgot_records_that_were_needed_who_rests_begins_cold_too
     with write(service.engine) as connection:
         connection.execute(delete(models.LogRecord).where(models.LogRecord.position < 13))
     again = service.stream()
-    assert again.start().cold_jobs.count("gpt") == 1
+    assert again.start().jobs_without_snapshot.count("gpt") == 1
     launch_ill(service)
     again.step()
     assert numbers(service) == [1, 2]

@@ -102,7 +102,7 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
     stream.step()
     again = service.stream()
     started = again.start()
-    assert (started.replayed_records, started.cold_jobs, started.cold_detectors) == (2, [], {})
+    assert (started.replayed_records, started.jobs_without_snapshot, started.detectors_without_snapshot) == (2, (), {})
     assert again.partition.jobs["gpt"].state().keys() == stream.partition.jobs["gpt"].state().keys()
     assert again.partition.place == stream.partition.place
 
@@ -136,7 +136,7 @@ def test_an_unreadable_snapshot_is_passed_over_for_the_one_before(service):
         spoilt = update(models.SnapshotChunk).where(models.SnapshotChunk.snapshot_id == newest)
         connection.execute(spoilt.values(data=b"spoilt"))
     started = service.stream().start()
-    assert (started.replayed_records, started.cold_jobs) == (1, [])
+    assert (started.replayed_records, started.jobs_without_snapshot) == (1, ())
 
 
 @pytest.mark.parametrize("change", [{"complete": False}, {"version": "0"}, {"position": 10**9}])
@@ -148,7 +148,7 @@ def test_a_snapshot_that_is_half_written_foreign_or_ahead_is_not_used(service, c
     with write(service.engine) as connection:
         connection.execute(update(models.Snapshot).values(**change))
     started = service.stream().start()
-    assert (started.replayed_records, started.cold_jobs) == (10, [])
+    assert (started.replayed_records, started.jobs_without_snapshot) == (10, ())
 
 
 def test_two_snapshots_are_kept_and_half_written_ones_go(service, monkeypatch):
@@ -183,7 +183,7 @@ def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service):
     assert service.log.begin(0) > 10
     assert service.column(select(func.min(models.StreamTick.number))) == [1]
     started = service.stream().start()
-    assert started.cold_jobs == []
+    assert started.jobs_without_snapshot == ()
 
 
 def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service):
@@ -199,7 +199,7 @@ def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service
     service.train(1, 2, 3, job="young")
     stream.step()
     again = service.stream()
-    assert again.start().cold_jobs == []
+    assert again.start().jobs_without_snapshot == ()
     assert again.partition.jobs["young"].state()["assembler"]["windows"]["steps"]["last_closed"] == 3
 
 
@@ -221,7 +221,7 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
         connection.execute(delete(models.SnapshotChunk))
     again = service.stream()
     started = again.start()
-    assert sorted(started.cold_jobs) == [ALL_JOBS, "gpt"]
+    assert sorted(started.jobs_without_snapshot) == [ALL_JOBS, "gpt"]
     service.send(attempt="l.1", ranks=ranks(2))
     again.step()
     assert [known.id for known in again.partition.jobs["gpt"].correlator.open] == [incident]

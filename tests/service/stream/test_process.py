@@ -8,8 +8,9 @@ from rankwatch_service.log.control_log import ControlLog, ControlTail
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream import process
-from rankwatch_service.stream.commit import FencedError, Place
+from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Started
+from rankwatch_service.stream.place import Place
 from rankwatch_service.stream.process import Member, Stop
 from tests.support.clock import FakeClock
 from tests.support.database import new_database

@@ -1,0 +1,72 @@
+"""How far a partition is processed, and the values that are stored about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a partition is processed.
+
+    Every record below `position`, every tick up to `tick_number` and every control record below `control_position`.
+    """
+
+    position: int
+    tick_number: int
+    control_position: int
+
+    def is_later(self, other: Place) -> bool:
+        """Whether more of the same log and the same ticks is processed here."""
+        return (self.tick_number, self.position) > (other.tick_number, other.position)
+
+    def is_within(self, other: Place) -> bool:
+        """Whether neither a record nor a tick is processed here that is not processed at `other`."""
+        return self.position <= other.position and self.tick_number <= other.tick_number
+
+
+def earliest(places: Sequence[Place]) -> Place:
+    """The place from which a replay misses nothing that comes after any of the places."""
+    return Place(
+        min(place.position for place in places),
+        min(place.tick_number for place in places),
+        min(place.control_position for place in places),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTick:
+    """Before the record at `position` the time was `time_unix_ns`.
+
+    By then the control records below `control_position` had been applied.
+    """
+
+    number: int
+    position: int
+    control_position: int
+    time_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the store says of a partition when a process takes it over."""
+
+    place: Place
+    """What is committed."""
+    epoch: int
+    """Only the process that has the newest epoch can commit."""
+    needed_position: int
+    """Older records may be removed from the log: no start needs them."""
+    needed_control: int
+    """The same for the control log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The readable snapshot of one job, or of the partition's settings (`ALL_JOBS`), as of `place`."""
+
+    job: str
+    place: Place
+    state: Any

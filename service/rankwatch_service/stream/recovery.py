@@ -1,0 +1,151 @@
+"""What a start does, as a plan. Pure: facts in, plan out; `stream.loop` carries it out and decides nothing of its own.
+
+Every known job starts in exactly one of four ways, and so do the partition's settings (`ALL_JOBS`):
+
+- from its *snapshot*, followed by a replay of what came after it;
+- as an *idle* job, which stays in its row until something concerns it;
+- from the *log* alone, where the log still has the job's whole past;
+- from the *tables*, where that past is lost: incidents and checkpoints are kept, detectors begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.stream.place import Claim, Place, Saved, earliest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a start finds in the store and in the log of one partition."""
+
+    claim: Claim
+    log_begin: int
+    """Position of the oldest record that the log has; `log_end` where it has none."""
+    log_end: int
+    """The position that the next record will have."""
+    snapshots: tuple[Saved, ...] = ()
+    """The newest readable snapshot of each job that has one, none of them beyond the claim's place."""
+    unreadable: Mapping[str, Place]
+    """Jobs that have snapshots of which none can be read, with the place of the newest."""
+    idle: Mapping[str, Place]
+    """Jobs that have a row as idle jobs, with its place."""
+    jobs: frozenset[str]
+    """Jobs of this partition that anything is committed about."""
+    newest_settings: Saved | None
+    """The settings in the newest readable snapshot of any partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a start does, in this order."""
+
+    snapshots: tuple[Saved, ...]
+    """1. Restore these. The place of each is where the replay begins to be news for it."""
+    idle: Mapping[str, Place]
+    """2. Leave these in their rows. They are loaded if the replay, or anything later, concerns them."""
+    from_tables: tuple[str, ...]
+    """3. Restore these from the tables, as of `replay_to`."""
+    replay_from: Place
+    replay_to: Place
+    """4. Replay the log, the ticks and the control log between these places, without effects."""
+    from_log: frozenset[str]
+    """5. Of these, restore from the tables whoever the replay did not bring back: their records are in another
+    partition, since the log has another number of partitions than it had."""
+    resume_at: Place
+    """6. Go on from here."""
+    is_new_log: bool
+    """7. Remove what refers to positions in the log that was here before."""
+    needed_position: int
+    """8. Remember that no start needs an older record."""
+    save: tuple[str, ...]
+    """9. Save these at once."""
+    known: frozenset[str]
+    """Jobs that the replay may begin: those that were accepted when their records were new."""
+    lost_records: int
+    """Records that were removed from the log before they were processed."""
+
+
+def plan_start(facts: Facts) -> Plan:
+    """Decide how each job starts, what is replayed, and where the stream goes on."""
+    claim = facts.claim
+    committed = claim.place
+    is_new_log = facts.log_end < committed.position
+    # The log is complete where it lacks only what we allowed it to forget.
+    is_complete = not is_new_log and facts.log_begin <= claim.needed_position
+    complete_from = _complete_from(facts, is_new_log, is_complete)
+    known = facts.jobs | {ALL_JOBS}
+
+    snapshots = {saved.job: saved for saved in facts.snapshots if saved.job in known}
+    too_old = {name: saved.place for name, saved in snapshots.items() if not _can_replay(saved, complete_from)}
+    unusable = {**facts.unreadable, **too_old}
+    idle = {} if is_new_log else _idle(facts, {name: saved.place for name, saved in snapshots.items()} | unusable)
+    idle = {name: place for name, place in idle.items() if is_complete or place.position >= facts.log_begin}
+    usable = [saved for name, saved in snapshots.items() if name not in too_old.keys() | idle.keys()]
+    restored = [_moved_into(saved, complete_from, committed) for saved in usable]
+
+    is_first_start = committed.tick_number == 0
+    save: tuple[str, ...] = ()
+    if is_first_start and facts.newest_settings is not None:
+        # A partition that is new begins with what people have set, as another partition knows it.
+        committed = replace(committed, control_position=facts.newest_settings.place.control_position)
+        restored = [Saved(ALL_JOBS, committed, facts.newest_settings.state)]
+        save = (ALL_JOBS,)  # so that the next start begins with the same
+
+    missing = known - {saved.job for saved in restored} - idle.keys()
+    lost = {
+        name
+        for name in missing
+        if not is_complete
+        or (is_first_start and name != ALL_JOBS)  # its past lies in another partition
+        or (name in unusable and complete_from > 0)  # what its snapshot held is no longer in the log
+    }
+    from_log = missing - lost
+    places = [saved.place for saved in restored]
+    if from_log:
+        places.append(Place(complete_from, 0, claim.needed_control))
+    lost_records = max(facts.log_begin - committed.position, 0)
+    resumes_elsewhere = lost_records > 0 or is_new_log
+    return Plan(
+        snapshots=tuple(restored),
+        idle=idle,
+        from_tables=tuple(sorted(lost)),
+        replay_from=earliest(places or [committed]),
+        replay_to=committed,
+        from_log=frozenset(from_log - {ALL_JOBS}),
+        resume_at=replace(committed, position=facts.log_begin) if resumes_elsewhere else committed,
+        is_new_log=is_new_log,
+        needed_position=claim.needed_position if is_complete else facts.log_begin,
+        save=save,
+        known=known,
+        lost_records=lost_records,
+    )
+
+
+def _complete_from(facts: Facts, is_new_log: bool, is_complete: bool) -> int:
+    """The position from which on the log has everything that was processed."""
+    committed = facts.claim.place.position
+    if is_new_log:
+        return committed
+    return min(facts.claim.needed_position if is_complete else facts.log_begin, committed)
+
+
+def _can_replay(saved: Saved, complete_from: int) -> bool:
+    """Settings always can: what changes them is in the control log, which is complete."""
+    return saved.job == ALL_JOBS or saved.place.position >= complete_from
+
+
+def _idle(facts: Facts, newest: Mapping[str, Place]) -> dict[str, Place]:
+    """Jobs that have not come back since their row was written: they have no later snapshot."""
+    return {
+        name: place
+        for name, place in facts.idle.items()
+        if place.is_within(facts.claim.place) and not (name in newest and newest[name].is_later(place))
+    }
+
+
+def _moved_into(saved: Saved, complete_from: int, committed: Place) -> Saved:
+    position = min(max(saved.place.position, complete_from), committed.position)
+    return replace(saved, place=replace(saved.place, position=position))
