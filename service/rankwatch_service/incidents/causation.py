@@ -5,10 +5,11 @@ Nothing here depends on which of the two was found first.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.causes import BECOMES, BRINGS, CAUSE_ORDER, ENDS, LASTING, Reach, reach
+from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS, kinds_where
 from rankwatch_service.incidents.model import Part
 from rankwatch_service.incidents.placement import Placement
 
@@ -23,10 +24,24 @@ EXPLAINED_MAX: Final = 3.0
 from some ten noisy rows, and a fault that grows is told in stages. More must have another reason."""
 
 
+_ENDS: Final = kinds_where(lambda traits: traits.ends_job)
+_LOCAL: Final = frozenset({Kind.STRAGGLER, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED})
+_SHARED: Final = frozenset({Kind.SLOWDOWN, Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
+
+
+class Reach(Enum):
+    """Whom a cause can reach."""
+
+    JOB = "job"
+    """Every rank of the job: they wait for each other and share their gradients."""
+    HOST = "host"
+    """Ranks of the same hosts."""
+
+
 def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
     """Whether `cause` may have brought `effect`."""
     return (
-        effect.kind in BRINGS[cause.kind]
+        effect.kind in KINDS[cause.kind].may_cause
         and _stand_alike(cause, effect)
         and _within_attempts(cause, effect)
         and _within_reach(cause, effect, placement)
@@ -37,10 +52,10 @@ def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
 
 def came_first(cause: Part, effect: Part) -> bool:
     """Of two troubles, the first of which may have brought the second: whether it was not the other way round."""
-    if cause.kind is Kind.RESTART_LOOP or effect.kind in BECOMES.get(cause.kind, ()):
+    if cause.kind is Kind.RESTART_LOOP or effect.kind in KINDS[cause.kind].becomes:
         # A loop is known by its third turn, and what began it was there before; a jump has become what followed it.
         return False
-    if cause.kind not in BRINGS[effect.kind]:
+    if cause.kind not in KINDS[effect.kind].may_cause:
         return True
     if cause.kind is effect.kind and "job" in (cause.scope, effect.scope):
         # Of two that say the same, the one that names a place says more; but that all hosts are silent is the graver.
@@ -51,6 +66,21 @@ def came_first(cause: Part, effect: Part) -> bool:
     if abs(cause.onset_time_s - effect.onset_time_s) > SLACK_S:
         return cause.onset_time_s < effect.onset_time_s
     return CAUSE_ORDER.index(cause.kind) < CAUSE_ORDER.index(effect.kind)
+
+
+def reach(cause: Kind, effect: Kind) -> Reach:
+    """How far `cause` reaches when it brings `effect`.
+
+    A slow rank slows the whole job, but another slow rank, or a dead one, is its doing only on its own host; two hosts
+    that corrupt data, or fall silent, do so for reasons of their own, and NaN ends the rank that computed it.
+    """
+    if effect in _SHARED:
+        return Reach.JOB
+    if effect in _LOCAL:
+        return Reach.HOST
+    alone = cause is effect and cause in {Kind.CORRUPTION, Kind.TELEMETRY_LOST, Kind.NETWORK_DEGRADED}
+    ends = (cause, effect) == (Kind.NONFINITE, Kind.RANK_LOST)
+    return Reach.HOST if cause in _LOCAL or alone or ends else Reach.JOB
 
 
 def hosts_of(part: Part, placement: Placement) -> list[str]:
@@ -68,14 +98,14 @@ def _stand_alike(cause: Part, effect: Part) -> bool:
 
 
 def _within_attempts(cause: Part, effect: Part) -> bool:
-    if cause.attempt == effect.attempt or cause.kind in LASTING or effect.kind is Kind.RESTART_LOOP:
+    if cause.attempt == effect.attempt or KINDS[cause.kind].is_lasting or effect.kind is Kind.RESTART_LOOP:
         return True
     # A job that ends again before it got past where it ended the last time was not mended.
-    return cause.ended_with_attempt and {cause.kind, effect.kind} <= ENDS
+    return cause.ended_with_attempt and {cause.kind, effect.kind} <= _ENDS
 
 
 def _within_reach(cause: Part, effect: Part, placement: Placement) -> bool:
-    again = cause.attempt != effect.attempt and {cause.kind, effect.kind} <= ENDS - {Kind.RESTART_LOOP}
+    again = cause.attempt != effect.attempt and {cause.kind, effect.kind} <= _ENDS - {Kind.RESTART_LOOP}
     if reach(cause.kind, effect.kind) is Reach.JOB and not again:
         return True
     if (again or cause.kind is effect.kind) and not (_has_place(cause) and _has_place(effect)):

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
 from rankwatch_service.incidents.causation import came_first, may_bring
-from rankwatch_service.incidents.causes import BECOMES, CAUSE_ORDER, FLAPS, LASTING
 from rankwatch_service.incidents.headline import Headline, locate
+from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
 from rankwatch_service.incidents.model import (
     GRAVITY,
     Incident,
@@ -102,7 +102,7 @@ class Correlator:
         for incident in self.open:
             for part in incident.parts:
                 # A loop consists of attempts: only its detector knows when it ends.
-                if not (same_launch and part.kind in LASTING) and part.kind is not Kind.RESTART_LOOP:
+                if not (same_launch and KINDS[part.kind].is_lasting) and part.kind is not Kind.RESTART_LOOP:
                     part.ended_with_attempt = True
         self._attempt, self._frames = attempt, 0
 
@@ -172,7 +172,7 @@ class Correlator:
         for incident in self.open:
             for part in incident.parts:
                 same = (part.kind, part.scope) == (finding.kind, finding.scope) and part.is_open
-                if same and (part.attempt == finding.attempt or part.kind in LASTING):
+                if same and (part.attempt == finding.attempt or KINDS[part.kind].is_lasting):
                     if part.standing is standing:
                         return incident, part
                     # A detector that began anew knows no other past: what had a beginning has not lost it.
@@ -238,7 +238,7 @@ class Correlator:
         """The finding is a consequence, or more of the same on the same hosts."""
         before = Headline.of(incident)
         _keep(incident, part, finding)
-        if part.kind is not incident.kind or part.kind not in LASTING or set(part.ranks) <= set(incident.ranks):
+        if part.kind is not incident.kind or not KINDS[part.kind].is_lasting or set(part.ranks) <= set(incident.ranks):
             return self._told(incident, before, f"brought with it: {finding.summary}", part, finding)
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
         locate(incident, placement)
@@ -257,7 +257,7 @@ class Correlator:
         brought = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
         incident.evidence = {**finding.evidence, **brought}
         locate(incident, placement)
-        how = "has become" if part.kind in BECOMES.get(before.kind, ()) else "was brought by"
+        how = "has become" if part.kind in KINDS[before.kind].becomes else "was brought by"
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
     def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
@@ -299,7 +299,7 @@ class Correlator:
             incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
             incident.evidence |= finding.evidence
-            joined = incident.ranks if part.kind in LASTING else ()
+            joined = incident.ranks if KINDS[part.kind].is_lasting else ()
             incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
             locate(incident, placement)
         told = self._told(incident, before, finding.summary, part, finding)
@@ -331,7 +331,7 @@ class Correlator:
         if part is incident.first:
             incident.evidence |= finding.evidence
         over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
-        if over or part.kind not in FLAPS:
+        if over or not KINDS[part.kind].flaps:
             return over
         return [
             Update(
@@ -397,7 +397,7 @@ def _once(told: list[Update]) -> list[Update]:
 
 def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
     """Whether the incident is a consequence of this part, or has become it."""
-    became = part.kind in BECOMES.get(incident.kind, ()) and incident.attempt == part.attempt
+    became = part.kind in KINDS[incident.kind].becomes and incident.attempt == part.attempt
     return became or (may_bring(part, incident.first, placement) and came_first(part, incident.first))
 
 

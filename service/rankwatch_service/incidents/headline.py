@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.causes import HOST_WIDE
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.placement import Placement
 
@@ -43,6 +43,6 @@ def locate(incident: Incident, placement: Placement) -> None:
     on_host = placement.ranks_of(host)
     elsewhere = len(on_host) < placement.world_size
     most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
-    if incident.kind in HOST_WIDE and not others and elsewhere and most:
+    if KINDS[incident.kind].is_host_wide and not others and elsewhere and most:
         incident.scope = f"host:{host}"
         incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"

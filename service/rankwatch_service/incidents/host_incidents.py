@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.causes import ON_RECORD
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, derived, unix_ns
 from rankwatch_service.incidents.placement import Placement
 
@@ -31,7 +31,7 @@ class HostIncident:
 
 def host_incidents(incident: Incident, placement: Placement, now_s: float) -> list[HostIncident]:
     """What goes on the record of the hosts of its ranks; nothing for kinds that say nothing about hardware."""
-    if incident.kind not in ON_RECORD:
+    if not KINDS[incident.kind].is_on_record:
         return []
     return [
         HostIncident(

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
-from rankwatch_service.incidents.causes import ENDS, SPOILS_WEIGHTS
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
 
@@ -56,7 +56,7 @@ class Part:
     @property
     def spoils_weights(self) -> bool:
         """Whether training goes on for nothing meanwhile. A curve that is for information proves nothing wrong."""
-        return self.is_open and self.kind in SPOILS_WEIGHTS and self.severity is not Severity.INFO
+        return self.is_open and KINDS[self.kind].spoils_weights and self.severity is not Severity.INFO
 
     def consequence(self) -> Consequence:
         """As an incident lists it."""
@@ -138,7 +138,7 @@ class Incident:
     @property
     def bout(self) -> str:
         """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
-        return next((part.attempt for part in reversed(self.parts) if part.kind in ENDS), self.attempt)
+        return next((part.attempt for part in reversed(self.parts) if KINDS[part.kind].ends_job), self.attempt)
 
     def action_key(self, action: str) -> str:
         """What is done once: an action for each attempt that it ended, the one in which it began to begin with."""

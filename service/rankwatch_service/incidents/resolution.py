@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rankwatch_detectors.base import Finding
-from rankwatch_service.incidents.causes import ENDS, FLAPS, LASTING
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, Part
 
 PROGRESS_FRAMES: Final = 3
@@ -31,9 +31,9 @@ into it wants one case, not four an hour."""
 
 def ended_with_its_attempt(part: Part, frames: int, step: int) -> bool:
     """Whether the running attempt, of which `step` and so many frames are finished, shows that this does not go on."""
-    if part.kind in LASTING:
+    if KINDS[part.kind].is_lasting:
         return part.ended_with_attempt and frames >= LOOK_FRAMES
-    if part.kind in ENDS:
+    if KINDS[part.kind].ends_job:
         past = part.onset_step is None or step >= part.onset_step or frames >= REPEAT_FRAMES
         return part.ended_with_attempt and past
     return part.ended_with_attempt
@@ -71,13 +71,13 @@ def may_resolve(incident: Incident, now_s: float) -> bool:
     """Whether all of it has ended, and what may come back has stayed away for long enough."""
     if any(part.is_open for part in incident.parts):
         return False
-    watched = [part.ended_s for part in incident.parts if part.kind in FLAPS and part.ended_s is not None]
+    watched = [part.ended_s for part in incident.parts if KINDS[part.kind].flaps and part.ended_s is not None]
     return not watched or now_s - max(watched) >= quiet_s(incident)
 
 
 def come_back(finding: Finding, incidents: Iterable[Incident]) -> tuple[Incident, Part] | None:
     """The part that this finding is once more; of an incident that was told as resolved only what it was opened for."""
-    if finding.kind not in FLAPS:
+    if not KINDS[finding.kind].flaps:
         return None
     for incident in incidents:
         for part in incident.parts if incident.state != "resolved" else incident.parts[:1]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.causes import STANDS_STILL
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.policy.checkpoint_ledger import Ledger
@@ -36,8 +36,8 @@ class Situation:
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
-    kinds = {part.kind for part in incident.parts if part.is_open}
-    if kinds & STANDS_STILL or any(part.spoils_weights for part in incident.parts):
+    stands_still = any(part.is_open and KINDS[part.kind].stands_still for part in incident.parts)
+    if stands_still or any(part.spoils_weights for part in incident.parts):
         return float(world_size)
     told = incident.evidence.get("cost_gpu_hours_per_hour")
     if isinstance(told, int | float):

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Ledger
 from rankwatch_service.policy.policy import Action, Decision, Facts, rollback_way
 from rankwatch_service.policy.rollback import RollbackMode, Way
@@ -21,17 +23,6 @@ INVESTIGATE: Final = "investigate"
 RELAUNCH_S: Final = 120.0
 """Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
 
-# What helps against each kind, the first that the job can do. Kinds that usually pass by themselves begin with waiting.
-_ORDER_OF_WAYS: Final[dict[str, tuple[str, ...]]] = {
-    "nonfinite": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
-    "loss_divergence": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
-    "corruption": (Action.ROLLBACK, Action.RELAUNCH, Action.PAUSE),
-    "hang": (Action.RELAUNCH,),
-    "rank_lost": (WAIT, Action.RELAUNCH),
-    "straggler": (WAIT, Action.RELAUNCH, Action.PAUSE, Action.CHECKPOINT),
-    "device_fault": (Action.RELAUNCH, Action.CHECKPOINT, Action.PAUSE),
-    "restart_loop": (Action.STOP,),
-}
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass, and nothing is lost but speed",
     INVESTIGATE: "it hardly passes by itself: begin with the first steps",
@@ -65,7 +56,7 @@ def suggest(
         GPU-hours; those of waiting and investigating are for one hour of it. An unknown cost is null. The policy's own
         choice comes first where it has made one.
     """
-    ways = _ORDER_OF_WAYS.get(incident.kind, (WAIT, Action.PAUSE))
+    ways = KINDS[Kind(incident.kind)].actions
     back = rollback_way(incident, ledger, capabilities)
     target = back.entry if back else None
     resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)

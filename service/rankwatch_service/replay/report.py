@@ -26,21 +26,6 @@ NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
 )
 """By kind: of each of these groups of columns a file must have one; and the same in words."""
 
-FIRST: Final[Mapping[Kind, str]] = {
-    Kind.NONFINITE: "roll back to the newest good checkpoint from before that step",
-    Kind.LOSS_SPIKE: "wait some steps; then look at the gradient norm and the batch of that step",
-    Kind.LOSS_DIVERGENCE: "unless it was planned, roll back to a checkpoint from before it",
-    Kind.GRAD_NORM: "look at the loss of the next steps: while it stays calm, nothing need be done",
-    Kind.CORRUPTION: "roll back to a checkpoint from before it, and take the host out",
-    Kind.STRAGGLER: "compare temperature, clock and power of its device with its neighbours'",
-    Kind.SLOWDOWN: "look at which phase grew, and at what changed shortly before",
-    Kind.HANG: "look at where the named rank stands; collectives wait for it",
-    Kind.RANK_LOST: "read the end of that rank's own log",
-    Kind.RESTART_LOOP: "stop the launcher, then read the error that repeats",
-}
-"""What to do first about each kind that a file can tell of; docs/incidents has the rest."""
-
-
 UNTOLD: Final = (Kind.TELEMETRY_LOST,)
 """Kinds that no file tells of: whether a host fell silent or its ranks ended looks the same."""
 

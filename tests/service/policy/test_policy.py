@@ -1,9 +1,8 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from rankwatch_service.incidents.first_steps import FIRST_STEPS, first_steps
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier
 from rankwatch_service.policy.control_records import decode_control, encode_control
 from rankwatch_service.policy.policy import (
@@ -134,8 +133,3 @@ def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
     assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
     assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]
     assert "out-of-memory" in first_steps("rank_lost", "critical", {"requested": True})[0]
-
-
-def test_every_runbook_has_its_first_steps():
-    books = {book.stem for book in (Path(__file__).parents[3] / "docs" / "incidents").glob("*.md")}
-    assert books == {str(kind) for kind in FIRST_STEPS}

@@ -22,7 +22,7 @@ from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
-from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy.control_records import Judgement, encode_control
 from rankwatch_service.short_ids import short

@@ -158,7 +158,8 @@ def _describe(console: Any, incident: Incident, named: bool) -> None:
     from rich.padding import Padding
 
     from rankwatch_service.cli.output import plain, severity
-    from rankwatch_service.replay.report import FIRST, cost, culprits, duration
+    from rankwatch_service.incidents.kinds import KINDS
+    from rankwatch_service.replay.report import cost, culprits, duration
 
     line = severity(str(incident.severity))
     line.append("  ")
@@ -167,7 +168,7 @@ def _describe(console: Any, incident: Incident, named: bool) -> None:
     console.print()
     console.print(line)
     told = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
-    told += [f"first: {FIRST[incident.kind]}", f"more: docs/incidents/{incident.kind}.md"]
+    told += [f"first: {KINDS[incident.kind].first_step}", f"more: docs/incidents/{incident.kind}.md"]
     for text in filter(None, told):
         console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))
 

@@ -1,0 +1,55 @@
+"""The table of kinds, and every other place that names them: all tell of the same ones."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.api.routes.receivers import ReceiverSettings
+from rankwatch_service.incidents.kinds import KINDS, first_steps
+from rankwatch_service.policy.policy import POLICY_ACTIONS
+from rankwatch_service.policy.suggestion import WAIT
+from rankwatch_service.replay.report import NEEDS, UNTOLD
+
+ROOT = Path(__file__).parents[3]
+DASHBOARD = ROOT / "service" / "rankwatch_service" / "dashboard" / "static" / "format.js"
+
+
+def test_every_kind_has_its_row():
+    assert set(KINDS) == set(Kind)
+
+
+def test_every_kind_has_a_runbook_and_every_runbook_a_kind():
+    assert {page.stem for page in (ROOT / "docs" / "incidents").glob("*.md")} == {str(kind) for kind in KINDS}
+
+
+def test_the_api_lists_every_kind():
+    document = json.loads((ROOT / "docs" / "openapi.json").read_text())
+    assert set(document["components"]["schemas"]["Kind"]["enum"]) == {str(kind) for kind in KINDS}
+
+
+def test_a_receiver_can_be_limited_to_any_kind():
+    assert ReceiverSettings(url="kafka:", kinds=list(KINDS)).kinds == list(KINDS)
+
+
+def test_the_dashboard_shows_every_kind_under_its_label():
+    (table,) = re.findall(r"const KINDS = \{(.*?)\n\};", DASHBOARD.read_text(), re.DOTALL)
+    assert dict(re.findall(r'(\w+): "([^"]+)",', table)) == {str(kind): row.label for kind, row in KINDS.items()}
+
+
+def test_replay_knows_what_a_file_must_have_only_for_kinds_that_there_are():
+    assert {kind for kind, _, _ in NEEDS} | {str(kind) for kind in UNTOLD} <= {str(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_something_to_do_first(kind):
+    assert first_steps(kind, "critical", {})
+    assert KINDS[kind].first_step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_helps_is_an_action_or_waiting(kind):
+    assert KINDS[kind].actions
+    assert set(KINDS[kind].actions) <= {WAIT, *POLICY_ACTIONS}
