@@ -52,7 +52,8 @@ from rankwatch_service.stream.loop import RECORDS_MAX, SeriesSink, Stream
 from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.packing import pack
 from rankwatch_service.stream.partition import TOGETHER_MAX
-from rankwatch_service.telemetry.batch import opened, read_together
+from rankwatch_service.telemetry.batch import decode_envelope
+from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.text_log import configure
 from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
 from tests.support.kafka_broker import broker_at_hand
@@ -203,7 +204,7 @@ def reading(log: Log, load: Load, take: Callable[[list[Record]], object]) -> flo
 
 
 def decode(records: list[Record]) -> object:
-    return read_together([opened(record.value) for record in records])
+    return read_bundle([decode_envelope(record.value) for record in records])
 
 
 def streaming(log: Log, load: Load, folder: Path, charts: bool) -> tuple[float, float, Stream]:

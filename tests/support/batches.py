@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 
 from rankwatch import wire
+from rankwatch_service.telemetry.batch import decode_envelope
+from rankwatch_service.telemetry.bundle import Bundle, BundleTable, read_bundle, table_of
+from rankwatch_service.telemetry.columns import records
 
 
 def column(values: Sequence[Any], dtype: str = "f8") -> wire.Column:
@@ -27,6 +30,16 @@ def table(
 def batch(seq: int = 0, **fields: Any) -> wire.Batch:
     header = {"job": "gpt", "attempt": "l.0", "host": "node-1", "boot": "b1", "sent_unix_ns": 1}
     return wire.Batch(**({"schema": wire.SCHEMA_VERSION, "seq": seq} | header | fields))
+
+
+def bundle(*batches: wire.Batch) -> Bundle:
+    """As the stream reads them."""
+    return read_bundle([decode_envelope(wire.encode(one)) for one in batches])
+
+
+def rows(*tables: wire.Table) -> BundleTable:
+    """The rows of batches that have one table each."""
+    return table_of(records(*tables), np.repeat(range(len(tables)), [one.rows for one in tables]))
 
 
 def ranks(world_size: int, host: str = "node-1", chosen: Sequence[int] | None = None) -> tuple[wire.RankInfo, ...]:

@@ -9,7 +9,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.store.rows import incident_row
-from rankwatch_service.telemetry.batch import check
+from tests.support.batches import bundle
 
 TICK_S = 1.0
 
@@ -23,7 +23,7 @@ def judged(batches: Sequence[wire.Batch], after_s: float = 90.0) -> list[dict[st
         while now_s + TICK_S <= batch.sent_unix_ns * 1e-9:
             now_s += TICK_S
             job.tick(now_s, 0.0, effects)
-        job.telemetry(check(batch), now_s, effects)
+        job.take(bundle(batch), now_s, effects)
     for _ in range(int(after_s / TICK_S)):
         now_s += TICK_S
         job.tick(now_s, 0.0, effects)

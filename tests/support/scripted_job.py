@@ -11,8 +11,7 @@ from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.policy import Limits, Policy, Rule
 from rankwatch_service.policy.settings_in_force import Desk
-from rankwatch_service.telemetry.batch import check
-from tests.support.batches import batch, table
+from tests.support.batches import batch, bundle, table
 from tests.support.findings import finding
 
 
@@ -78,7 +77,7 @@ class World:
         self.send(ranks=infos)
 
     def send(self, attempt="l.0", **fields) -> None:
-        self.job.telemetry(check(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)
+        self.job.take(bundle(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)
 
     def train(self, *steps: int, attempt="l.0") -> None:
         for step in steps:

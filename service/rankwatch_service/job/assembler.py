@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,8 @@ from rankwatch_service.job.gaps import Arrival, Senders
 from rankwatch_service.job.lockstep import March
 from rankwatch_service.job.progress_board import GONE_STATES, Board
 from rankwatch_service.job.topology_state import Roster
-from rankwatch_service.telemetry.batch import Bundle, Checked, check, read
+from rankwatch_service.telemetry.batch import decode_envelope
+from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 
 START_WAIT_S: Final = 2.0
 """An attempt starts when all ranks have said who they are, or so long after its first batch."""
@@ -55,7 +57,7 @@ class Assembler:
         self._senders = Senders()
         self._launches: list[str] = []
         self._windows: dict[str, FrameWindow] = {}
-        self._pending: list[Checked] = []
+        self._pending: list[Bundle] = []
         self._pending_rows = 0
         self._began_s = 0.0
         self._ended = False
@@ -75,8 +77,8 @@ class Assembler:
         """Whether every rank has left its loop in good order."""
         return self._ended and self.board is not None and self.board.left()
 
-    def is_plain(self, batch: wire.Batch) -> bool:
-        """Whether a batch holds nothing but values and progress of the running attempt, as `take_together` needs."""
+    def may_join(self, batch: wire.Batch) -> bool:
+        """Whether a bundle of several may contain this batch: it has only rows and progress of the running attempt."""
         return (
             batch.attempt == self.attempt
             and self.board is not None
@@ -86,50 +88,40 @@ class Assembler:
             and not (batch.progress and any(block.state in GONE_STATES for block in batch.progress))
         )
 
-    def take(self, checked: Checked, now_s: float) -> Iterator[Observation]:
-        """The next batch in log order. This object is as of each observation while that is looked at."""
-        batch = checked.batch
-        arrival = self._senders.arrive(batch.host, batch.boot, batch.seq, now_s)
-        if arrival is Arrival.REPEATED:
+    def fits(self, bundle: Bundle, now_s: float) -> bool:
+        """Whether a bundle can be taken whole, with the outcome of its batches one after the other. One batch can be.
+
+        Of several each must have been allowed to join (`may_join`). Changes nothing.
+        """
+        return len(bundle.batches) == 1 or (
+            self._senders.continue_with(bundle.batches)
+            and all(self._windows[family].fits(table, now_s) for family, table in bundle.tables.items())
+        )
+
+    def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
+        """The next batches in log order, which fit. This object is as of each observation while that is looked at."""
+        arrivals = [self._senders.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
+        if Arrival.REPEATED in arrivals:
             self.counts["repeated_batches"] += 1
             return
-        if batch.attempt != self.attempt:
-            if not self._is_newer(batch.attempt):
-                self.counts["old_attempt_rows"] += checked.rows
-                yield from (_occurrence(batch, event, now_s) for event in batch.events)
+        if bundle.attempt != self.attempt:
+            if not self._is_newer(bundle.attempt):
+                self.counts["old_attempt_rows"] += bundle.row_count
+                yield from _occurrences(bundle, now_s)
                 return
             yield from self._flush(now_s)
-            self._begin(batch.attempt, now_s)
-        changed = self.roster.learn(batch.ranks)
+            self._begin(bundle.attempt, now_s)
+        changed = self.roster.learn(info for batch in bundle.batches for info in batch.ranks)
         if self.board is None:
-            self._pending.append(checked)
-            self._pending_rows += checked.rows
+            self._pending.append(bundle)
+            self._pending_rows += bundle.row_count
             full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
             if self.roster.complete or full:
                 yield from self._start(now_s)
             return
         if changed:
             yield self._announce(now_s)
-        yield from self._absorb(checked, arrival is Arrival.NEW, now_s)
-
-    def take_together(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
-        """The next batches in log order, all of them plain: the same observations as of one after the other."""
-        assert self.board is not None
-        arrivals = [self._senders.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
-        plans = {family: self._windows[family].plan(rows, now_s) for family, rows in bundle.tables.items()}
-        if Arrival.REPEATED in arrivals or None in plans.values():
-            for batch, arrival in zip(bundle.batches, arrivals, strict=True):
-                if arrival is Arrival.REPEATED:
-                    self.counts["repeated_batches"] += 1
-                else:
-                    yield from self._absorb(read(batch), arrival is Arrival.NEW, now_s)
-            return
-        for family, plan in plans.items():
-            assert plan is not None
-            self._windows[family].add_together(plan, bundle.tables[family], bundle.origin[family], now_s)
-        told = zip(bundle.batches, arrivals, strict=True)
-        self.board.hear((batch for batch, arrival in told if arrival is Arrival.NEW), now_s)
-        yield from self._close_together(now_s)
+        yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
         """Time passed. For `blind_s` of it nothing could have come, for a reason of ours."""
@@ -174,11 +166,11 @@ class Assembler:
 
     def _start(self, now_s: float) -> Iterator[Observation]:
         pending, self._pending, self._pending_rows = self._pending, [], 0
-        for checked in pending:
-            self._see(checked)
+        for bundle in pending:
+            self._see(bundle)
         yield self._announce(now_s)
-        for checked in pending:
-            yield from self._absorb(checked, True, now_s)
+        for bundle in pending:
+            yield from self._absorb(bundle, True, now_s)
 
     def _announce(self, now_s: float) -> AttemptStart:
         """Tell detectors the topology; from here on frames have its world size."""
@@ -192,12 +184,12 @@ class Assembler:
             window.resize(size)
         return AttemptStart(self.attempt, self.roster.topology(), now_s)
 
-    def _see(self, checked: Checked) -> bool:
+    def _see(self, bundle: Bundle) -> bool:
         if self.roster.infos_told:
             return False
-        highest = max((block.rank for block in checked.batch.progress), default=-1)
-        for rows in checked.tables.values():
-            highest = max(highest, int(rows.rank.max()) if len(rows.rank) else -1)
+        highest = max((block.rank for batch in bundle.batches for block in batch.progress), default=-1)
+        for table in bundle.tables.values():
+            highest = max(highest, int(table.rows.rank.max()) if len(table) else -1)
         return self.roster.see(highest)
 
     def _flush(self, now_s: float) -> Iterator[Observation]:
@@ -209,27 +201,24 @@ class Assembler:
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _absorb(self, checked: Checked, newest: bool, now_s: float) -> Iterator[Observation]:
+    def _absorb(self, bundle: Bundle, newest: bool, now_s: float) -> Iterator[Observation]:
         assert self.board is not None
-        batch = checked.batch
-        if self._see(checked):
+        if self._see(bundle):
             yield self._announce(now_s)
-        for family, rows in checked.tables.items():
-            self._windows[family].add(rows, now_s)
-            yield from self._windows[family].late_frames()
-        if newest and batch.progress:
+        for family, table in bundle.tables.items():
+            yield from self._windows[family].add(table, now_s)
+        if newest:
             # A late message's progress is older than what is known.
-            self.board.hear([batch], now_s)
-            for block in batch.progress:
-                if block.state in GONE_STATES:
-                    self._depart(block.rank, block.state)
-        for event in batch.events:
+            for rank, state in self.board.hear(bundle.batches, now_s):
+                self._depart(rank, state)
+        for event in (event for batch in bundle.batches for event in batch.events):
             if event.kind in _DEPARTURES and event.rank is not None:
                 self._depart(event.rank, _DEPARTURES[event.kind], broken_off=event.fields.get("left") is False)
             elif event.kind == "records_lost":
                 self._lost(event)
-        yield from self._close(now_s)
-        yield from (_occurrence(batch, event, now_s) for event in batch.events)
+        last = {} if len(bundle.batches) == 1 else bundle.tables
+        yield from self._close(now_s, {family: table.last_batches() for family, table in last.items()})
+        yield from _occurrences(bundle, now_s)
 
     def _lost(self, event: wire.Event) -> None:
         reason, count = event.fields.get("reason"), event.fields.get("count")
@@ -244,33 +233,27 @@ class Assembler:
         for window in self._windows.values():
             window.depart(rank)
 
-    def _close(self, now_s: float) -> Iterator[Frame]:
+    def _close(
+        self, now_s: float, last_batches: Mapping[str, Mapping[int, int]] = MappingProxyType({})
+    ) -> Iterator[Frame]:
+        """Close what is complete or late.
+
+        Args:
+            now_s: stream time.
+            last_batches: by family and step, which batch of the bundle completes a frame: frames close in the order in
+                which they would if the batches were taken one after the other.
+        """
         if self.board is None:
             return
-        for family, window in self._windows.items():
-            for frame in window.ready(now_s, self.step_time_s):
-                self._pass(family, frame)
-                yield frame
+        for number in sorted({0, *(last for steps in last_batches.values() for last in steps.values())}):
+            for family, window in self._windows.items():
+                unfinished = {step for step, last in last_batches.get(family, {}).items() if last > number}
+                for frame in window.ready(now_s, self.step_time_s, unfinished):
+                    if family == "steps":
+                        self.last_step = frame.step
+                    self._learn_step_time(frame)
+                    yield frame
         self._ended = self.board.departed()
-
-    def _close_together(self, now_s: float) -> Iterator[Frame]:
-        """Close what batches taken together have completed, as each of them would have done when it came."""
-        assert self.board is not None
-        while True:
-            complete = {family: window.next_complete() for family, window in self._windows.items()}
-            first = min((batch for batch in complete.values() if batch is not None), default=None)
-            if first is None:
-                break
-            family = next(family for family, batch in complete.items() if batch == first)
-            for frame in self._windows[family].close_next(now_s):
-                self._pass(family, frame)
-                yield frame
-        self._ended = self.board.departed()
-
-    def _pass(self, family: str, frame: Frame) -> None:
-        if family == "steps":
-            self.last_step = frame.step
-        self._learn_step_time(frame)
 
     def _learn_step_time(self, frame: Frame) -> None:
         if "step_time_s" not in frame.values:
@@ -297,7 +280,7 @@ class Assembler:
             "senders": self._senders.state(),
             "launches": self._launches,
             "windows": {family: window.state() for family, window in self._windows.items()},
-            "pending": [wire.encode(checked.batch) for checked in self._pending],
+            "pending": [wire.encode(bundle.batches[0]) for bundle in self._pending],
             "began_s": self._began_s,
             "ended": self._ended,
         }
@@ -317,13 +300,15 @@ class Assembler:
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
-        assembler._pending = [check(wire.decode_batch(body)) for body in state["pending"]]
-        assembler._pending_rows = sum(checked.rows for checked in assembler._pending)
+        assembler._pending = [read_bundle([decode_envelope(body)]) for body in state["pending"]]
+        assembler._pending_rows = sum(bundle.row_count for bundle in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]
         return assembler
 
 
-def _occurrence(batch: wire.Batch, event: wire.Event, now_s: float) -> Occurrence:
-    return Occurrence(
-        event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields, event.time_unix_ns
-    )
+def _occurrences(bundle: Bundle, now_s: float) -> Iterator[Occurrence]:
+    for batch in bundle.batches:
+        for event in batch.events:
+            yield Occurrence(
+                event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields, event.time_unix_ns
+            )

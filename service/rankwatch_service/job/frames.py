@@ -2,25 +2,21 @@
 
 A frame closes when every expected rank has reported, or when it is late; frames close in step order, once. After that
 its missing values are unknown, and what still comes for it changes nothing. Pure: time is the stream's, handed in.
-
-The rows of many batches can be put in together where it is certain that the outcome is that of one after the other;
-it costs a tenth.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import Frame, Ints
-from rankwatch_service.job.open_frame import Chosen, OpenFrame
-from rankwatch_service.telemetry.columns import Records
+from rankwatch_service.job.open_frame import OpenFrame
+from rankwatch_service.telemetry.bundle import BundleTable
 
 LATE_STEPS: Final = 8
 LATE_S: Final = 2.0
@@ -49,9 +45,6 @@ PARTS_MAX: Final = 16
 FAR_STEPS: Final = 1_024
 """A step so far ahead, reported by less than half of the ranks, is a wrong number, not progress: dropped (`far`)."""
 
-Plan = list[tuple[int, Chosen]]
-"""Steps in ascending order, and which rows belong to each."""
-
 
 class FrameWindow:
     """The open frames of one family. `counts` says what was dropped and why, since the attempt began."""
@@ -66,89 +59,62 @@ class FrameWindow:
         self._index: dict[str, int] = {}
         self._open: dict[int, OpenFrame] = {}
         self._steps: list[int] = []
-        self._late_frames: list[Frame] = []
-        self._waited_for = 0
         self._misses = np.zeros(world_size, dtype=np.int64)
         self._gone = np.zeros(world_size, dtype=bool)
         self._streak: NDArray[np.uint8] = np.zeros((0, world_size), dtype=np.uint8)
         self._expect()
 
-    def add(self, rows: Records, now_s: float) -> None:
-        """Put one batch's rows into their frames. Repeated and late rows, unknown ranks, too many names are counted."""
-        if len(rows.step) == 0:
-            return
-        known = rows.rank < self._ranks
-        if not known.all():
-            self.counts["rank"] += int((~known).sum())
-            rows = rows.rows(np.flatnonzero(known))
-            if len(rows.step) == 0:
-                return
-        places = self._places(rows.names)
-        for step, chosen in _by_step(rows.step):
-            if step > self.last_closed:
-                self._put(self._frame(step, now_s), rows, chosen, places)
-            else:
-                self.counts["late"] += len(rows.rank[chosen])
-                frame = OpenFrame.empty(step, now_s, len(self._names), self._ranks)
-                self._put(frame, rows, chosen, places)
-                self._late_frames.append(frame.closed(self.attempt, self.family, self._names, now_s, late=True))
+    def fits(self, table: BundleTable, now_s: float) -> bool:
+        """Whether rows of several batches can be added at once, with the outcome of one batch after the other.
 
-    def plan(self, rows: Records, now_s: float) -> Plan | None:
-        """How the rows of several batches can be put in together, with the outcome of one batch after the other.
+        They can where every row is the first of its rank for an open or a new frame, from a rank that is waited for,
+        and frames close by being complete only. Changes nothing.
+        """
+        if len(table) == 0:
+            return True
+        ranks = table.rows.rank
+        if table.repeats or table.by_step[0][0] <= self.last_closed or int(ranks.max()) >= self._ranks:
+            return False
+        if self._expected_count < self._ranks and not self._expected[ranks].all():
+            return False
+        if any(now_s - frame.opened_s >= LATE_S for frame in self._open.values()):
+            return False
+        names = len(self._names) + sum(name not in self._index for name in table.rows.names)
+        frames = len(self._steps) + sum(step not in self._open for step, _ in table.by_step)
+        if names > NAMES_MAX or self._too_many(frames, names):
+            return False
+        reported = ((self._open[step].reported, chosen) for step, chosen in table.by_step if step in self._open)
+        return not any(before[ranks[chosen]].any() for before, chosen in reported)
 
-        They can where every row is the first of its rank for an open or a new step, from a rank that is waited for,
-        and frames close by being complete only: then `next_complete` tells by which batch. Changes nothing.
+    def add(self, table: BundleTable, now_s: float) -> list[Frame]:
+        """Put rows into their frames. Repeated and late rows, unknown ranks and too many names are counted.
 
         Returns:
-            None where the outcome might be another.
+            Rows that came after their frame had closed, as frames of their own.
         """
-        if len(rows.step) == 0:
-            return []
-        if int(rows.step.min()) <= self.last_closed or int(rows.rank.max()) >= self._ranks:
-            return None
-        if self._expected_count < self._ranks and not self._expected[rows.rank].all():
-            return None
-        if any(now_s - frame.opened_s >= LATE_S for frame in self._open.values()):
-            return None
-        plan = _in_order(rows.step, rows.rank, self._ranks)
-        if plan is None:
-            return None
-        names = len(self._names) + sum(name not in self._index for name in rows.names)
-        frames = len(self._steps) + sum(step not in self._open for step, _ in plan)
-        if names > NAMES_MAX or self._too_many(frames, names):
-            return None
-        for step, chosen in plan:
-            frame = self._open.get(step)
-            if frame is not None and frame.reported[rows.rank[chosen]].any():
-                return None
-        return plan
-
-    def add_together(self, plan: Plan, rows: Records, batch: Ints, now_s: float) -> None:
-        """Put the rows of several batches into their frames.
-
-        Args:
-            plan: what `plan` gave for these rows.
-            rows: of all batches.
-            batch: the number of each row's batch, ascending.
-            now_s: stream time.
-        """
-        places, self._waited_for = self._places(rows.names), 0
-        for frame in self._open.values():
-            frame.newest = 0
-        for step, chosen in plan:
-            frame = self._frame(step, now_s)
-            frame.add(rows, chosen, places)
-            frame.newest = int(batch[chosen].max())
-
-    def late_frames(self) -> list[Frame]:
-        """Rows that came after their frame had closed, as frames of their own; each is returned once."""
-        late, self._late_frames = self._late_frames, []
+        table = self._of_known_ranks(table)
+        places = self._places(table.rows.names) if len(table) else np.zeros(0, dtype=np.intp)
+        late = []
+        for step, chosen in table.by_step:
+            if step > self.last_closed:
+                self._put(self._frame(step, now_s), table, chosen, places)
+            else:
+                self.counts["late"] += len(chosen)
+                frame = OpenFrame.empty(step, now_s, len(self._names), self._ranks)
+                self._put(frame, table, chosen, places)
+                late.append(frame.closed(self.attempt, self.family, self._names, now_s, late=True))
         return late
 
-    def ready(self, now_s: float, step_time_s: float | None) -> list[Frame]:
-        """Close and return, in step order, the frames that are complete or late."""
+    def ready(self, now_s: float, step_time_s: float | None, unfinished: Collection[int] = ()) -> list[Frame]:
+        """Close and return, in step order, the frames that are complete or late.
+
+        Args:
+            now_s: stream time.
+            step_time_s: how long a step of this job takes, if that is known.
+            unfinished: steps that a later batch of the bundle has rows of; the first of them stays open.
+        """
         closed: list[Frame] = []
-        while self._steps:
+        while self._steps and self._steps[0] not in unfinished:
             head = self._open[self._steps[0]]
             if not self._complete(head):
                 full = self._too_many(len(self._steps), len(self._names))
@@ -157,18 +123,6 @@ class FrameWindow:
                 self.counts["pushed" if full else "incomplete"] += 1
             closed += self._close_head(now_s)
         return closed
-
-    def next_complete(self) -> int | None:
-        """By which of the batches last put in together the oldest open frame became complete; None if it is not."""
-        if not self._steps or not self._complete(head := self._open[self._steps[0]]):
-            return None
-        # Complete before the one before it, it had to wait for that.
-        self._waited_for = max(self._waited_for, head.newest)
-        return self._waited_for
-
-    def close_next(self, now_s: float) -> list[Frame]:
-        """Close and return the oldest open frame."""
-        return self._close_head(now_s)
 
     def flush(self, now_s: float) -> list[Frame]:
         """Close and return every open frame as it is: the attempt is over."""
@@ -204,6 +158,13 @@ class FrameWindow:
 
     # ---- filling ---------------------------------------------------------------------------------------------------
 
+    def _of_known_ranks(self, table: BundleTable) -> BundleTable:
+        known = table.rows.rank < self._ranks
+        if known.all():
+            return table
+        self.counts["rank"] += int((~known).sum())
+        return table.chosen(np.flatnonzero(known))
+
     def _places(self, names: Sequence[str]) -> NDArray[np.intp]:
         """The number of each of these metrics in a frame; -1 where there is no more room for names."""
         for name in names:
@@ -224,27 +185,23 @@ class FrameWindow:
             frame.widen(len(self._names))
         return frame
 
-    def _put(self, frame: OpenFrame, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
-        ranks = rows.rank[chosen]
-        if self.family == "steps":
+    def _put(self, frame: OpenFrame, table: BundleTable, chosen: NDArray[np.intp], places: NDArray[np.intp]) -> None:
+        rows, ranks = table.rows, table.rows.rank[chosen]
+        if not table.repeats and not frame.reported[ranks].any():
+            self._count_names(places, len(ranks))
+            frame.add(rows, chosen, places)
+        elif self.family == "steps":
             # One record for each rank and step: of several the first one counts.
-            fresh = ~frame.reported[ranks]
-            if not (np.diff(ranks) > 0).all():
-                first = np.zeros(len(ranks), dtype=bool)
-                first[np.unique(ranks, return_index=True)[1]] = True
-                fresh &= first
-            if not fresh.all():
-                self.counts["repeated"] += int((~fresh).sum())
-                chosen = np.arange(len(rows.rank))[chosen][fresh]
+            fresh = ~frame.reported[ranks] & np.append(True, ranks[1:] != ranks[:-1])
+            self.counts["repeated"] += int((~fresh).sum())
             if fresh.any():
                 self._count_names(places, int(fresh.sum()))
-                frame.add(rows, chosen, places)
+                frame.add(rows, chosen[fresh], places)
         else:
             # Several records may add different values for the same rank and step: one after the other.
-            these = np.arange(len(rows.rank))[chosen]
             for index in _one_by_one(ranks):
                 self._count_names(places, len(index))
-                frame.merge(rows, these[index], places)
+                frame.merge(rows, chosen[index], places)
 
     def _count_names(self, places: NDArray[np.intp], ranks: int) -> None:
         """Count the values that are left out because their names have no place."""
@@ -329,40 +286,6 @@ class FrameWindow:
             window._steps.append(frame.step)
         window._expect()
         return window
-
-
-def _by_step(steps: Ints) -> Plan:
-    """Rows of each step, in step order; rows keep their order."""
-    low = int(steps.min())
-    since = steps - low
-    if not since.any():
-        return [(low, slice(None))]
-    # numpy sorts two bytes by counting, eight by comparing.
-    narrow = since.astype(np.uint16) if int(since.max()) < 2**16 else since
-    order = np.argsort(narrow, kind="stable")
-    return _cut(steps, order)
-
-
-def _in_order(steps: Ints, ranks: Ints, world_size: int) -> Plan | None:
-    """Rows of each step, in step order, each step's by rank; None where a rank stands twice in a step."""
-    low, high = int(steps.min()), int(steps.max())
-    if (high - low + 1) * world_size < 2**31:
-        # One number to sort by, as short as possible, is three times faster than two.
-        keys = ((steps - low) * world_size + ranks).astype(np.int32)
-        order = np.argsort(keys)
-        keys = keys[order]
-        repeated = keys[1:] == keys[:-1]
-    else:
-        order = np.lexsort((ranks, steps))
-        of_step, of_rank = steps[order], ranks[order]
-        repeated = (of_step[1:] == of_step[:-1]) & (of_rank[1:] == of_rank[:-1])
-    return None if repeated.any() else _cut(steps, order)
-
-
-def _cut(steps: Ints, order: NDArray[np.intp]) -> Plan:
-    found = steps[order]
-    bounds = [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
-    return [(int(found[low]), order[low:high]) for low, high in pairwise(bounds)]
 
 
 def _one_by_one(ranks: Ints) -> list[NDArray[np.intp]]:

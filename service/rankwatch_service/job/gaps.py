@@ -6,10 +6,12 @@ connection was faster), so a gap is told only after `GAP_WAIT_S`; and it may com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
+
+from rankwatch import wire
 
 GAP_WAIT_S: Final = 5.0
 """Stream time until a missing message counts as lost: an agent's retry takes about a second."""
@@ -58,6 +60,20 @@ class Senders:
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, _Sender]] = {}
+
+    def continue_with(self, batches: Iterable[wire.Batch]) -> bool:
+        """Whether each of these messages has a higher number than all before it of its sender. Changes nothing."""
+        newest: dict[tuple[str, str], int] = {}
+        for batch in batches:
+            sender = batch.host, batch.boot
+            before = newest.get(sender)
+            if before is None:
+                known = self._hosts.get(batch.host, {}).get(batch.boot)
+                before = -1 if known is None else known.newest
+            if batch.seq <= before:
+                return False
+            newest[sender] = batch.seq
+        return True
 
     def arrive(self, host: str, boot: str, seq: int, now_s: float) -> Arrival:
         """Note that a message came."""

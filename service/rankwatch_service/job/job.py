@@ -25,7 +25,7 @@ from rankwatch_service.policy.control_records import ControlRecord, Judgement, O
 from rankwatch_service.policy.response import Responder, Situation
 from rankwatch_service.policy.routing import notifications
 from rankwatch_service.policy.settings_in_force import Desk
-from rankwatch_service.telemetry.batch import Bundle, Checked
+from rankwatch_service.telemetry.bundle import Bundle
 
 REST_AFTER_S: Final = 3_600.0
 """A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
@@ -72,21 +72,23 @@ class JobStream:
         self._resting = True
         self._portrait.begin_cold(first_seen_unix_ns, attempt, attempts)
 
-    def is_plain(self, batch: wire.Batch) -> bool:
-        """Whether `bundle` takes this batch, together with others."""
-        return not self._portrait.is_new and self._assembler.is_plain(batch)
+    def may_join(self, batch: wire.Batch) -> bool:
+        """Whether a batch may be one of several in a bundle for `take`."""
+        return not self._portrait.is_new and self._assembler.may_join(batch)
 
-    def telemetry(self, batch: Checked, now_s: float, effects: Effects) -> None:
-        """The next batch in log order."""
+    def take(self, bundle: Bundle, now_s: float, effects: Effects) -> bool:
+        """The next batches in log order: as one after the other, at less cost.
+
+        Returns:
+            False where several batches would have another outcome than one after the other; then nothing has changed.
+        """
+        if not self._assembler.fits(bundle, now_s):
+            return False
         self._heard_s, self._resting = now_s, False
-        self._observe(self._assembler.take(batch, now_s), now_s, effects)
+        self._observe(self._assembler.take(bundle, now_s), now_s, effects)
         if self._portrait.is_new:
             self._portray(now_s, effects)
-
-    def bundle(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
-        """The next batches in log order, all of them plain: the same as one after the other, at less cost."""
-        self._heard_s = now_s
-        self._observe(self._assembler.take_together(bundle, now_s), now_s, effects)
+        return True
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """The next control record about this job, or about all jobs."""

@@ -15,7 +15,7 @@ from rankwatch_service.telemetry.columns import Exact, Records
 
 _KINDS: Final = tuple(StepKind)
 
-Chosen = NDArray[np.intp] | slice
+Chosen = NDArray[np.intp]
 """Which rows of a table."""
 
 
@@ -36,8 +36,6 @@ class OpenFrame:
     count: int = 0
     """Ranks that have reported."""
     kind: int = 0
-    newest: int = 0
-    """Which of the batches that are taken together brought its newest row."""
 
     @classmethod
     def empty(cls, step: int, opened_s: float, names: int, ranks: int) -> OpenFrame:
@@ -117,7 +115,7 @@ class OpenFrame:
         for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
             array.flags.writeable = False
         if self.present is None:
-            used = self.brought.tolist() if self.count else []
+            used = sorted(self.brought.tolist()) if self.count else []
             present = {names[index]: self.reported for index in used}
         else:
             self.present.flags.writeable = False
@@ -184,7 +182,7 @@ def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floa
 
 
 def _columns(table: NDArray[Any], chosen: Chosen) -> NDArray[Any]:
-    return table[:, chosen] if isinstance(chosen, slice) else np.take(table, chosen, axis=1)
+    return np.take(table, chosen, axis=1)
 
 
 def _span(indices: NDArray[np.intp] | Ints) -> NDArray[np.intp] | Ints | slice:

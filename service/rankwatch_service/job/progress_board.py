@@ -31,12 +31,16 @@ class Board:
         """How many ranks there is room for."""
         return len(self._heard)
 
-    def hear(self, batches: Iterable[wire.Batch], now_s: float) -> None:
-        """Take up the newer blocks of these batches; ranks that the attempt does not have are left out."""
+    def hear(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
+        """Take up the newer blocks of these batches; ranks that the attempt does not have are left out.
+
+        Returns:
+            (rank, state) of blocks that say that a rank has gone, where that is new.
+        """
         world_size = self.world_size
         told = [(block, batch) for batch in batches for block in batch.progress if block.rank < world_size]
         if not told:
-            return
+            return []
         known = [block for block, _ in told]
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._heard[ranks] = True
@@ -50,11 +54,15 @@ class Board:
         self._ints["step"][ranks] = [block.step for block in known]
         self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
         phases, os_states, states = self._texts["phase"], self._texts["os_state"], self._texts["state"]
+        gone = []
         for block in known:
             rank = block.rank
             phases[rank], os_states[rank] = block.phase, block.os_state
             if states[rank] != block.state:
                 self._set_state(rank, block.state)
+                if block.state in GONE_STATES:
+                    gone.append((rank, block.state))
+        return gone
 
     def depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
         """An event told that this rank has left or exited, before its progress block did.

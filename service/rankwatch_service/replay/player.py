@@ -35,6 +35,7 @@ from rankwatch_service.job.topology_state import Roster
 from rankwatch_service.replay.layout import PLACES, ReplayError
 from rankwatch_service.replay.rows import Rows, part_of
 from rankwatch_service.replay.timeline import Timeline
+from rankwatch_service.telemetry.bundle import table_of
 from rankwatch_service.telemetry.columns import Records
 
 TICK_S: Final = 1.0
@@ -202,8 +203,7 @@ class Player:
                 stretch = np.where(before >= 0, part.step - before, 0)
                 self._stretch[part.rank] = np.maximum(self._stretch[part.rank], stretch)
                 self._steps[part.rank] = np.maximum(before, part.step)
-                self._window.add(part, now_s)
-                self._window.late_frames()
+                self._window.add(table_of(part), now_s)
                 yield from self._closed(self._window.ready(now_s, None))
                 yield from self._left_behind(ENDED_STEPS)
                 start = until

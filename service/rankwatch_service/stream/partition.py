@@ -7,7 +7,7 @@ what lies before that is skipped for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -20,7 +20,8 @@ from rankwatch_service.log.control_log import Control
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.stream.place import Place, Saved, StoredTick
-from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, opened, read, read_together
+from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, decode_envelope
+from rankwatch_service.telemetry.bundle import read_bundle
 
 TICK_S: Final = 1.0
 """Between ticks, while there is anything to watch."""
@@ -50,8 +51,8 @@ def _nobody(job: JobStream) -> Place:
 
 
 @dataclass(slots=True)
-class _Bundle:
-    """Records of one job that wait to be taken together."""
+class _Unread:
+    """Records of one job that are to be taken together, with their batches."""
 
     records: list[Record] = field(default_factory=list)
     batches: list[Envelope] = field(default_factory=list)
@@ -61,6 +62,10 @@ class _Bundle:
         self.records.append(record)
         self.batches.append(batch)
         self.bytes += len(record.value)
+
+    def one_by_one(self) -> Iterator[_Unread]:
+        for record, batch in zip(self.records, self.batches, strict=True):
+            yield _Unread([record], [batch], len(record.value))
 
 
 class Partition:
@@ -104,32 +109,12 @@ class Partition:
     def records(self, records: Sequence[Record], effects: Effects) -> None:
         """The next records of telemetry, between two ticks.
 
-        Jobs do not see each other, so those of one job that hold nothing unusual are taken together. A record that
-        cannot be used becomes a dead letter, and the stream goes on.
+        Jobs do not see each other, so the records of one job are taken in bundles. A record that cannot be used becomes
+        a dead letter, and the stream goes on.
         """
-        bundles: dict[str, _Bundle] = {}
         refused_before = len(effects.refused)
-        for record in records:
-            try:
-                batch = self._opened(record)
-            except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
-                self._refuse([record], error, effects)
-                continue
-            if batch is None:
-                continue
-            job, bundle = self.jobs.get(record.key), bundles.get(record.key)
-            plain = job is not None and job.is_plain(batch)
-            if bundle is not None and (not plain or bundle.bytes >= BUNDLE_BYTES_MAX):
-                self._take_together(bundles.pop(record.key), effects)
-                bundle = None
-            if not plain:
-                self._take(record, batch, effects)
-                continue
-            if bundle is None:
-                bundle = bundles[record.key] = _Bundle()
-            bundle.add(record, batch)
-        for bundle in bundles.values():
-            self._take_together(bundle, effects)
+        for unread in self._bundles(records, effects):
+            self._take(unread, effects)
         effects.refused[refused_before:] = sorted(effects.refused[refused_before:], key=attrgetter("position"))
         if records:
             self.place = replace(self.place, position=records[-1].position + 1)
@@ -222,40 +207,61 @@ class Partition:
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)
 
-    def _opened(self, record: Record) -> Envelope | None:
-        """The batch of a record; None for one that its job knows already."""
+    def _bundles(self, records: Iterable[Record], effects: Effects) -> Iterator[_Unread]:
+        """The records by job, in log order. A batch that may not join others is a bundle of its own."""
+        waiting: dict[str, _Unread] = {}
+        for record in records:
+            batch = self._envelope(record, effects)
+            if batch is None:
+                continue
+            job = self.jobs.get(record.key)
+            joins = job is not None and job.may_join(batch)
+            unread = waiting.get(record.key)
+            if unread is not None and (not joins or unread.bytes >= BUNDLE_BYTES_MAX):
+                yield waiting.pop(record.key)
+                unread = None
+            if unread is None:
+                unread = _Unread()
+            unread.add(record, batch)
+            if joins:
+                waiting[record.key] = unread
+            else:
+                yield unread
+        yield from waiting.values()
+
+    def _envelope(self, record: Record, effects: Effects) -> Envelope | None:
+        """The batch of a record; None where it is refused, or where its job knows it already."""
         if self._is_known(record):
             return None
-        batch = opened(record.value)
-        if batch.job != record.key:
-            raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
+        try:
+            batch = _decoded(record)
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+            self._refuse([record], error, effects)
+            return None
+        if batch.job in self._idle:
+            self._look_up(batch.job)
+            if self._is_known(record):
+                return None
         return batch
 
-    def _take(self, record: Record, batch: Envelope, effects: Effects) -> None:
-        self._look_up(batch.job)
-        if self._is_known(record):
-            return
+    def _take(self, unread: _Unread, effects: Effects) -> None:
+        """Take records as one bundle. One that cannot be taken whole is split here, and nowhere else."""
         try:
-            checked = read(batch)
-            job = self.jobs.get(batch.job) or self._new(batch.job)
-            job.telemetry(checked, self._now_s, effects)
+            split = not self._take_whole(unread, effects)
         except Exception as error:  # noqa: BLE001 - as above
-            self._refuse([record], error, effects)
+            # One bad batch must not take the others with it.
+            split = isinstance(error, BadBatchError) and len(unread.records) > 1
+            if not split:
+                self._refuse(unread.records, error, effects)
+        if split:
+            for one in unread.one_by_one():
+                self._take(one, effects)
 
-    def _take_together(self, bundle: _Bundle, effects: Effects) -> None:
-        try:
-            found = read_together(bundle.batches) if len(bundle.batches) > 1 else None
-        except BadBatchError:
-            # One of them cannot be used; it must not take the others with it.
-            found = None
-        if found is None:
-            for record, batch in zip(bundle.records, bundle.batches, strict=True):
-                self._take(record, batch, effects)
-            return
-        try:
-            self.jobs[bundle.records[0].key].bundle(found, self._now_s, effects)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._refuse(bundle.records, error, effects)
+    def _take_whole(self, unread: _Unread, effects: Effects) -> bool:
+        bundle = read_bundle(unread.batches)
+        name = unread.records[0].key
+        job = self.jobs.get(name) or self._new(name)
+        return job.take(bundle, self._now_s, effects)
 
     def _refuse(self, records: Sequence[Record], error: Exception, effects: Effects) -> None:
         if isinstance(error, BadBatchError):
@@ -297,3 +303,10 @@ class Partition:
     def _begin(self, name: str) -> JobStream:
         job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())
         return job
+
+
+def _decoded(record: Record) -> Envelope:
+    batch = decode_envelope(record.value)
+    if batch.job != record.key:
+        raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
+    return batch

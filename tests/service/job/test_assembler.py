@@ -7,12 +7,11 @@ from rankwatch_service.job.assembler import START_WAIT_S, Assembler
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
 from rankwatch_service.stream.packing import pack, unpack
-from rankwatch_service.telemetry.batch import check
-from tests.support.batches import batch, progress, ranks, table
+from tests.support.batches import batch, bundle, progress, ranks, table
 
 
 def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
-    return list(assembler.take(check(sent), now_s))
+    return list(assembler.take(bundle(sent), now_s))
 
 
 def of(kind: type, observations: list[Observation]) -> list:

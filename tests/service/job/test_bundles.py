@@ -1,4 +1,4 @@
-"""Batches that are taken together lead to what they lead to one after the other, whatever they hold."""
+"""A bundle leads to what bundles of one lead to, whatever its batches hold."""
 
 from __future__ import annotations
 
@@ -226,40 +226,39 @@ def turns_of(seed: int, oddity: float, turns: int = 25) -> list[tuple[float, lis
     oddity=st.sampled_from([0.0, 0.03, 0.1, 0.4]),
     portions=st.lists(st.integers(1, 12), min_size=1, max_size=4),
 )
-def test_the_outcome_does_not_depend_on_what_is_taken_together(seed, oddity, portions):
+def test_the_outcome_of_bundles_is_that_of_bundles_of_one(seed, oddity, portions):
     turns = turns_of(seed, oddity)
     assert played(turns, portions) == played(turns, [1])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_does_not_where_few_frames_and_names_have_room(seed, monkeypatch):
+def test_so_it_is_where_few_frames_and_names_have_room(seed, monkeypatch):
     monkeypatch.setattr(frames_module, "OPEN_MAX", 5)
     monkeypatch.setattr(frames_module, "NAMES_MAX", 6)
     turns = turns_of(seed, 0.2, 60)
     assert played(turns, [12]) == played(turns, [1])
 
 
-def test_usual_telemetry_is_taken_together(monkeypatch):
-    bundles: list[int] = []
-    real = Assembler.take_together
+def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
+    taken: list[int] = []
+    real = Assembler.take
 
     def noted(self: Assembler, bundle: Any, now_s: float) -> Any:
-        plans = [self._windows[family].plan(rows, now_s) for family, rows in bundle.tables.items()]
-        bundles.append(len(bundle.batches) if None not in plans else 0)
+        taken.append(len(bundle.batches))
         return real(self, bundle, now_s)
 
-    monkeypatch.setattr(Assembler, "take_together", noted)
     agents = Agents(np.random.default_rng(1))
     world = World()
     world.tick(1.0)
     world.records(agents.introduce(), [1])
+    monkeypatch.setattr(Assembler, "take", noted)
     for second in range(2, 12):
         world.tick(float(second))
         world.records([agents.usual(host) for _ in range(4) for host in range(HOSTS)], [100])
-    assert bundles == [4 * HOSTS] * 10
+    assert taken == [4 * HOSTS] * 10
 
 
-def test_of_records_taken_together_only_the_bad_one_is_refused():
+def test_of_a_bundle_only_the_bad_batch_is_refused():
     agents = Agents(np.random.default_rng(1))
     world = World()
     world.tick(1.0)

@@ -8,17 +8,16 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.job import frames as frames_module
 from rankwatch_service.job.frames import FAR_STEPS, LATE_STEPS, MISSES_MAX, STREAK, FrameWindow
 from rankwatch_service.stream.packing import pack, unpack
-from rankwatch_service.telemetry.columns import records
-from tests.support.batches import column, table
+from tests.support.batches import column, rows, table
 
 
 def window(ranks: int = 2, family: str = "steps") -> FrameWindow:
     return FrameWindow("l.0", family, ranks)
 
 
-def add(target: FrameWindow, step: int, ranks: list[int], now_s: float = 0.0, **values) -> None:
+def add(target: FrameWindow, step: int, ranks: list[int], now_s: float = 0.0, **values) -> list[Frame]:
     values = values or {"busy_s": [float(step)] * len(ranks)}
-    target.add(records(table([step] * len(ranks), ranks, **values)), now_s)
+    return target.add(rows(table([step] * len(ranks), ranks, **values)), now_s)
 
 
 def steps(closed: list[Frame]) -> list[int]:
@@ -79,11 +78,9 @@ def test_what_comes_too_late_to_count_is_kept_for_the_charts():
     target = window()
     add(target, 1, [0], loss=[1.0])
     target.ready(100.0, 1.0)
-    add(target, 1, [1], loss=[2.0])
-    (frame,) = target.late_frames()
+    (frame,) = add(target, 1, [1], loss=[2.0])
     assert (frame.step, frame.values["loss"].tolist()) == (1, [0.0, 2.0])
     assert frame.present["loss"].tolist() == [False, True]
-    assert target.late_frames() == []
 
 
 def test_of_repeated_step_records_the_first_counts():
@@ -106,7 +103,7 @@ def test_nan_is_a_value_and_absence_is_none():
 
 def test_exact_columns_keep_all_their_bits():
     target = window(1)
-    target.add(records(table([1], [0], exact={"fingerprint": [2**62 + 3]})), 0.0)
+    target.add(rows(table([1], [0], exact={"fingerprint": [2**62 + 3]})), 0.0)
     (frame,) = target.ready(0.0, 1.0)
     assert frame.exact["fingerprint"].tolist() == [2**62 + 3]
     assert frame.present["fingerprint"].tolist() == [True]
@@ -125,7 +122,7 @@ def test_a_metric_that_nobody_reported_is_not_in_the_frame():
 def test_one_row_of_another_kind_labels_the_step():
     target = window()
     evaluated = table([1, 1], [0, 1], exact={"kind": [0, 1]})
-    target.add(records(evaluated), 0.0)
+    target.add(rows(evaluated), 0.0)
     assert target.ready(0.0, 1.0)[0].kind is StepKind.EVAL
 
 
@@ -187,7 +184,7 @@ def test_metric_names_are_bounded(monkeypatch):
 
 def test_several_late_values_of_a_rank_and_step_are_joined():
     target = window(1, "values")
-    target.add(records(table([1, 1], [0, 0], a=[1.0, None], b=[None, 2.0])), 0.0)
+    target.add(rows(table([1, 1], [0, 0], a=[1.0, None], b=[None, 2.0])), 0.0)
     (frame,) = target.ready(0.0, 1.0)
     assert (frame.values["a"][0], frame.values["b"][0]) == (1.0, 2.0)
 
@@ -222,7 +219,7 @@ def test_flushing_closes_everything_in_order():
 
 def test_an_attempt_that_turns_out_larger_keeps_what_it_has():
     target = window(1)
-    target.add(records(table([1], [0], loss=[1.0], exact={"fingerprint": [5]})), 0.0)
+    target.add(rows(table([1], [0], loss=[1.0], exact={"fingerprint": [5]})), 0.0)
     target.resize(2)
     add(target, 1, [1], loss=[2.0])
     (frame,) = target.ready(0.0, 1.0)
@@ -260,7 +257,7 @@ def test_columns_in_another_order_land_in_the_same_place():
     target = window(2)
     add(target, 1, [0], a=[1.0], b=[2.0])
     swapped = {"b": column([4.0]), "a": column([3.0]), "step": column([1], "i8"), "rank": column([1], "u1")}
-    target.add(records(wire.Table(1, swapped)), 0.0)
+    target.add(rows(wire.Table(1, swapped)), 0.0)
     (frame,) = target.ready(0.0, 1.0)
     assert (frame.values["a"].tolist(), frame.values["b"].tolist()) == ([1.0, 3.0], [2.0, 4.0])
 
@@ -273,13 +270,12 @@ def test_a_frame_says_whether_all_its_values_are_finite(loss, finite):
     assert frame.finite is finite
 
 
-def test_rows_taken_together_may_come_in_any_order():
+def test_rows_of_several_batches_may_come_in_any_order():
     target = window(ranks=4)
-    rows = records(table([2, 1, 2, 1, 1, 2], [3, 2, 0, 0, 1, 1], loss=[23.0, 12.0, 20.0, 10.0, 11.0, 21.0]))
-    plan = target.plan(rows, 0.0)
-    assert plan is not None
-    target.add_together(plan, rows, np.arange(6), 0.0)
-    assert target.next_complete() is None
+    table_of_six = rows(table([2, 1, 2, 1, 1, 2], [3, 2, 0, 0, 1, 1], loss=[23.0, 12.0, 20.0, 10.0, 11.0, 21.0]))
+    assert target.fits(table_of_six, 0.0)
+    target.add(table_of_six, 0.0)
+    assert target.ready(0.0, 1.0) == []
     add(target, 1, [3], loss=[13.0])
     add(target, 2, [2], loss=[22.0])
     first, second = target.ready(0.0, 1.0)
@@ -288,9 +284,21 @@ def test_rows_taken_together_may_come_in_any_order():
 
 
 @pytest.mark.parametrize("far", [1, 2**40])
-def test_a_rank_that_stands_twice_in_a_step_is_not_taken_together(far):
+def test_the_rows_of_a_step_are_known_by_rank_and_a_rank_that_stands_twice_in_it_does_not_fit(far):
     target = window(ranks=4)
-    once = target.plan(records(table([far, 0, far], [1, 1, 0], loss=[1.0, 2.0, 3.0])), 0.0)
-    assert once is not None
-    assert [(step, np.asarray(chosen).tolist()) for step, chosen in once] == [(0, [1]), (far, [2, 0])]
-    assert target.plan(records(table([far, 0, far], [1, 1, 1], loss=[1.0, 2.0, 3.0])), 0.0) is None
+    once = rows(table([far, 0, far], [1, 1, 0], loss=[1.0, 2.0, 3.0]))
+    assert [(step, chosen.tolist()) for step, chosen in once.by_step] == [(0, [1]), (far, [2, 0])]
+    assert target.fits(once, 0.0)
+    twice = rows(table([far, 0, far], [1, 1, 1], loss=[1.0, 2.0, 3.0]))
+    assert [(step, chosen.tolist()) for step, chosen in twice.by_step] == [(0, [1]), (far, [0, 2])]
+    assert not target.fits(twice, 0.0)
+
+
+def test_a_frame_that_a_later_batch_of_the_bundle_completes_stays_open_until_then():
+    target = window()
+    bundle = rows(table([1], [0], a=[1.0]), table([1, 2], [1, 0], a=[1.0, 1.0]), table([2], [1], a=[1.0]))
+    target.add(bundle, 0.0)
+    last = bundle.last_batches()
+    assert last == {1: 1, 2: 2}
+    closed = [steps(target.ready(0.0, 1.0, {step for step in last if last[step] > batch})) for batch in range(3)]
+    assert closed == [[], [1], [2]]

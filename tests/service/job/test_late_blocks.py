@@ -11,7 +11,7 @@ from rankwatch_detectors.patience import HangConfig
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.telemetry.batch import Checked
+from tests.support.batches import bundle
 
 HOSTS = 8
 
@@ -42,7 +42,7 @@ def findings(
             for observation in assembler.tick(now_s, 0.0):
                 yield from detector.observe(observation)
         assert assembler.roster.lockstep
-        for observation in assembler.take(Checked(batch, {}), now_s):
+        for observation in assembler.take(bundle(batch), now_s):
             yield from detector.observe(observation)
 
 

@@ -9,8 +9,7 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Finding
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.telemetry.batch import Checked
-from tests.support.batches import batch, progress, ranks, table
+from tests.support.batches import batch, bundle, progress, ranks, table
 from tests.support.judged import judged
 
 EPOCH_S = 10**9
@@ -47,7 +46,7 @@ class Job:
             message = batch(self.seq, ranks=self.infos, progress=blocks, sent_unix_ns=sent_unix_ns)
             self.seq += 1
             for observation in [
-                *self.assembler.take(Checked(message, {}), self.now_s),
+                *self.assembler.take(bundle(message), self.now_s),
                 *self.assembler.tick(self.now_s, 0.0),
             ]:
                 if isinstance(observation, AttemptStart):
@@ -103,7 +102,7 @@ def test_what_was_found_out_is_known_after_a_restart_and_forgotten_with_the_next
     job.live(60)
     job.assembler = Assembler.restored(job.assembler.state())
     assert not job.assembler.roster.lockstep
-    for _ in job.assembler.take(Checked(batch(0, attempt="m.0", ranks=ranks(4), boot="next"), {}), job.now_s):
+    for _ in job.assembler.take(bundle(batch(0, attempt="m.0", ranks=ranks(4), boot="next")), job.now_s):
         pass
     assert job.assembler.roster.lockstep
 

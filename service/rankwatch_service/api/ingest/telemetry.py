@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from rankwatch import wire
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.context import Context, Ctx
@@ -19,7 +18,8 @@ from rankwatch_service.api.ingest.intake import NotNowError
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
-from rankwatch_service.telemetry.batch import BadBatchError, Reason, validate
+from rankwatch_service.telemetry.batch import BadBatchError, Reason
+from rankwatch_service.telemetry.validate import ValidBatch, validate
 
 router = APIRouter(tags=["ingest"])
 
@@ -59,7 +59,7 @@ async def telemetry(
         batch = await run_in_threadpool(read_batch, body, content_type, encoding)
         if not identity.may_see(batch.job):
             raise ProblemError(403, f"this token is for job {identity.job!r} only")
-        entry = Entry(batch.job, as_msgpack(body, content_type, batch))
+        entry = Entry(batch.job, batch.body)
         with context.counters.append_s.time():
             await context.appends.put(entry, len(entry.value))
     except BadBatchError as error:
@@ -86,8 +86,8 @@ async def read_body(request: Request) -> bytes:
         raise BadBatchError(Reason.TOO_LARGE, str(error.detail)) from error
 
 
-def read_batch(body: bytes, content_type: str, encoding: str) -> wire.Batch:
-    """The checked batch.
+def read_batch(body: bytes, content_type: str, encoding: str) -> ValidBatch:
+    """The batch as it may be appended to the log.
 
     Raises:
         BadBatchError: it can never be accepted.
@@ -95,11 +95,6 @@ def read_batch(body: bytes, content_type: str, encoding: str) -> wire.Batch:
     if encoding != "identity":
         raise BadBatchError(Reason.CONTENT_TYPE, f"Content-Encoding {encoding!r}: send the body as it is")
     return validate(body, content_type)
-
-
-def as_msgpack(body: bytes, content_type: str, batch: wire.Batch) -> bytes:
-    """The batch as the log holds it: what came, unless it came as JSON."""
-    return wire.encode(batch) if "json" in content_type.lower() else body
 
 
 def refuse(context: Context, error: BadBatchError, body: bytes) -> None:
