@@ -14,21 +14,32 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from rankwatch.wire import View
 from rankwatch_service.access.identities import Authenticator
-from rankwatch_service.api.background.change_feed import Pulse
+from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.housekeeping import tidy
-from rankwatch_service.api.background.order_cache import OrderBoard
-from rankwatch_service.api.context import Context
+from rankwatch_service.api.background.housekeeping import remove_expired
+from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
-from rankwatch_service.api.http.cursor import open_seal
+from rankwatch_service.api.http.cursor import load_cursor_signer
 from rankwatch_service.api.http.gate import Gate
 from rankwatch_service.api.http.openapi import describe
-from rankwatch_service.api.http.query_parameters import known_parameters_only
-from rankwatch_service.api.ingest import agents, telemetry
+from rankwatch_service.api.http.query_parameters import reject_unknown_parameters
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
-from rankwatch_service.api.routes import charts, commands, events, hosts, incidents, jobs, policy, receivers, silences
+from rankwatch_service.api.routes import (
+    agents,
+    charts,
+    commands,
+    events,
+    hosts,
+    incidents,
+    jobs,
+    policy,
+    receivers,
+    silences,
+    telemetry,
+)
 from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
@@ -74,12 +85,12 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     )
     app.state.context = context
     problem.install(app)
-    api = APIRouter(prefix=BASE, dependencies=[Depends(known_parameters_only)])
+    api = APIRouter(prefix=BASE, dependencies=[Depends(reject_unknown_parameters)])
     for resource in RESOURCES:
         api.include_router(resource.router)
     app.include_router(api)
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(known_parameters_only)])
+    app.include_router(metrics.router, dependencies=[Depends(reject_unknown_parameters)])
     describe(app)
     mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
@@ -93,11 +104,11 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
     registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
     authenticator = Authenticator(engine, clock)
 
-    def tidy_up() -> None:
+    def housekeeping() -> None:
         authenticator.store_last_used()
-        tidy(engine, clock.unix_ns())
-        gone = trim(engine, *tiers(settings), clock.unix_ns())
-        for tier, rows in (("raw", gone.chunks), ("rollup", gone.rollups)):
+        remove_expired(engine, clock.unix_ns())
+        trimmed = trim(engine, *tiers(settings), clock.unix_ns())
+        for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):
             counters.series_trimmed.labels(tier).inc(rows)
 
     def keep_views(views: Sequence[View]) -> None:
@@ -105,33 +116,33 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
 
     controls = ControlLog(engine, clock)
     driver = Driver(engine, controls, clock)
-    driving = DriverThread(driver.run_once, tidy_up, counters.driver_failures.inc, clock)
+    driver_thread = DriverThread(driver.run_once, housekeeping, counters.driver_failures.inc, clock)
     return Context(
         settings=settings,
         engine=engine,
         controls=controls,
         clock=clock,
         authenticator=authenticator,
-        seal=open_seal(engine, clock),
-        pulse=Pulse(ChangeWatch(engine), driving.wake),
-        board=OrderBoard(engine, clock),
-        appends=intake,
+        cursors=load_cursor_signer(engine, clock),
+        changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),
+        orders=OrderCache(engine, clock),
+        intake=intake,
         views=Batcher("views", keep_views),
         counters=counters,
-        driving=driving,
+        driver=driver_thread,
     )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
-    context.appends.start()
+    context.intake.start()
     context.views.start()
-    context.pulse.start()
-    context.driving.start()
+    context.changes.start()
+    context.driver.start()
     yield
-    await context.pulse.close()
-    await context.appends.stop()
+    await context.changes.close()
+    await context.intake.stop()
     await context.views.stop()
-    context.driving.stop()
+    context.driver.stop()
     context.authenticator.store_last_used()

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.context import Context
+from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -43,7 +43,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop serving, at the first signal gently."""
         # In the main thread, between two steps of the event loop.
-        self._context.pulse.stop()
+        self._context.changes.stop()
         super().handle_exit(sig, frame)
 
 

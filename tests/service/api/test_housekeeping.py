@@ -3,8 +3,8 @@ import threading
 import pytest
 from sqlalchemy import func, insert, select
 
-from rankwatch_service.api.background import housekeeping as tidy_module
-from rankwatch_service.api.background.housekeeping import HISTORY_NS, RECORD_NS, tidy
+from rankwatch_service.api.background import housekeeping
+from rankwatch_service.api.background.housekeeping import HISTORY_NS, RECORD_NS, remove_expired
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.models import (
     Delivery,
@@ -45,14 +45,14 @@ def outbox_row(name, state, at_unix_ns):
 @pytest.fixture
 def little(monkeypatch):
     """Chunks of five rows, two of them at a time, and a feed of ten rows."""
-    monkeypatch.setattr(tidy_module, "CHUNK_ROWS", 5)
-    monkeypatch.setattr(tidy_module, "CHUNKS_MAX", 2)
-    monkeypatch.setattr(tidy_module, "FEED_ROWS_MAX", 10)
+    monkeypatch.setattr(housekeeping, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(housekeeping, "CHUNKS_MAX", 2)
+    monkeypatch.setattr(housekeeping, "FEED_ROWS_MAX", 10)
 
 
 def test_the_feed_keeps_its_newest_rows_and_loses_the_others_bit_by_bit(engine, little):
     feed(engine, 33)
-    assert [tidy(engine, NOW_NS) for _ in range(4)] == [10, 10, 3, 0]
+    assert [remove_expired(engine, NOW_NS) for _ in range(4)] == [10, 10, 3, 0]
     with read(engine) as connection:
         assert connection.execute(select(Feed.id).order_by(Feed.id)).scalars().all() == list(range(24, 34))
 
@@ -68,7 +68,7 @@ def test_settled_notifications_leave_with_their_deliveries_and_waiting_ones_stay
         connection.execute(insert(Outbox), rows)
         tries = [{"outbox_id": row["id"], "at_unix_ns": 1, "error": "", "seconds": 0.1} for row in rows for _ in "ab"]
         connection.execute(insert(Delivery), tries)
-    tidy(engine, NOW_NS)
+    remove_expired(engine, NOW_NS)
     with read(engine) as connection:
         kept = set(connection.scalars(select(Outbox.id)))
         tried = set(connection.scalars(select(Delivery.outbox_id)))
@@ -87,14 +87,14 @@ def test_of_ancient_incidents_the_course_goes_and_the_incident_stays(engine):
             connection.execute(insert(IncidentTransition).values(incident_id=row["id"], number=1, **line))
         connection.execute(insert(HostRecord).values(id="old", at_unix_ns=NOW_NS - RECORD_NS - 1, **record))
         connection.execute(insert(HostRecord).values(id="new", at_unix_ns=NOW_NS, **record))
-    tidy(engine, NOW_NS)
+    remove_expired(engine, NOW_NS)
     assert count(engine, Incident) == 3
     assert count(engine, IncidentTransition) == 2
     assert count(engine, IncidentTransition, IncidentTransition.incident_id == "ancient") == 0
     assert count(engine, HostRecord) == 1
 
 
-def test_several_may_tidy_up_at_once(database_url, engine, little):
+def test_several_processes_may_remove_expired_rows_at_once(database_url, engine, little):
     feed(engine, 110)
     failures = []
 
@@ -102,7 +102,7 @@ def test_several_may_tidy_up_at_once(database_url, engine, little):
         own = open_engine(database_url)
         try:
             for _ in range(10):
-                tidy(own, NOW_NS)
+                remove_expired(own, NOW_NS)
         except BaseException as error:
             failures.append(error)
         finally:

@@ -115,12 +115,12 @@ def test_a_log_that_cannot_be_written_is_503_and_the_same_batch_is_taken_later(a
     def busy(_items):
         raise StoreBusyError
 
-    good = api.app.state.context.appends._flush
-    monkeypatch.setattr(api.app.state.context.appends, "_flush", busy)
+    good = api.app.state.context.intake._flush
+    monkeypatch.setattr(api.app.state.context.intake, "_flush", busy)
     answer = send(api, batch())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert letters(api) == []
-    monkeypatch.setattr(api.app.state.context.appends, "_flush", good)
+    monkeypatch.setattr(api.app.state.context.intake, "_flush", good)
     assert send(api, batch()).status_code == 202
 
 

@@ -1,23 +1,42 @@
-"""Tells the streams of this process when the database has changed: one watch for all of them."""
+"""Tells the requests of this process that the database has changed. One poll serves all of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from rankwatch_service.store.change_watch import ChangeWatch
+from starlette.concurrency import run_in_threadpool
 
 POLL_S: Final = 0.05
-"""How often the database is asked; 20 questions of 3 us a second."""
+"""Time between two polls of the database. A poll takes 3 us on SQLite, less on PostgreSQL."""
+
+Value = TypeVar("Value")
 
 
-class Pulse:
-    """Lives in the event loop. `generation` grows with every change that was seen."""
+class Changes(Protocol):
+    """Detects commits of other connections; `store.change_watch.ChangeWatch` is one."""
 
-    def __init__(self, watch: ChangeWatch, on_change: Callable[[], None]) -> None:
-        """`on_change` is called at each change, in the loop; it must not block."""
-        self._watch = watch
+    def changed(self) -> bool:
+        """Whether another connection has committed since the last call; must not block."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection."""
+        ...
+
+
+class ChangeFeed:
+    """Lives in the event loop. `generation` grows with every change that is detected."""
+
+    def __init__(self, changes: Changes, on_change: Callable[[], None]) -> None:
+        """Poll nothing yet.
+
+        Args:
+            changes: polled every `POLL_S`.
+            on_change: called in the event loop after each change; must not block.
+        """
+        self._changes = changes
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -25,34 +44,60 @@ class Pulse:
         self.stopping = False
 
     def start(self) -> None:
-        """Begin to watch; call inside the running loop."""
+        """Start polling; call it inside the running loop."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Wake everybody for the last time; streams end when they see `stopping`."""
+        """Wake all waiters for the last time; they return when they see `stopping`."""
         self.stopping = True
         self._announce()
 
     async def close(self) -> None:
-        """End the watch."""
+        """Stop polling and release the connection."""
         self.stop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._watch.close()
+        self._changes.close()
 
-    async def wait(self, since: int, timeout_s: float) -> None:
-        """Return when `generation` is not `since` any more, when all ends, or after `timeout_s`."""
-        if self.generation != since or self.stopping:
+    async def wait(self, generation: int, timeout_s: float) -> None:
+        """Return when the database has changed since `generation`, when the feed stops, or after `timeout_s`."""
+        if self.generation != generation or self.stopping:
             return
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
             return
 
+    async def read_until(
+        self, read: Callable[[], Value], accept: Callable[[Value], bool], timeout_s: float
+    ) -> tuple[Value, bool]:
+        """Read, and read again after each change, until the value is accepted, the feed stops or the time is up.
+
+        Args:
+            read: reads the database; runs in a thread. Its errors are raised here.
+            accept: whether the caller has waited for this value.
+            timeout_s: how long to wait for changes. The last read may end later.
+
+        Returns:
+            The last value, and whether it was accepted.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            # Taken before the read: a change during the read causes another one.
+            generation = self.generation
+            value = await run_in_threadpool(read)
+            if accept(value):
+                return value, True
+            left_s = deadline_s - loop.time()
+            if left_s <= 0 or self.stopping:
+                return value, False
+            await self.wait(generation, left_s)
+
     async def _run(self) -> None:
         while not self.stopping:
-            if self._watch.changed():
+            if self._changes.changed():
                 self._announce()
             await asyncio.sleep(POLL_S)
 

@@ -1,4 +1,4 @@
-"""The thread that runs the driver in an api process, and what has to be tidied up from time to time."""
+"""The thread of an api process that drives orders, and does the housekeeping in between."""
 
 from __future__ import annotations
 
@@ -12,29 +12,37 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.store.errors import StoreError
 
 BUSY_S: Final = 0.05
-"""Between two looks while an order is open: agents post views that often."""
+"""Time between two passes while an order is open: agents post views that often."""
 
 IDLE_S: Final = 1.0
-"""Between two looks while nothing is: only time can matter then, changes wake it."""
+"""Time between two passes while no order is open: changes wake the thread, only deadlines need the passes."""
 
-TIDY_S: Final = 60.0
+HOUSEKEEPING_S: Final = 60.0
 
 _log = structlog.get_logger(__name__)
 
 
 class DriverThread(threading.Thread):
-    """Calls `drive` whenever it is woken, every `BUSY_S` while that says so, and `tidy` every `TIDY_S`.
+    """Drives orders whenever it is woken, and every `BUSY_S` while one is open.
 
-    A call that raises is counted and tried again: a database that is away must not end the orders for good.
+    A call that raises is counted and retried: a database outage must not end the driving of orders.
     """
 
     def __init__(
-        self, drive: Callable[[], bool], tidy: Callable[[], None], failed: Callable[[], None], clock: Clock
+        self, drive: Callable[[], bool], housekeeping: Callable[[], None], on_failure: Callable[[], None], clock: Clock
     ) -> None:
+        """Run nothing until `start`.
+
+        Args:
+            drive: one pass over the orders; returns whether any is open.
+            housekeeping: called every `HOUSEKEEPING_S`.
+            on_failure: called when either of them raised.
+            clock: of the housekeeping.
+        """
         super().__init__(name="driver", daemon=True)
         self._drive = drive
-        self._tidy = tidy
-        self._failed = failed
+        self._housekeeping = housekeeping
+        self._on_failure = on_failure
         self._clock = clock
         self._wake = threading.Event()
         self._stopping = False
@@ -45,30 +53,30 @@ class DriverThread(threading.Thread):
         return self.is_alive() and not self._stopping
 
     def wake(self) -> None:
-        """Something may have changed. Callable from any thread, never blocks."""
+        """Drive now, since something may have changed. Thread-safe; never blocks."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the current look."""
+        """Return after the current pass has ended."""
         self._stopping = True
         self._wake.set()
         self.join()
 
     def run(self) -> None:
-        """Drive until stopped. Not for callers."""
-        tidied_s = float("-inf")
+        """Drive until stopped. Called by `start`."""
+        housekeeping_s = float("-inf")
         while not self._stopping:
             self._wake.clear()
             busy = True
             try:
                 busy = self._drive()
-                if self._clock.monotonic_s() - tidied_s >= TIDY_S:
-                    tidied_s = self._clock.monotonic_s()
-                    self._tidy()
+                if self._clock.monotonic_s() - housekeeping_s >= HOUSEKEEPING_S:
+                    housekeeping_s = self._clock.monotonic_s()
+                    self._housekeeping()
             except StoreError as error:
-                self._failed()
-                _log.warning("driver_without_database", error=str(error))
-            except Exception:  # noqa: BLE001 - see above
-                self._failed()
+                self._on_failure()
+                _log.warning("driver_database_error", error=str(error))
+            except Exception:  # noqa: BLE001 - see the class
+                self._on_failure()
                 _log.exception("driver_failed")
             self._wake.wait(BUSY_S if busy else IDLE_S)

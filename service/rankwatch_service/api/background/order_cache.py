@@ -1,4 +1,4 @@
-"""What agents of a job must hear now: its open orders, wanted stacks, what to keep and what to relaunch from."""
+"""What agents of a job need to know now: open orders, stack requests, the proven checkpoint, the relaunch advice."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from rankwatch_service.store.models import Command, Job
 from rankwatch_service.store.models import Order as OrderRow
 
 CLOSED_NS: Final = 10 * 10**9
-"""How long a closed order is still told, so that agents clear its slots; a stream says everything that often."""
+"""How long a closed order is still sent, so that agents clear its slots; event streams resend everything that often."""
 
 JOBS_MAX: Final = 4_096
-"""Answers remembered; each serves all hosts of a job until the database changes."""
+"""Jobs in the cache; one entry serves all hosts of a job until the database changes."""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class OrderBoard:
-    """Remembers each job's answer until the database has changed. Thread-safe: a race costs one query too many."""
+class OrderCache:
+    """Caches the orders of each job until the database changes. Thread-safe: a race costs one extra query."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._known: dict[str, tuple[int, bytes]] = {}
+        self._cache: dict[str, tuple[int, bytes]] = {}
 
     def orders(self, job: str, generation: int) -> bytes:
-        """`wire.Orders` of a job as JSON, as of a generation of the database (`Pulse.generation`)."""
-        known = self._known.get(job)
-        if known is not None and known[0] == generation:
-            return known[1]
+        """`wire.Orders` of a job as JSON, as of a generation of the database (`ChangeFeed.generation`)."""
+        entry = self._cache.get(job)
+        if entry is not None and entry[0] == generation:
+            return entry[1]
         with read(self._engine) as connection:
             body = _ENCODER.encode(orders_of(connection, job, self._clock.unix_ns()))
-        if len(self._known) >= JOBS_MAX:
-            self._known.clear()
-        self._known[job] = (generation, body)
+        if len(self._cache) >= JOBS_MAX:
+            self._cache.clear()
+        self._cache[job] = (generation, body)
         return body
 
 
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
-    """All open orders of a job, oldest first, and those that were closed a moment ago."""
+    """`wire.Orders` of a job now. Orders come oldest first, with those closed in the last `CLOSED_NS`."""
     entries = checkpoints(connection, job)
-    advice = _ordered(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
+    advice = _relaunch_checkpoint(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
     proven = newest_good(entries, (Tier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
@@ -70,8 +70,8 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     )
 
 
-def _ordered(connection: Connection, job: str, entries: list[Entry]) -> Entry | None:
-    """Where a relaunch was told to go on from, until the launch after it has begun."""
+def _relaunch_checkpoint(connection: Connection, job: str, entries: list[Entry]) -> Entry | None:
+    """The checkpoint that the newest relaunch resumes from, until the next launch has begun."""
     newest = select(OrderRow.attempt, OrderRow.checkpoint).where(
         OrderRow.job == job, OrderRow.action == Action.RELAUNCH, OrderRow.checkpoint != ""
     )

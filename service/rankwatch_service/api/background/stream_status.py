@@ -1,4 +1,4 @@
-"""How far stream is, read from the store: partitions with their owners, and processes, as they last told."""
+"""The state of stream as the store knows it: partitions with their owners, and processes, as last reported."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class PartitionState(BaseModel):
 
     partition: int
     owner: str
-    """HOST:PID of the process that said so; empty where none has yet."""
+    """HOST:PID of the process that reported it; empty if none has."""
     epoch: int
-    """Raised whenever a process takes the partition over."""
+    """Grows whenever another process takes the partition over."""
     position: int
     """Committed up to here."""
     end: int
-    """Where the next record will lie; with Kafka, as its owner last knew."""
+    """Position of the next record; with Kafka, as last reported by the owner."""
     lag: int
-    """Records that are not committed yet."""
+    """Records not committed yet."""
     lost_records: int
-    """Records that the log had forgotten before this owner could read them."""
+    """Records that the log removed before this owner could read them."""
     tick_unix_ns: int
-    """Time up to which it has lived; stands still while none of its jobs is awake."""
+    """Time of its newest tick; does not advance while all its jobs are idle."""
     reported_unix_ns: int
 
 
@@ -35,31 +35,31 @@ class ProcessState(BaseModel):
     owner: str
     started_unix_ns: int
     counters: dict[str, int]
-    """What happened since it began, by name."""
+    """Events since its start, by name."""
     reported_unix_ns: int
 
 
 class StreamState(BaseModel):
-    """Everything that is known of stream."""
+    """All partitions and processes of stream."""
 
     partitions: list[PartitionState]
     processes: list[ProcessState]
 
 
 def partitions(connection: Connection, in_store: bool) -> list[PartitionState]:
-    """All partitions that were ever owned or, where the log lies in the store, written to."""
+    """All partitions that ever had an owner or, if the log is in the store, were ever written to."""
     committed = {row.partition: row for row in connection.execute(select(StreamPosition.__table__))}
     reports = {row.partition: row for row in connection.execute(select(StreamReport.__table__))}
     ends: dict[int, int] = {}
     if in_store:
         written = connection.execute(select(LogPartition.partition, LogPartition.next_position))
         ends = {partition: end for partition, end in written}  # noqa: C416 - rows are no tuples to the type checker
-    found = []
+    states = []
     for partition in sorted({*committed, *ends}):
         row, report = committed.get(partition), reports.get(partition)
         position = row.position if row is not None else 0
         end = ends.get(partition, report.end if report is not None else position)
-        found.append(
+        states.append(
             PartitionState(
                 partition=partition,
                 owner=report.owner if report is not None else "",
@@ -72,11 +72,11 @@ def partitions(connection: Connection, in_store: bool) -> list[PartitionState]:
                 reported_unix_ns=report.at_unix_ns if report is not None else 0,
             )
         )
-    return found
+    return states
 
 
 def processes(connection: Connection) -> list[ProcessState]:
-    """Processes of the last 24 hours, those that began last first."""
+    """Processes of the last 24 hours, newest start first."""
     rows = connection.execute(select(StreamProcess.__table__).order_by(StreamProcess.started_unix_ns.desc()))
     return [
         ProcessState(

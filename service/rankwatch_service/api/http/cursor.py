@@ -1,4 +1,4 @@
-"""Opaque, signed texts for cursors: what comes back is what was handed out, for the same list, or it is refused."""
+"""Cursors of lists: opaque and signed. A cursor that was changed, or that belongs to another list, is refused."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Setting
 
 SETTING: Final = "api.seal"
+"""Name of the row that holds the key."""
 TAG_BYTES: Final = 12
 CURSOR_CHARS_MAX: Final = 1_024
 
 
-class Seal:
-    """Signs small JSON values with a key that all api processes of one database share."""
+class CursorSigner:
+    """Signs cursors with a key that all api processes of one database share."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def close(self, purpose: str, value: Any) -> str:
-        """Sign a value for one purpose."""
-        content = json.dumps(value, separators=(",", ":")).encode()
-        return urlsafe_b64encode(self._tag(purpose, content) + content).decode().rstrip("=")
+    def encode(self, list_name: str, place: Any) -> str:
+        """Make the cursor of a place, which is any small JSON value, in one list."""
+        content = json.dumps(place, separators=(",", ":")).encode()
+        return urlsafe_b64encode(self._tag(list_name, content) + content).decode().rstrip("=")
 
-    def open(self, purpose: str, text: str) -> Any:
-        """Take back a value that was signed for this purpose.
+    def decode(self, list_name: str, text: str) -> Any:
+        """The place that a cursor of this list stands for.
 
         Raises:
-            ValueError: it was not, or was changed.
+            ValueError: it is malformed, was changed, or belongs to another list.
         """
         if len(text) > CURSOR_CHARS_MAX or not text.isascii():
-            raise ValueError("not one of ours")
-        sealed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        tag, content = sealed[:TAG_BYTES], sealed[TAG_BYTES:]
-        if not hmac.compare_digest(tag, self._tag(purpose, content)):
-            raise ValueError("not one of ours")
+            raise ValueError("not a cursor of this list")
+        signed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        tag, content = signed[:TAG_BYTES], signed[TAG_BYTES:]
+        if not hmac.compare_digest(tag, self._tag(list_name, content)):
+            raise ValueError("not a cursor of this list")
         return json.loads(content)
 
-    def _tag(self, purpose: str, content: bytes) -> bytes:
-        return hmac.new(self._key, purpose.encode() + b"\0" + content, sha256).digest()[:TAG_BYTES]
+    def _tag(self, list_name: str, content: bytes) -> bytes:
+        return hmac.new(self._key, list_name.encode() + b"\0" + content, sha256).digest()[:TAG_BYTES]
 
 
-def open_seal(engine: Engine, clock: Clock) -> Seal:
-    """The database's seal; the first process to ask makes its key."""
+def load_cursor_signer(engine: Engine, clock: Clock) -> CursorSigner:
+    """The signer of a database; the first process that asks for it creates the key."""
     query = select(Setting.value).where(Setting.name == SETTING)
     with read(engine) as connection:
         stored = connection.scalar(query)
@@ -60,4 +61,4 @@ def open_seal(engine: Engine, clock: Clock) -> Seal:
             if stored is None:
                 stored = {"key": secrets.token_hex(32)}
                 connection.execute(insert(Setting).values(name=SETTING, value=stored, updated_unix_ns=clock.unix_ns()))
-    return Seal(bytes.fromhex(stored["key"]))
+    return CursorSigner(bytes.fromhex(stored["key"]))

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, Label, RowMapping, Select, and_, func, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
-from rankwatch_service.api.http.cursor import Seal
+from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.http.problem import ProblemError
 
 LIMIT_DEFAULT: Final = 50
@@ -54,7 +54,7 @@ def fetch_page(
     query: Select[Any],
     order: Sequence[Key],
     window: Window,
-    seal: Seal,
+    cursors: CursorSigner,
     purpose: str,
     item: Callable[[RowMapping], Item],
     *,
@@ -67,7 +67,7 @@ def fetch_page(
         query: selects the whole list, columns of `order` included.
         order: what orders it, descending, the last of them unique within the list.
         window: which page.
-        seal: signs the cursor.
+        cursors: sign the cursor.
         purpose: names the list and its filters: a cursor of another list is refused.
         item: makes an item of a row.
         counted: whether the first page says how many there are in all.
@@ -80,7 +80,7 @@ def fetch_page(
         total = connection.scalar(query.with_only_columns(func.count(), maintain_column_froms=True))
     if window.cursor is not None:
         try:
-            place = seal.open(purpose, window.cursor)
+            place = cursors.decode(purpose, window.cursor)
         except ValueError as error:
             raise ProblemError(422, "the cursor is not one of this list's") from error
         query = query.where(_after(order, place))
@@ -88,7 +88,7 @@ def fetch_page(
     rows = connection.execute(query).mappings().all()
     shown = rows[: window.limit]
     last = [shown[-1][column.key] for column in order] if len(rows) > window.limit else None
-    following = None if last is None else seal.close(purpose, last)
+    following = None if last is None else cursors.encode(purpose, last)
     return Page(items=[item(row) for row in shown], next_cursor=following, total=total)
 
 

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from rankwatch_service.api.http.problem import ProblemError
 
 
-def known_parameters_only(request: Request) -> None:
+def reject_unknown_parameters(request: Request) -> None:
     """Dependency of every API route."""
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
@@ -33,7 +33,7 @@ def known_parameters_only(request: Request) -> None:
     singles = [field.alias for field in fields if not _takes_several(field.field_info.annotation)]
     twice = [name for name in singles if len(request.query_params.getlist(name)) > 1]
     if twice:
-        raise ProblemError(422, f"given more than once: {', '.join(twice)}")
+        raise ProblemError(422, f"given more than idempotency: {', '.join(twice)}")
 
 
 def _takes_several(annotation: Any) -> bool:

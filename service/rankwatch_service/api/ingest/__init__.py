@@ -1,1 +1,1 @@
-"""Telemetry and agents' views come in here."""
+"""Accepted telemetry on its way to the log: batched into the store, or published to Kafka."""

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, RowMapping, func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
@@ -110,7 +110,9 @@ class Empty(BaseModel):
 
 
 @router.post("/jobs/{job}/commands", status_code=201, response_model=Command)
-def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+def request_command(
+    job: str, body: NewCommand, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
     """Ask a job for something. It is carried out on all ranks at the same step, or on none.
 
     What cannot be done now is refused at once (409): nobody is there to do it, the job cannot, or there is no
@@ -135,14 +137,14 @@ def request_command(job: str, body: NewCommand, context: Ctx, once: OnceDep, ide
             requested_by=identity.actor,
             requested_unix_ns=now,
             incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
-            idempotency_key=f"{identity.id}:{once.key}" if once.key else None,
+            idempotency_key=f"{identity.id}:{idempotency.key}" if idempotency.key else None,
             expires_s=body.expires_s,
         )
-        commands.add(connection, request, source=once.source)
+        commands.add(connection, request, source=idempotency.source)
         return Command(**command_row(request))
 
-    answer = once.write(identity, body, 201, work)
-    context.driving.wake()
+    answer = idempotency.write(identity, body, 201, work)
+    context.driver.wake()
     return answer
 
 
@@ -166,7 +168,7 @@ def list_commands(
     with read(context.engine) as connection:
         answered = [full_id(connection, Incident, one, identity) for one in incident or ()]
         query = any_of(query, CommandRow.incident_id, answered)
-        return fetch_page(connection, query, order, window, context.seal, purpose, Command.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, purpose, Command.model_validate)
 
 
 @router.get("/commands/{command_id}")
@@ -184,7 +186,7 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
 
 
 @router.post("/commands/{command_id}/approve", response_model=Command)
-def approve(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+def approve(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
     """Let a command that waits for it be carried out. Who asked for it cannot approve it."""
 
     def work(connection: Connection) -> Command:
@@ -197,13 +199,13 @@ def approve(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity:
         commands.settle(connection, row["id"], Outcome("approved", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
-    answer = once.write(identity, body, 200, work)
-    context.driving.wake()
+    answer = idempotency.write(identity, body, 200, work)
+    context.driver.wake()
     return answer
 
 
 @router.post("/commands/{command_id}/cancel", response_model=Command)
-def cancel(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: Commander) -> Response:
+def cancel(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
     """Take a command back, as long as no rank has acted on it."""
 
     def work(connection: Connection) -> Command:
@@ -214,8 +216,8 @@ def cancel(command_id: str, body: Empty, context: Ctx, once: OnceDep, identity: 
         commands.settle(connection, row["id"], Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
-    answer = once.write(identity, body, 200, work)
-    context.driving.wake()
+    answer = idempotency.write(identity, body, 200, work)
+    context.driver.wake()
     return answer
 
 

@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.event_streams import PersonStreamDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.event_streams import PersonStreamDep
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Feed
 
@@ -51,15 +51,15 @@ async def events(
             yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
         else:
             yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
-        while not context.pulse.stopping and await stream.still_allowed():
-            generation = context.pulse.generation
+        while not context.changes.stopping and await stream.still_allowed():
+            generation = context.changes.generation
             rows = await run_in_threadpool(_after, context.engine, place, only)
             for row in rows:
                 place = row["id"]
                 data = {"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]}
                 yield ServerSentEvent(event=row["topic"], data=data, id=str(place))
             if len(rows) < READ_MAX:
-                await context.pulse.wait(generation, LOOK_S)
+                await context.changes.wait(generation, LOOK_S)
 
 
 def _ends(engine: Engine) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from sqlalchemy import case, func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.store.engine import read
@@ -86,7 +86,9 @@ def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Pag
     query = select(HostRecord.__table__).where(HostRecord.host == host)
     order = (HostRecord.at_unix_ns, HostRecord.id)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, order, window, context.seal, f"host {host}", HostIncident.model_validate)
+        return fetch_page(
+            connection, query, order, window, context.cursors, f"host {host}", HostIncident.model_validate
+        )
 
 
 def verdict(incidents: int, critical: int) -> str:

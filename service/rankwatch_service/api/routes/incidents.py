@@ -1,7 +1,7 @@
-"""Incidents: read them, and say something about them.
+"""Incidents: list and read them; acknowledge, resolve and comment on them.
 
-Their rows have one writer, stream. A judgement goes into the log; the answer waits a moment for stream to act on it,
-and is 202 where that takes longer.
+Only stream writes the rows of incidents. What a person says goes into the control log; the reply waits for stream to
+act on it, and is 202 if that takes longer than `STREAM_WAIT_S`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, case, func, select
+from starlette.concurrency import run_in_threadpool
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
@@ -38,9 +39,7 @@ router = APIRouter(prefix="/incidents", tags=["incidents"])
 
 TEXT_CHARS_MAX: Final = 4_000
 STREAM_WAIT_S: Final = 2.0
-"""How long an answer waits for stream, which usually takes 100 ms."""
-
-LOOK_S: Final = 0.02
+"""How long a reply waits for stream to act on a judgement, which usually takes 100 ms."""
 
 State = Literal["open", "acknowledged", "resolved", "unresolved"]
 STATES: Final = ("open", "acknowledged", "resolved")
@@ -187,7 +186,9 @@ def list_incidents(
     newest = (IncidentRow.onset_unix_ns, IncidentRow.id)
     by = newest if order == "newest" else (URGENCY, *newest)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, by, window, context.seal, purpose, Incident.model_validate, counted=True)
+        return fetch_page(
+            connection, query, by, window, context.cursors, purpose, Incident.model_validate, counted=True
+        )
 
 
 @router.get("/totals")
@@ -224,28 +225,75 @@ def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentD
         return _detail(connection, _find(connection, incident_id, identity))
 
 
+class _Recorded(BaseModel):
+    transitions: int
+    """Of the incident, before the judgement reached stream."""
+
+
+class _Judge:
+    """Records what a person says about an incident, and waits until stream has acted on it."""
+
+    def __init__(
+        self, incident_id: str, context: Ctx, idempotency: IdempotencyDep, identity: Operator, response: Response
+    ) -> None:
+        self._incident_id = incident_id
+        self._context = context
+        self._idempotency = idempotency
+        self._identity = identity
+        self._response = response
+
+    async def __call__(self, what: str, said: Said) -> IncidentDetail:
+        """Record the judgement; return the incident after stream has acted, or as it is, with 202."""
+        recorded = await run_in_threadpool(self._record, what, said)
+
+        def done(detail: IncidentDetail) -> bool:
+            if any(one.what == what and one.number > recorded.transitions for one in detail.history):
+                return True
+            # A judgement that changes nothing, such as resolving a resolved incident, makes no transition.
+            return (what == "acknowledged" and detail.state != "open") or (
+                what == "resolved" and detail.state == "resolved"
+            )
+
+        detail, acted = await self._context.changes.read_until(self._detail, done, STREAM_WAIT_S)
+        if not acted:
+            self._response.status_code = 202
+        return detail
+
+    def _record(self, what: str, said: Said) -> _Recorded:
+        def work(connection: Connection) -> _Recorded:
+            row = _find(connection, self._incident_id, self._identity)
+            record = Judgement(incident=row["id"], what=what, actor=self._identity.name, text=said.text)
+            self._context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
+            now, actor, fields = self._context.clock.unix_ns(), self._identity.actor, {"text": said.text}
+            audit_trail.append(connection, now, actor, f"incident.{what}", row["id"], "ok", fields=fields)
+            return _Recorded(transitions=row["transitions"])
+
+        return _Recorded.model_validate_json(bytes(self._idempotency.write(self._identity, said, 200, work).body))
+
+    def _detail(self) -> IncidentDetail:
+        with read(self._context.engine) as connection:
+            return _detail(connection, _find(connection, self._incident_id, self._identity))
+
+
+JudgeDep = Annotated[_Judge, Depends()]
+
+
 @router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
-def acknowledge(
-    incident_id: str, body: Said, context: Ctx, once: OnceDep, identity: Operator, response: Response
-) -> IncidentDetail:
-    """Say that somebody is on it."""
-    return _judge(context, once, identity, response, incident_id, "acknowledged", body)
+async def acknowledge(body: Said, judge: JudgeDep) -> IncidentDetail:
+    """Acknowledge an incident: somebody is working on it."""
+    return await judge("acknowledged", body)
 
 
 @router.post("/{incident_id}/resolve", responses={202: {"model": IncidentDetail}})
-def resolve(
-    incident_id: str, body: Said, context: Ctx, once: OnceDep, identity: Operator, response: Response
-) -> IncidentDetail:
-    """Say that it is over. If the trouble lasts, a new episode opens another incident."""
-    return _judge(context, once, identity, response, incident_id, "resolved", body)
+async def resolve(body: Said, judge: JudgeDep) -> IncidentDetail:
+    """Resolve an incident. If the trouble continues, its next episode opens a new incident."""
+    return await judge("resolved", body)
 
 
 @router.post("/{incident_id}/comment", responses={202: {"model": IncidentDetail}})
-def comment(
-    incident_id: str, body: Comment, context: Ctx, once: OnceDep, identity: Operator, response: Response
-) -> IncidentDetail:
-    """Add a line to its history."""
-    return _judge(context, once, identity, response, incident_id, "commented", body)
+async def comment(body: Comment, judge: JudgeDep) -> IncidentDetail:
+    """Add a comment to an incident's history."""
+    return await judge("commented", body)
 
 
 def _states(wanted: list[State] | None) -> list[str] | None:
@@ -253,39 +301,6 @@ def _states(wanted: list[State] | None) -> list[str] | None:
     if wanted is None or "unresolved" not in wanted:
         return None if wanted is None else [*wanted]
     return sorted({"open", "acknowledged", *wanted} - {"unresolved"})
-
-
-class _Noted(BaseModel):
-    transitions: int
-    """The incident's, before stream has heard."""
-
-
-def _judge(
-    context: Context, once: OnceDep, identity: Identity, response: Response, incident_id: str, what: str, body: Said
-) -> IncidentDetail:
-    def work(connection: Connection) -> _Noted:
-        row = _find(connection, incident_id, identity)
-        record = Judgement(incident=row["id"], what=what, actor=identity.name, text=body.text)
-        context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
-        now = context.clock.unix_ns()
-        audit_trail.append(
-            connection, now, identity.actor, f"incident.{what}", row["id"], "ok", fields={"text": body.text}
-        )
-        return _Noted(transitions=row["transitions"])
-
-    before = _Noted.model_validate_json(bytes(once.write(identity, body, 200, work).body))
-    deadline_s = context.clock.monotonic_s() + STREAM_WAIT_S
-    while True:
-        with read(context.engine) as connection:
-            found = _detail(connection, _find(connection, incident_id, identity))
-        if any(one.what == what and one.number > before.transitions for one in found.history):
-            return found
-        if (what == "acknowledged" and found.state != "open") or (what == "resolved" and found.state == "resolved"):
-            return found
-        if context.clock.monotonic_s() >= deadline_s:
-            response.status_code = 202
-            return found
-        context.clock.sleep(LOOK_S)
 
 
 def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, case, func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
@@ -136,7 +136,7 @@ def list_jobs(
     query = any_of(query, JobRow.state, state)
     order = (JobRow.last_seen_unix_ns, JobRow.name)
     with read(context.engine) as connection:
-        page = fetch_page(connection, query, order, window, context.seal, f"jobs {state}", _shown, counted=True)
+        page = fetch_page(connection, query, order, window, context.cursors, f"jobs {state}", _shown, counted=True)
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
     for job in page.items:
         job.launches_at_once = several.get(job.name, [])
@@ -172,7 +172,7 @@ def list_attempts(job: str, context: Ctx, window: Wanted, _identity: Reader) -> 
     with read(context.engine) as connection:
         _find(connection, job)
         order = (AttemptRow.number, AttemptRow.attempt)
-        return fetch_page(connection, query, order, window, context.seal, f"attempts {job}", Attempt.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, f"attempts {job}", Attempt.model_validate)
 
 
 @router.get("/{job}/checkpoints")
@@ -190,7 +190,7 @@ def list_checkpoints(
     order = (CheckpointRow.saved_unix_ns, CheckpointRow.id)
     with read(context.engine) as connection:
         _find(connection, job)
-        return fetch_page(connection, query, order, window, context.seal, purpose, Checkpoint.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, purpose, Checkpoint.model_validate)
 
 
 def advise(entries: list[Entry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:

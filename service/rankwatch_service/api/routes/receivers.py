@@ -15,9 +15,9 @@ from sqlalchemy import Connection, delete, insert, select, update
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.notify.address import AddressError, check_address, checked_url
@@ -126,11 +126,11 @@ def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Rece
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
         order = (ReceiverRow.name,)
-        return fetch_page(connection, query, order, window, context.seal, "receivers", Receiver.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, "receivers", Receiver.model_validate)
 
 
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
-def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin) -> Response:
+def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, identity: Admin) -> Response:
     """Tell another receiver about incidents from now on."""
     _check_target(context, body)
 
@@ -150,7 +150,7 @@ def add_receiver(body: NewReceiver, context: Ctx, once: OnceDep, identity: Admin
         _changed(context, connection, identity, "receiver.add", body.name, body.url)
         return CreatedReceiver(**row)
 
-    return once.write(identity, body, 201, work)
+    return idempotency.write(identity, body, 201, work)
 
 
 @router.put("/receivers/{name}")
@@ -191,7 +191,9 @@ def list_deliveries(
     query = any_of(query, Outbox.incident_id, incident)
     purpose = f"deliveries {receiver} {incident}"
     with read(context.engine) as connection:
-        return fetch_page(connection, query, (DeliveryRow.id,), window, context.seal, purpose, Delivery.model_validate)
+        return fetch_page(
+            connection, query, (DeliveryRow.id,), window, context.cursors, purpose, Delivery.model_validate
+        )
 
 
 def _check_target(context: Context, receiver: ReceiverSettings) -> None:

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from rankwatch_detectors.base import Kind
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.idempotency import OnceDep
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
@@ -76,11 +76,13 @@ def list_silences(
         query = query.where(lasting if active else ~lasting)
     order = (SilenceRow.ends_unix_ns, SilenceRow.id)
     with read(context.engine) as connection:
-        return fetch_page(connection, query, order, window, context.seal, f"silences {active}", Silence.model_validate)
+        return fetch_page(
+            connection, query, order, window, context.cursors, f"silences {active}", Silence.model_validate
+        )
 
 
 @router.post("", status_code=201, response_model=Silence)
-def add_silence(body: NewSilence, context: Ctx, once: OnceDep, identity: Operator) -> Response:
+def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
     """Mute from now on, or from a time on."""
     if identity.job and body.job != identity.job:
         raise ProblemError(403, f"this token is for job {identity.job!r} only")
@@ -103,7 +105,7 @@ def add_silence(body: NewSilence, context: Ctx, once: OnceDep, identity: Operato
         _changed(context, connection, identity, "silence.add", silence)
         return silence
 
-    return once.write(identity, body, 201, work)
+    return idempotency.write(identity, body, 201, work)
 
 
 @router.delete("/{silence_id}", status_code=204)

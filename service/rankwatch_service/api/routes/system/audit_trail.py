@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.store import audit_trail
@@ -72,7 +72,7 @@ def list_audit(
     query = any_of(query, AuditRow.action, action)
     purpose = f"audit {target} {action}"
     with read(context.engine) as connection:
-        return fetch_page(connection, query, (AuditRow.id,), window, context.seal, purpose, AuditLine.model_validate)
+        return fetch_page(connection, query, (AuditRow.id,), window, context.cursors, purpose, AuditLine.model_validate)
 
 
 @router.get("/audit/chain")
@@ -96,4 +96,4 @@ def list_dead_letters(
 
     purpose = f"dead letters {reason}"
     with read(context.engine) as connection:
-        return fetch_page(connection, query, (DeadLetterRow.id,), window, context.seal, purpose, shown)
+        return fetch_page(connection, query, (DeadLetterRow.id,), window, context.cursors, purpose, shown)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import SchemaError, StoreError
 from rankwatch_service.store.migrate import check
@@ -36,7 +36,7 @@ async def livez() -> Live:
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(context: Ctx, response: Response) -> Ready:
     """The database answers and has this version's tables."""
-    checks = {"database": "ok", "schema": "ok", "driver": "ok" if context.driving.alive else "not running"}
+    checks = {"database": "ok", "schema": "ok", "driver": "ok" if context.driver.alive else "not running"}
     try:
         with read(context.engine) as connection:
             connection.execute(text("SELECT 1"))

@@ -11,7 +11,7 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_session
 from rankwatch_service.access.tokens import TokenKind, revoke_token
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE, SECURE_COOKIE
 from rankwatch_service.api.http.problem import ProblemError

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import issue_token, revoke_token
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
@@ -64,7 +64,7 @@ def list_tokens(context: Ctx, window: Wanted, _identity: Admin) -> Page[Token]:
     with read(context.engine) as connection:
         order = (TokenRow.created_unix_ns, TokenRow.id)
         query = select(TokenRow.__table__)
-        return fetch_page(connection, query, order, window, context.seal, "tokens", Token.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, "tokens", Token.model_validate)
 
 
 @router.post("", status_code=201)

@@ -13,9 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch import wire
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.event_streams import StreamDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.event_streams import StreamDep
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
 from rankwatch_service.telemetry.batch import NAME_CHARS_MAX
@@ -50,14 +50,14 @@ async def orders(
     del host, boot
     told, told_at_s = b"", float("-inf")
     async with stream:
-        while not context.pulse.stopping and await stream.still_allowed():
-            generation = context.pulse.generation
-            body = await run_in_threadpool(context.board.orders, job, generation)
+        while not context.changes.stopping and await stream.still_allowed():
+            generation = context.changes.generation
+            body = await run_in_threadpool(context.orders.orders, job, generation)
             now_s = context.clock.monotonic_s()
             if body != told or now_s - told_at_s >= RESEND_S:
                 yield ServerSentEvent(raw_data=body.decode(), event="orders")
                 told, told_at_s = body, now_s
-            await context.pulse.wait(generation, RESEND_S)
+            await context.changes.wait(generation, RESEND_S)
 
 
 @router.post(
@@ -85,8 +85,8 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     except NotNowError as error:
         raise ProblemError(503, "busy", headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     context.counters.views.inc()
-    context.driving.wake()
-    body = await run_in_threadpool(context.board.orders, told.job, context.pulse.generation)
+    context.driver.wake()
+    body = await run_in_threadpool(context.orders.orders, told.job, context.changes.generation)
     return Response(body, media_type="application/json")
 
 

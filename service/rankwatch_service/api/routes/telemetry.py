@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
@@ -61,7 +61,7 @@ async def telemetry(
             raise ProblemError(403, f"this token is for job {identity.job!r} only")
         entry = Entry(batch.job, batch.body)
         with context.counters.append_s.time():
-            await context.appends.put(entry, len(entry.value))
+            await context.intake.put(entry, len(entry.value))
     except BadBatchError as error:
         await run_in_threadpool(refuse, context, error, body)
         raise ProblemError(STATUS.get(error.reason, 422), f"{error.reason}: {error.detail}") from error

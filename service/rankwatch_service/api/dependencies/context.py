@@ -10,11 +10,11 @@ from sqlalchemy import Engine
 
 from rankwatch.wire import View
 from rankwatch_service.access.identities import Authenticator
-from rankwatch_service.api.background.change_feed import Pulse
+from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.order_cache import OrderBoard
-from rankwatch_service.api.http.cursor import Seal
+from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.clock import Clock
@@ -31,13 +31,13 @@ class Context:
     controls: ControlLog
     clock: Clock
     authenticator: Authenticator
-    seal: Seal
-    pulse: Pulse
-    board: OrderBoard
-    appends: Intake
+    cursors: CursorSigner
+    changes: ChangeFeed
+    orders: OrderCache
+    intake: Intake
     views: Batcher[View]
     counters: Counters
-    driving: DriverThread
+    driver: DriverThread
     streams: dict[str, int] = field(default_factory=dict)
     """Open event streams by token."""
 

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a write that is sent again gets the first answer again, and nothing is done twice."""
+"""`Idempotency-Key`: a write that is sent twice is carried out once, and the second request gets the first reply."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, delete, insert, select
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.api.context import Ctx
+from rankwatch_service.api.background.housekeeping import REPLY_NS
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import IdempotentReply
 
-KEEP_NS: Final = 24 * 3_600 * 10**9
 KEY_CHARS_MAX: Final = 200
 JSON: Final = "application/json"
 
 
-class Once:
-    """Carries out a write of one request in one transaction, at most once for each key of a token."""
+class Idempotency:
+    """Carries out the write of a request in one transaction, at most once for each key of a token."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Once:
         self._context = context
         self.key = idempotency_key
         self.source = request.client.host if request.client else ""
-        """The caller's address, for the audit trail."""
+        """The client's address, for the audit trail."""
 
     def write(
         self,
@@ -44,29 +44,29 @@ class Once:
         status: int,
         work: Callable[[Connection], BaseModel],
     ) -> Response:
-        """Do `work` in a writing transaction and answer with what it returns.
+        """Run `work` in a write transaction and reply with what it returns.
 
         Args:
-            identity: who asks; keys of different tokens never meet.
-            body: of the request, to notice a key that comes back with another one.
-            status: of the answer.
-            work: writes, and returns what the answer says.
+            identity: who sends the request; each token has its own keys.
+            body: of the request; a key that is reused with another body is refused.
+            status: of the reply.
+            work: does the write and returns the content of the reply.
 
         Raises:
-            ProblemError: the key was used for another request (422), or whatever `work` raised; nothing is kept then.
+            ProblemError: the key was used for another request (422), or `work` raised it; nothing is stored then.
         """
         content = body.model_dump_json() if body is not None else ""
-        line = f"{self._request.method} {self._request.url.path}\n{content}"
-        digest = sha256(line.encode()).hexdigest()
+        request = f"{self._request.method} {self._request.url.path}\n{content}"
+        digest = sha256(request.encode()).hexdigest()
         now = self._context.clock.unix_ns()
         with write(self._context.engine) as connection:
             if self.key is None:
                 return Response(work(connection).model_dump_json(), status, media_type=JSON)
             mine = (IdempotentReply.token_id == identity.id) & (IdempotentReply.key == self.key)
             stored = connection.execute(select(IdempotentReply.__table__).where(mine)).one_or_none()
-            if stored is not None and now - stored.at_unix_ns < KEEP_NS:
+            if stored is not None and now - stored.at_unix_ns < REPLY_NS:
                 if stored.request_sha256 != digest:
-                    raise ProblemError(422, "this Idempotency-Key was used for another request")
+                    raise ProblemError(422, "this Idempotency-Key has already been used for another request")
                 return Response(stored.body, stored.status, {"Idempotent-Replay": "true"}, JSON)
             reply = work(connection).model_dump_json().encode()
             connection.execute(delete(IdempotentReply).where(mine))
@@ -78,4 +78,4 @@ class Once:
             return Response(reply, status, media_type=JSON)
 
 
-OnceDep = Annotated[Once, Depends()]
+IdempotencyDep = Annotated[Idempotency, Depends()]

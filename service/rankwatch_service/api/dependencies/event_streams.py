@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.api.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.gate import session_of
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.store.errors import StoreError
