@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, insert
 
-from rankwatch_service.notify.sign import new_secret
+from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Outbox, Receiver

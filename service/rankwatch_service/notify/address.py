@@ -1,5 +1,5 @@
-"""Where webhooks may go. A receiver's address is looked up once for each try, every answer is checked, and the
-connection is made to the checked address itself, so that a second answer of the name server cannot lead elsewhere.
+"""Which addresses webhooks may go to. A receiver's name is resolved once for each try, every address is checked,
+and the connection is made to the checked address, so that a second DNS response cannot redirect it (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 ADDRESSES_MAX: Final = 4
-"""Addresses of one name that are tried in turn."""
+"""Addresses of one name to try in turn."""
 
 URL_CHARS_MAX: Final = 2_048
 
@@ -22,7 +22,7 @@ _METADATA: Final = frozenset({ip_address("fd00:ec2::254"), ip_address("100.100.1
 
 
 class AddressError(Exception):
-    """The target is one that webhooks never go to; trying again helps only after the receiver is changed."""
+    """Webhooks must not go to this target; a retry helps only after the receiver was changed."""
 
 
 def checked_url(url: str) -> tuple[str, int]:
@@ -42,13 +42,13 @@ def checked_url(url: str) -> tuple[str, int]:
     if parts.scheme not in ("http", "https"):
         raise AddressError("the URL must begin with http:// or https://")
     if "@" in parts.netloc:
-        raise AddressError("the URL must not hold a user name")
+        raise AddressError("the URL must not contain a user name")
     if not parts.hostname:
-        raise AddressError("the URL names no host")
+        raise AddressError("the URL has no host")
     if port is None:
         port = 443 if parts.scheme == "https" else 80
     if port < 1024 and port not in _WEB_PORTS:
-        raise AddressError(f"port {port} belongs to another service")
+        raise AddressError(f"port {port} is not allowed: use 80, 443 or a port above 1023")
     return parts.hostname, port
 
 
@@ -56,13 +56,14 @@ def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> No
     """Check one resolved address.
 
     Args:
-        address: IPv6 forms that carry an IPv4 address (mapped, 6to4, NAT64, Teredo) are judged by that.
-        allow_private: loopback and private ranges are fine. Link-local, multicast, unspecified and reserved ones never.
+        address: an IPv6 address that embeds an IPv4 address (mapped, 6to4, NAT64, Teredo) is checked as that address.
+        allow_private: allow loopback and private ranges. Link-local, multicast, unspecified and reserved ones are
+            always refused.
 
     Raises:
-        AddressError: webhooks do not go there.
+        AddressError: webhooks must not go there.
     """
-    inner = _carried(address)
+    inner = _effective(address)
     if (
         inner in _METADATA
         or inner.is_link_local
@@ -70,19 +71,19 @@ def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> No
         or inner.is_unspecified
         or (inner.is_reserved and not inner.is_loopback)
     ):
-        raise AddressError(f"webhooks never go to {address}")
+        raise AddressError(f"webhooks must never go to {address}")
     if not inner.is_global and not allow_private:
-        raise AddressError(f"{address} is private; RANKWATCH_NOTIFY_ALLOW_PRIVATE allows it")
+        raise AddressError(f"{address} is a private address; set RANKWATCH_NOTIFY_ALLOW_PRIVATE=true to allow it")
 
 
 async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
-    """Look a name up and check every answer.
+    """Resolve a name and check every address.
 
     Returns:
         One to `ADDRESSES_MAX` addresses to connect to, in order of preference.
 
     Raises:
-        AddressError: any of the answers is refused: a name with one good and one bad answer is not to be trusted.
+        AddressError: any address is refused. A name with one good and one bad address is not trusted.
         OSError: the name cannot be resolved.
     """
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -92,7 +93,7 @@ async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
     return addresses[:ADDRESSES_MAX]
 
 
-def _carried(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _effective(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

@@ -1,7 +1,7 @@
-"""The notifier's loop: notices what was committed, keeps tries under way, records how they ended.
+"""The notifier's loop: detects new messages in the outbox, sends them concurrently, and records the outcomes.
 
-All state that matters is in the outbox. Killed at any moment it loses nothing: a message whose try was not recorded
-is tried again under the same id. Of several notifiers the one with the lease delivers, the others wait.
+All state is in the outbox. A notifier that is killed loses nothing: a message whose try was not recorded is sent again
+under the same id. Of several notifiers, the one that holds the lease delivers and the others wait.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.outbox import Message, OutboxTable, Try
-from rankwatch_service.notify.schedule import Outcome, after_try
+from rankwatch_service.notify.outbox import DueMessage, OutboxTable, Try
+from rankwatch_service.notify.retry import after_try
+from rankwatch_service.notify.sender import Sender, TryOutcome
 from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.lease import RENEW_S, Lease, LeaseLostError
 
-WATCH_S: Final = 0.02
-"""How often the database is asked whether anything was committed; one asking costs microseconds."""
+COMMIT_POLL_S: Final = 0.02
+"""Time between two polls for commits; a poll takes microseconds."""
 
-RETRY_LOOK_S: Final = 0.5
-"""How often the outbox is read without a commit, for messages whose next try has come."""
+DUE_POLL_S: Final = 0.5
+"""How often the outbox is read even without a commit, for retries that have become due."""
 
-GIVE_UP_LOOK_S: Final = 60.0
+GIVE_UP_POLL_S: Final = 60.0
 
 STOP_S: Final = 2.0
-"""How long tries under way may go on after the order to stop; what is cut off is tried again at the next start."""
+"""How long running tries may take to finish after `stop`; those cut off are tried again after the next start."""
 
 _DATABASE_ERRORS: Final = (SQLAlchemyError, StoreError)
 
@@ -40,34 +41,37 @@ _log = structlog.get_logger(__name__)
 
 
 class Changes(Protocol):
-    """Tells whether another connection has committed since it was last asked."""
+    """Detects commits of other connections."""
 
     def changed(self) -> bool:
-        """Cheap enough to be asked fifty times a second."""
-        ...
-
-
-class Sends(Protocol):
-    """What the notifier needs of a sender."""
-
-    async def send(self, url: str, secret: str, message_id: str, body: bytes) -> Outcome:
-        """Try once to deliver a message; never raises for what a receiver does."""
+        """Whether another connection has committed since the last call. Called fifty times a second."""
         ...
 
 
 class Notifier:
-    """Delivers the outbox while it has the lease; `blocking` runs all database work, on one thread."""
+    """Delivers the messages of the outbox while it holds the lease."""
 
     def __init__(
         self,
         outbox: OutboxTable,
         lease: Lease,
-        sender: Sends,
+        sender: Sender,
         changes: Changes,
         clock: Clock,
         jitter: random.Random,
         blocking: Executor,
     ) -> None:
+        """Do nothing until `run`.
+
+        Args:
+            outbox: the messages.
+            lease: which of several notifiers delivers.
+            sender: sends one message.
+            changes: polled every `COMMIT_POLL_S`.
+            clock: stamps tries.
+            jitter: spreads retries.
+            blocking: one thread, for all work on the database.
+        """
         self._outbox = outbox
         self._lease = lease
         self._sender = sender
@@ -83,31 +87,31 @@ class Notifier:
         self._stopping = False
 
     async def run(self) -> None:
-        """Deliver until `stop` is called, then let tries under way end for up to `STOP_S` seconds."""
+        """Deliver until `stop` is called, then wait up to `STOP_S` for running tries."""
         loop = asyncio.get_running_loop()
         look_s = give_up_s = loop.time()
         while not self._stopping:
             self._wake.clear()
-            await self._see_to_lease(loop.time())
+            await self._hold_lease(loop.time())
             changed = await self._in_thread(self._changes.changed)
             recorded = await self._record()
             if self._lease.valid and loop.time() >= give_up_s:
                 await self._give_up()
-                give_up_s = loop.time() + GIVE_UP_LOOK_S
+                give_up_s = loop.time() + GIVE_UP_POLL_S
             if self._lease.valid and (changed or recorded or loop.time() >= look_s):
                 await self._start_due()
-                look_s = loop.time() + RETRY_LOOK_S
+                look_s = loop.time() + DUE_POLL_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), WATCH_S)
+                await asyncio.wait_for(self._wake.wait(), COMMIT_POLL_S)
         await self._finish()
 
     def stop(self) -> None:
-        """Make `run` return; call it on the loop's thread."""
+        """Make `run` return; call it in the event loop's thread."""
         self._stopping = True
         self._wake.set()
 
-    async def _see_to_lease(self, now_s: float) -> None:
-        """Renew the lease, or ask for it again, every `RENEW_S`."""
+    async def _hold_lease(self, now_s: float) -> None:
+        """Renew the lease, or try to acquire it, every `RENEW_S`."""
         if now_s >= self._renew_s:
             self._renew_s = now_s + RENEW_S
             try:
@@ -116,46 +120,46 @@ class Notifier:
                 _log.warning("lease_not_renewed", error=str(error))
         if self._leads != self._lease.valid:
             self._leads = self._lease.valid
-            _log.info("lease_taken" if self._leads else "lease_not_ours")
+            _log.info("lease_acquired" if self._leads else "lease_lost")
 
     async def _start_due(self) -> None:
         in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}
         try:
             due = await self._in_thread(self._outbox.due, self._clock.unix_ns(), in_flight)
         except _DATABASE_ERRORS as error:
-            _log.warning("outbox_unreadable", error=str(error))
+            _log.warning("outbox_not_read", error=str(error))
             return
-        if not self._lease.valid:  # we may have stood still since we last looked
+        if not self._lease.valid:  # it may have expired during the query
             return
         for message in due:
             task = asyncio.create_task(self._deliver(message))
             self._in_flight[message.receiver][message.id] = task
 
-    async def _deliver(self, message: Message) -> None:
+    async def _deliver(self, message: DueMessage) -> None:
         try:
             outcome = await self._sender.send(message.url, message.secret, message.id, message.body)
         except Exception as error:  # noqa: BLE001
-            # A fault of ours; as an outcome it is retried later, not at once and for ever.
-            _log.exception("delivery_broke", message_id=message.id)
-            outcome = Outcome(None, f"internal: {type(error).__name__}", 0.0)
+            # A bug of ours. Recorded as an outcome, it is retried with the usual delays.
+            _log.exception("delivery_failed_internally", message_id=message.id)
+            outcome = TryOutcome(None, f"internal: {type(error).__name__}", 0.0)
         now_unix_ns = self._clock.unix_ns()
-        following = after_try(outcome, message.tries + 1, now_unix_ns, self._jitter.random())
+        decision = after_try(outcome, message.tries + 1, now_unix_ns, self._jitter.random())
         _log.info(
             "delivery",
             receiver=message.receiver,
             message_id=message.id,
             status=outcome.status,
             error=outcome.error,
-            state=following.state,
+            state=decision.state,
         )
-        self._ended.append(Try(message, outcome, following, now_unix_ns))
+        self._ended.append(Try(message, outcome, decision, now_unix_ns))
         self._wake.set()
 
     async def _record(self) -> bool:
-        """Record the tries that have ended, all in one transaction: under load they share its wait for the disk.
+        """Record all tries that have ended in one transaction, so that under load they share one fsync.
 
-        Until that is done a message counts as under way, or it would be sent again at once. If the database refuses,
-        the next turn of the loop tries again. Without the lease they are the next holder's, who tries the same again.
+        Until then their messages count as in flight, or they would be sent again at once. If the database fails, the
+        next turn of the loop records them. If the lease is lost, its next holder sends these messages again.
         """
         ended = tuple(self._ended)
         if not ended:
@@ -163,7 +167,7 @@ class Notifier:
         try:
             await self._in_thread(self._outbox.record, ended)
         except LeaseLostError:
-            _log.warning("deliveries_not_ours_to_record", count=len(ended))
+            _log.warning("deliveries_not_recorded_without_lease", count=len(ended))
         except _DATABASE_ERRORS as error:
             _log.warning("deliveries_not_recorded", count=len(ended), error=str(error))
             return False
@@ -179,7 +183,7 @@ class Notifier:
         except LeaseLostError:
             return
         except _DATABASE_ERRORS as error:
-            _log.warning("outbox_unwritable", error=str(error))
+            _log.warning("outbox_not_written", error=str(error))
             return
         if given_up:
             _log.error("notifications_given_up", count=given_up)

@@ -1,4 +1,4 @@
-"""The outbox table as the notifier uses it: which messages are due, and what became of a try."""
+"""The outbox table: which messages are due, and what became of each try."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Final
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.orm import aliased
 
-from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, Next, Outcome
+from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
+from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8
-"""Messages on their way to one receiver at a time. There is no bound over all: a slow one must not delay another."""
+"""Messages in flight to one receiver. There is no limit over all receivers: a slow one must not delay another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One message to be tried now."""
+class DueMessage:
+    """One message to send now."""
 
     id: str
     receiver: str
@@ -32,30 +33,30 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One try that ended: how, when, and what follows from it."""
+    """One try that has ended, and what to do next."""
 
-    message: Message
-    outcome: Outcome
-    following: Next
+    message: DueMessage
+    outcome: TryOutcome
+    decision: RetryDecision
     at_unix_ns: int
 
 
 class OutboxTable:
-    """Reads due messages and records tries, these only while the lease is ours. Blocking; one thread at a time."""
+    """Reads due messages; records tries while this process holds the lease. Blocking; for one thread at a time."""
 
     def __init__(self, engine: Engine, lease: Lease) -> None:
         self._engine = engine
         self._lease = lease
 
-    def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[Message]:
-        """Messages to try now, oldest first for each receiver.
+    def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[DueMessage]:
+        """Messages to send now, oldest first for each receiver.
 
-        Of one incident only the earliest undelivered message to a receiver is ever due, so `opened` arrives before
-        `resolved`. Receivers that are not enabled get none; theirs wait.
+        Of each incident only the oldest undelivered message to a receiver is due, so `opened` arrives before
+        `resolved`. Messages to disabled receivers wait.
 
         Args:
             now_unix_ns: the time.
-            in_flight: ids of the messages on their way, by receiver; they are left out and count against the bound.
+            in_flight: ids of the messages being sent, by receiver; they are left out and count towards the limit.
         """
         with read(self._engine) as connection:
             names = connection.scalars(
@@ -64,7 +65,7 @@ class OutboxTable:
                 .distinct()
                 .order_by(Outbox.receiver)
             ).all()
-            found: list[Message] = []
+            found: list[DueMessage] = []
             for name in names:
                 busy = in_flight.get(name, ())
                 if len(busy) < RECEIVER_IN_FLIGHT_MAX:
@@ -72,11 +73,10 @@ class OutboxTable:
             return found
 
     def record(self, ended: Sequence[Try]) -> None:
-        """Commit what became of tries, in one transaction: the deliveries, the messages' states, and what they say
-        about the receivers.
+        """Commit the outcomes of tries in one transaction: deliveries, states of messages, and states of receivers.
 
         Raises:
-            LeaseLostError: another notifier delivers now; nothing was recorded.
+            LeaseLostError: another notifier holds the lease; nothing was recorded.
         """
         with write(self._engine) as connection:
             self._lease.confirm(connection)
@@ -84,14 +84,14 @@ class OutboxTable:
                 _record(connection, one)
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
-        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S`, or without a receiver; say how many.
+        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S` or have no receiver; return how many.
 
         Args:
             now_unix_ns: the time.
-            in_flight: ids of the messages on their way; what becomes of their try is recorded first.
+            in_flight: ids of the messages being sent; their tries are recorded first.
 
         Raises:
-            LeaseLostError: another notifier delivers now; nothing was marked.
+            LeaseLostError: another notifier holds the lease; nothing was marked.
         """
         oldest_unix_ns = now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
         with write(self._engine) as connection:
@@ -108,7 +108,7 @@ class OutboxTable:
 
 
 def _record(connection: Connection, one: Try) -> None:
-    message, outcome, following, now_unix_ns = one.message, one.outcome, one.following, one.at_unix_ns
+    message, outcome, decision, now_unix_ns = one.message, one.outcome, one.decision, one.at_unix_ns
     connection.execute(
         insert(Delivery).values(
             outbox_id=message.id,
@@ -122,20 +122,20 @@ def _record(connection: Connection, one: Try) -> None:
         update(Outbox)
         .where(Outbox.id == message.id)
         .values(
-            state=following.state,
+            state=decision.state,
             tries=message.tries + 1,
-            next_try_unix_ns=following.next_try_unix_ns,
+            next_try_unix_ns=decision.next_try_unix_ns,
             delivered_unix_ns=now_unix_ns if outcome.delivered else None,
         )
     )
-    if following.receiver_gone:
+    if decision.receiver_gone:
         connection.execute(
             update(Receiver)
             .where(Receiver.name == message.receiver)
             .values(enabled=False, disabled_reason="the receiver answered 410: it is gone")
         )
     if outcome.retry_after_s is not None and not outcome.delivered:
-        # It asked for quiet, so its other messages wait as long as this one.
+        # Retry-After applies to the receiver, so its other messages wait as well.
         until_unix_ns = now_unix_ns + int(outcome.retry_after_s * 1e9)
         connection.execute(
             update(Outbox)
@@ -148,7 +148,7 @@ def _record(connection: Connection, one: Try) -> None:
         )
 
 
-def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[Message]:
+def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[DueMessage]:
     earlier = aliased(Outbox)
     is_behind = (
         select(earlier.id)
@@ -174,4 +174,4 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         .order_by(Outbox.created_unix_ns, Outbox.id)
         .limit(RECEIVER_IN_FLIGHT_MAX - len(busy))
     )
-    return [Message(*row) for row in rows]
+    return [DueMessage(*row) for row in rows]

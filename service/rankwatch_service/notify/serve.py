@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.notify.notifier import Notifier, Sends
+from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import Sender
+from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
@@ -22,11 +23,11 @@ from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
-"""Name look-ups at a time. They block a thread each, and one that hangs must not hold up other receivers."""
+"""Concurrent DNS look-ups. Each blocks a thread, and one that hangs must not delay other receivers."""
 
 
 def run(settings: Settings) -> None:
-    """Deliver the outbox until SIGTERM or SIGINT."""
+    """Deliver notifications until SIGTERM or SIGINT."""
     configure(settings.log_level, "notify")
     asyncio.run(_run(settings))
 
@@ -40,7 +41,10 @@ async def _run(settings: Settings) -> None:
     lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:
-        async with Sender(clock, settings.notify_allow_private) as web, _with_topic(settings, clock, web) as sender:
+        async with (
+            WebhookSender(clock, settings.notify_allow_private) as webhooks,
+            _with_topic(settings, clock, webhooks) as sender,
+        ):
             notifier = Notifier(
                 OutboxTable(engine, lease), lease, sender, changes, clock, random.SystemRandom(), database
             )
@@ -52,16 +56,16 @@ async def _run(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _with_topic(settings: Settings, clock: Clock, web: Sends) -> AsyncIterator[Sends]:
-    """The sender to webhooks, and to the incidents topic where there is Kafka."""
+async def _with_topic(settings: Settings, clock: Clock, webhooks: Sender) -> AsyncIterator[Sender]:
+    """The sender for webhooks and, if Kafka is configured, for the incidents topic."""
     kafka = settings.kafka_settings()
     if kafka is None:
-        yield web
+        yield webhooks
         return
-    # The client is an extra; who does not use Kafka does not need it.
+    # Imported here because the Kafka client is an optional extra.
     from rankwatch.kafka.producer import Producer  # noqa: PLC0415
-    from rankwatch_service.notify.topic import TopicSender  # noqa: PLC0415
+    from rankwatch_service.notify.incidents_topic import TopicSender  # noqa: PLC0415
 
     producer = Producer(kafka)
-    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, web)
+    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, webhooks)
     await asyncio.to_thread(producer.close, 0.0)

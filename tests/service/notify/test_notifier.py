@@ -12,7 +12,8 @@ from sqlalchemy import insert, select, update
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
-from rankwatch_service.notify.schedule import GIVE_UP_AFTER_S, RETRY_DELAYS_S, Outcome
+from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RETRY_DELAYS_S
+from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError
@@ -24,7 +25,7 @@ from tests.support.clock import FakeClock
 from tests.support.incidents import NOON_UNIX_NS, notified, receiver_row
 
 DEADLINE_S = 60.0
-OK = Outcome(204, "", 0.01)
+OK = TryOutcome(204, "", 0.01)
 
 
 class ScriptedSender:
@@ -129,7 +130,7 @@ def test_a_message_committed_while_the_notifier_runs_is_noticed(desk):
 
 
 def test_resolved_waits_until_opened_has_arrived(desk):
-    answers = iter([Outcome(500, "answered 500", 0.1), OK, OK, OK])
+    answers = iter([TryOutcome(500, "answered 500", 0.1), OK, OK, OK])
     desk.told(what="opened", number=1)
     desk.told(what="updated", number=2)
     desk.told(what="resolved", number=3)
@@ -148,7 +149,7 @@ def test_resolved_waits_until_opened_has_arrived(desk):
 
 def test_other_incidents_do_not_wait_behind_one_that_fails(desk):
     bad, good = desk.told("inc_bad") + desk.told("inc_good")
-    sender = ScriptedSender(pager=lambda one: Outcome(500, "answered 500", 0.1) if one == bad else OK)
+    sender = ScriptedSender(pager=lambda one: TryOutcome(500, "answered 500", 0.1) if one == bad else OK)
     desk.work(sender, lambda: desk.states()[good] == "delivered" and desk.deliveries())
     assert desk.states() == {bad: "waiting", good: "delivered"}
 
@@ -174,7 +175,7 @@ def test_a_receiver_that_hangs_delays_no_other_and_is_bounded(desk):
 
 def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(desk):
     (one,) = desk.told()
-    sender = ScriptedSender(pager=Outcome(503, "answered 503", 0.1))
+    sender = ScriptedSender(pager=TryOutcome(503, "answered 503", 0.1))
     at_s = []
     for tries, delay_s in enumerate(RETRY_DELAYS_S[:6], start=1):
         desk.work(sender, lambda tries=tries: len(desk.deliveries()) == tries)
@@ -188,7 +189,7 @@ def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(des
 
 def test_nothing_is_tried_before_its_time(desk):
     failing = desk.told()[0]
-    sender = ScriptedSender(pager=lambda one: Outcome(503, "answered 503", 0.1) if one == failing else OK)
+    sender = ScriptedSender(pager=lambda one: TryOutcome(503, "answered 503", 0.1) if one == failing else OK)
     desk.work(sender, lambda: len(desk.deliveries()) == 1)
     desk.clock.advance(RETRY_DELAYS_S[0] * 0.99)
     later = desk.told("inc_2")[0]
@@ -199,7 +200,7 @@ def test_nothing_is_tried_before_its_time(desk):
 def test_retry_after_quiets_all_messages_to_that_receiver(desk):
     desk.receiver("other")
     first = desk.told("inc_1")[0]
-    sender = ScriptedSender(pager=Outcome(429, "answered 429", 0.1, retry_after_s=600.0))
+    sender = ScriptedSender(pager=TryOutcome(429, "answered 429", 0.1, retry_after_s=600.0))
     held = []
 
     def until():
@@ -214,7 +215,7 @@ def test_retry_after_quiets_all_messages_to_that_receiver(desk):
 
 def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
     gone = desk.told("inc_1")[0]
-    sender = ScriptedSender(pager=Outcome(410, "answered 410", 0.1))
+    sender = ScriptedSender(pager=TryOutcome(410, "answered 410", 0.1))
     desk.work(sender, lambda: desk.states()[gone] == "failed")
     with read(desk.engine) as connection:
         enabled, reason = connection.execute(select(Receiver.enabled, Receiver.disabled_reason)).one()
@@ -234,7 +235,7 @@ def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
 def test_a_message_that_nobody_took_for_days_is_given_up(desk):
     (old,) = desk.told()
     desk.clock.advance(GIVE_UP_AFTER_S + 1)
-    sender = ScriptedSender(pager=Outcome(500, "answered 500", 0.1))
+    sender = ScriptedSender(pager=TryOutcome(500, "answered 500", 0.1))
     desk.work(sender, lambda: not desk.waiting())
     assert desk.states() == {old: "failed"}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
 from ipaddress import ip_address
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -21,7 +19,8 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.notify.address import AddressError, check_address, checked_url
-from rankwatch_service.notify.receivers import TOPIC_URL, tell_stream
+from rankwatch_service.notify.receivers import TOPIC_URL, publish_receivers
+from rankwatch_service.notify.signature import new_secret, signing_key
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery as DeliveryRow
@@ -33,8 +32,6 @@ router = APIRouter(tags=["notifications"])
 RECEIVERS_MAX: Final = 100
 """Every incident is matched against all of them inside stream's transaction."""
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - it marks one
-SECRET_BYTES: Final = 32
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Jobs = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
@@ -78,12 +75,7 @@ class NewReceiver(ReceiverSettings):
     @classmethod
     def _is_secret(cls, secret: str | None) -> str | None:
         if secret is not None:
-            try:
-                key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-            except ValueError:
-                key = b""
-            if not secret.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
-                raise ValueError("must be whsec_ and the base64 of 24 to 64 bytes")
+            signing_key(secret)
         return secret
 
 
@@ -140,7 +132,7 @@ def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, i
             raise ProblemError(409, f"there is a receiver {body.name!r} already")
         if len(names) >= RECEIVERS_MAX:
             raise ProblemError(409, f"there are {RECEIVERS_MAX} receivers already, which is the limit")
-        secret = body.secret or SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+        secret = body.secret or new_secret()
         row = body.model_dump(mode="json") | {
             "secret": secret,
             "disabled_reason": "",
@@ -214,6 +206,6 @@ def _check_target(context: Context, receiver: ReceiverSettings) -> None:
 
 def _changed(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
     """Tell stream who the receivers are now, and the audit trail who changed them."""
-    tell_stream(connection, context.controls)
+    publish_receivers(connection, context.controls)
     host = urlsplit(url).hostname or ""  # a webhook's path is often its password
     audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

@@ -6,7 +6,7 @@ import time
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from rankwatch_service.notify.sign import new_secret, signed_headers, signing_key
+from rankwatch_service.notify.signature import new_secret, signed_headers, signing_key
 
 BODY = json.dumps({"type": "incident.opened", "data": {"job": "größe"}}).encode()
 

@@ -12,7 +12,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.notify.sender import Sender
+from rankwatch_service.notify.webhook import WebhookSender
 from tests.support.incidents import SECRET
 from tests.support.webhook_receiver import Answer, webhook_receiver
 
@@ -21,7 +21,7 @@ BODY = b'{"type":"incident.opened"}'
 
 def send(url, *, allow_private=True, timeout_s=5.0, secret=SECRET):
     async def once():
-        async with Sender(SystemClock(), allow_private, timeout_s) as sender:
+        async with WebhookSender(SystemClock(), allow_private, timeout_s) as sender:
             return await sender.send(url, secret, "msg_1", BODY)
 
     return asyncio.run(once())

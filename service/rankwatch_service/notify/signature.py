@@ -1,4 +1,4 @@
-"""Signs webhook messages in the Standard Webhooks form (symmetric, v1)."""
+"""Secrets of receivers, and signatures of messages by Standard Webhooks (symmetric, v1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET_BYTES_MAX: Final = 64
 
 
 def new_secret() -> str:
-    """Make a secret for a receiver: whsec_ and 32 random bytes in base64."""
+    """Generate a secret for a receiver: whsec_ and 32 random bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
@@ -23,25 +23,25 @@ def signing_key(secret: str) -> bytes:
     """Decode one secret.
 
     Raises:
-        ValueError: it does not begin with whsec_, is not base64, or has not 24 to 64 bytes.
+        ValueError: it does not begin with whsec_, is not base64, or does not have 24 to 64 bytes.
     """
     if not secret.startswith(SECRET_PREFIX):
-        raise ValueError("a receiver's secret begins with whsec_")
+        raise ValueError("a receiver's secret must begin with whsec_")
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
-        raise ValueError("a receiver's secret is whsec_ and base64") from error
+        raise ValueError("a receiver's secret must be whsec_ followed by base64") from error
     if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
-        raise ValueError(f"a receiver's secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes, not {len(key)}")
+        raise ValueError(f"a receiver's secret must have {SECRET_BYTES_MIN}-{SECRET_BYTES_MAX} bytes, not {len(key)}")
     return key
 
 
 def signed_headers(secret: str, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The three headers that prove a message's origin.
+    """The three headers that authenticate a message.
 
     Args:
-        secret: one secret, or two with a space between while a receiver changes from one to the other.
-        message_id: the same over all tries of one message.
+        secret: one secret, or two with a space between while the receiver rotates them.
+        message_id: the same in all tries of one message.
         timestamp_s: Unix seconds of this try.
         body: the exact bytes that are sent.
 

@@ -16,9 +16,9 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.notify.incidents_topic import TopicSender
 from rankwatch_service.notify.receivers import TOPIC_RECEIVER, TOPIC_URL, add_topic_receiver
-from rankwatch_service.notify.schedule import Outcome
-from rankwatch_service.notify.topic import TopicSender
+from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.policy.control_records import ReceiversSet, decode_control
 from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.settings import Settings
@@ -38,11 +38,11 @@ class Web:
     """Says how it was asked."""
 
     async def send(self, url, secret, message_id, body):
-        return Outcome(204, f"{url} {secret} {message_id}", 0.0)
+        return TryOutcome(204, f"{url} {secret} {message_id}", 0.0)
 
 
-def send(kafka: KafkaSettings, url: str) -> Outcome:
-    async def once() -> Outcome:
+def send(kafka: KafkaSettings, url: str) -> TryOutcome:
+    async def once() -> TryOutcome:
         producer = Producer(kafka)
         sender = TopicSender(producer, kafka.incidents_topic, SOURCE, SystemClock(), Web())
         outcome = await sender.send(url, "whsec_x", "msg_1", BODY)
