@@ -1,4 +1,4 @@
-"""The pages. They hold no data: what they show they ask of the REST API with the reader's own session."""
+"""The pages. They contain no data: they read it from the REST API, with the session of the user."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAGES: Final = {
     "/jobs": ("jobs", "Jobs"),
     "/jobs/{job:path}": ("job", "Job"),
 }
-"""Path of each page: its module and its title."""
+"""Path of each page; its module in `static/pages/` and its title."""
 
 
 def mount(app: FastAPI) -> None:
-    """Add the pages and their files to an application. They need no token; the data behind them does."""
+    """Add the pages and their files to an application. They need no token, unlike the data that they show."""
     assets = Assets()
 
     def home(_request: Request) -> Response:
@@ -32,7 +32,7 @@ def mount(app: FastAPI) -> None:
         return assets.file(request.path_params["version"], request.path_params["name"], request.headers)
 
     app.add_route("/", home, include_in_schema=False)
-    app.add_route("/static/{version}/{name}", file, include_in_schema=False)
+    app.add_route("/static/{version}/{name:path}", file, include_in_schema=False)
     for path, (module, title) in PAGES.items():
         app.add_route(path, _page(assets, module, title), include_in_schema=False)
 

@@ -1,16 +1,18 @@
-"""The pages' files: own modules and styles, and plotly.js out of the installed plotly package.
+"""The files of the pages: our modules and styles, and plotly.js from the installed plotly package.
 
-Files are served under the hash of all of them, so that browsers may keep them for ever and an upgrade is seen at once.
+The path of each file contains the hash of all files, so that browsers can cache them for ever and load all of them anew
+after an upgrade.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
 from starlette.responses import Response
@@ -21,33 +23,33 @@ TYPES: Final[Mapping[str, str]] = {
     ".svg": "image/svg+xml",
 }
 
-KEEP_FOR_EVER: Final = "public, max-age=31536000, immutable"
+CACHE_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 PLOTLY: Final = "plotly.min.js"
 
-# plotly.js adds the styles of its maps to the page when it is loaded, unless an element with this id is there. Our
-# policy forbids inline styles, and no page shows a map. The id is a hash that changes with its version.
+# When plotly.js is loaded it adds styles for maps to the page, unless an element with this id exists. Our content
+# security policy forbids inline styles, and no page shows a map. The id is a hash that changes with plotly's version.
 _MAP_STYLE: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 
 
 class Assets:
-    """All files of the dashboard, read once, so that they stay those of this version; compressed at their first use."""
+    """All files of the dashboard. Read at the start, so that an upgrade on disk does not mix versions."""
 
     def __init__(self) -> None:
         folder = files(__package__) / "static"
-        self._files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if suffix(entry.name) in TYPES}
+        self._files = dict(_files(folder))
         self._files[PLOTLY] = (files("plotly") / "package_data" / PLOTLY).read_bytes()
         self._shell = (folder / "page.html").read_text(encoding="utf-8")
         self._gzipped: dict[str, bytes] = {}
-        found = _MAP_STYLE.search(self._files[PLOTLY])
-        self._map_style = found[1].decode() if found else "plotly-map-style"
+        match = _MAP_STYLE.search(self._files[PLOTLY])
+        self._map_style = match[1].decode() if match else "plotly-map-style"
         digest = sha256(self._shell.encode())
         for name, content in sorted(self._files.items()):
             digest.update(name.encode() + content)
         self.version = digest.hexdigest()[:12]
 
     def page(self, module: str, title: str) -> bytes:
-        """One page: the shell that loads a module."""
+        """The HTML of a page, which loads `pages/MODULE.js`."""
         return (
             self._shell.replace("{{version}}", self.version)
             .replace("{{map_style}}", self._map_style)
@@ -57,22 +59,31 @@ class Assets:
         )
 
     def file(self, version: str, name: str, headers: Mapping[str, str]) -> Response:
-        """Answer a request for one file; 404 for one that is none of ours."""
+        """Respond to a request for a file, named by its path below `static/`; 404 if there is none."""
         if name not in self._files:
             return Response("there is no such file\n", 404, media_type="text/plain")
         answer_headers = {
-            "Cache-Control": KEEP_FOR_EVER if version == self.version else "no-cache",
+            "Cache-Control": CACHE_FOR_EVER if version == self.version else "no-cache",
             "Vary": "Accept-Encoding",
         }
         if "gzip" not in headers.get("accept-encoding", ""):
             return Response(self._files[name], media_type=TYPES[suffix(name)], headers=answer_headers)
         if name not in self._gzipped:
-            # Two requests at once do it twice and store the same bytes.
+            # Two requests at the same time compress it twice, and store the same bytes.
             self._gzipped[name] = gzip.compress(self._files[name], 6, mtime=0)
         answer_headers["Content-Encoding"] = "gzip"
         return Response(self._gzipped[name], media_type=TYPES[suffix(name)], headers=answer_headers)
 
 
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Path and content of every file below a folder that is of one of our `TYPES`."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+        elif suffix(entry.name) in TYPES:
+            yield prefix + entry.name, entry.read_bytes()
+
+
 def suffix(name: str) -> str:
-    """The end of a file's name, from its last dot on."""
+    """The end of a file's name, from its last dot."""
     return name[name.rfind(".") :]

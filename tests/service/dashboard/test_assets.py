@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from posixpath import normpath
 
 import pytest
 from fastapi import FastAPI
@@ -22,6 +23,11 @@ def links(client, path):
     return re.findall(r'(?:href|src)="(/static/[^"]+)"', client.get(path).text)
 
 
+def folder(client):
+    """Where the files of this version are."""
+    return "/".join(links(client, "/login")[0].split("/")[:3])
+
+
 def test_the_root_leads_to_the_incidents(client):
     answer = client.get("/", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "/incidents")
@@ -38,8 +44,8 @@ def test_every_page_and_every_file_it_names_is_there(client, path):
 
 
 def test_every_module_that_a_module_imports_is_there(client):
-    base = links(client, "/login")[0].rsplit("/", 1)[0]
-    todo, seen = [f"{module}.js" for module, _ in PAGES.values()], set()
+    base = folder(client)
+    todo, seen = [f"pages/{module}.js" for module, _ in PAGES.values()], set()
     while todo:
         name = todo.pop()
         if name in seen:
@@ -47,8 +53,9 @@ def test_every_module_that_a_module_imports_is_there(client):
         seen.add(name)
         answer = client.get(f"{base}/{name}")
         assert answer.status_code == 200, name
-        todo += re.findall(r'from "\./([^"]+)"', answer.text)
-    assert {"shell.js", "charts.js", "heatmap.js"} <= seen
+        room = name.rpartition("/")[0]
+        todo += [normpath(f"{room}/{found}") for found in re.findall(r'from "(\.[^"]+)"', answer.text)]
+    assert {"components/shell.js", "charts/line_chart.js", "charts/heat_map.js"} <= seen
 
 
 def test_pages_hold_no_inline_script_or_style(client):
@@ -65,7 +72,7 @@ def test_files_are_kept_for_ever_under_their_version_and_not_under_another(clien
 
 
 def test_plotly_comes_from_the_installed_package_compressed(client):
-    base = links(client, "/login")[0].rsplit("/", 1)[0]
+    base = folder(client)
     with client.stream("GET", f"{base}/plotly.min.js", headers={"accept-encoding": "gzip"}) as answer:
         raw = b"".join(answer.iter_raw())
     assert answer.headers["content-encoding"] == "gzip"
@@ -75,9 +82,21 @@ def test_plotly_comes_from_the_installed_package_compressed(client):
     assert "content-encoding" not in plain.headers
 
 
-@pytest.mark.parametrize("name", ["page.html", "nope.js", "..%2F__init__.py", "%2e%2e%2fassets.py", "__init__.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "page.html",
+        "nope.js",
+        "pages",
+        "pages/nope.js",
+        "..%2F__init__.py",
+        "%2e%2e%2fassets.py",
+        "pages/../../assets.py",
+        "__init__.py",
+    ],
+)
 def test_nothing_else_is_served(client, name):
-    base = links(client, "/login")[0].rsplit("/", 1)[0]
+    base = folder(client)
     assert client.get(f"{base}/{name}").status_code == 404
 
 

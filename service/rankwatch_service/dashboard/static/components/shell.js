@@ -1,12 +1,12 @@
 // The frame around every page: navigation, whether the page is live, light or dark, leaving.
 
-import { get, remove } from "./api.js";
-import { fill, h, icon } from "./dom.js";
-import { number } from "./format.js";
-import { gathered, listen } from "./live.js";
-import { toggleTheme } from "./theme.js";
+import { get, remove } from "../common/api.js";
+import { fill, h, icon } from "../common/dom.js";
+import { number } from "../common/format.js";
+import { gathered, listen } from "../common/live.js";
+import { toggleTheme } from "../common/theme.js";
 
-const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+const assets = new URL("..", import.meta.url).href;
 
 let problemLine = null;
 let scopes = new Set();
@@ -23,7 +23,7 @@ export function shell(section) {
     h(
       "header",
       { class: "top" },
-      h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}/mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
+      h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
       h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs")),
       h(
         "div",

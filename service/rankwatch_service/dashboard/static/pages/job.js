@@ -1,14 +1,14 @@
 // One job: how it trains, which rank stands out, what happened lately, and what it can be told to do.
 
-import { get, now, path } from "./api.js";
-import { Chart, plotly } from "./charts.js";
-import { able, direct, DIRECTIVES, outcome } from "./directives.js";
-import { fill, h, icon } from "./dom.js";
-import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "./format.js";
-import { HeatMap, KIND } from "./heatmap.js";
-import { everySecond, gathered, listen } from "./live.js";
-import { fan, grid, mean, metricsOf } from "./series.js";
-import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, whenChanged } from "./shell.js";
+import { get, now, path } from "../common/api.js";
+import { Chart, plotly } from "../charts/line_chart.js";
+import { able, direct, DIRECTIVES, outcome } from "../components/directives.js";
+import { fill, h, icon } from "../common/dom.js";
+import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
+import { HeatMap, KIND } from "../charts/heat_map.js";
+import { everySecond, gathered, listen } from "../common/live.js";
+import { fan, grid, mean, metricsOf } from "../charts/series.js";
+import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, whenChanged } from "../components/shell.js";
 
 const STALE_S = 15;
 const POLL_S = 2;

@@ -5,8 +5,8 @@
 // to `rankCount`. Column c and row r are the cell r * columns + c; `kinds` says what a cell is (KIND), `values` counts only where it is FINITE.
 
 import { css, packed, palette } from "./cividis.js";
-import { h } from "./dom.js";
-import { measured, number } from "./format.js";
+import { h } from "../common/dom.js";
+import { measured, number } from "../common/format.js";
 
 export const KIND = { FINITE: 0, NAN: 1, INF: 2, MINUS_INF: 3, MISSING: 4 };
 

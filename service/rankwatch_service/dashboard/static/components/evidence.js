@@ -1,7 +1,7 @@
 // Evidence of any detector: numbers beside their baseline where the names say which belongs to which, tables, texts.
 
-import { h } from "./dom.js";
-import { measured, number, words } from "./format.js";
+import { h } from "../common/dom.js";
+import { measured, number, words } from "../common/format.js";
 
 const BASELINES = [(name) => `peers_${name}`, (name) => `usual_${name}`, (name) => `baseline_${name}`, (name) => `${name}_baseline`];
 const PLAIN_BASELINES = { age_s: "deadline_s" };

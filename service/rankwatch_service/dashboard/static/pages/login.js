@@ -1,10 +1,10 @@
 // Exchanges a token for a session. The link that `rankwatch up` prints carries the token behind the #, which no server
 // and no log ever sees.
 
-import { post } from "./api.js";
-import { h } from "./dom.js";
+import { post } from "../common/api.js";
+import { h } from "../common/dom.js";
 
-const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+const assets = new URL("..", import.meta.url).href;
 
 const problem = h("div", { class: "problem", role: "alert", hidden: true });
 const token = h("input", { name: "token", type: "password", autocomplete: "off", required: true, "aria-label": "Access token", placeholder: "rankwatch_…" });
@@ -12,7 +12,7 @@ const button = h("button", { class: "primary" }, "Log in");
 const form = h(
   "form",
   { class: "card login" },
-  h("img", { src: `${assets}/mark.svg`, alt: "" }),
+  h("img", { src: `${assets}mark.svg`, alt: "" }),
   h("h1", {}, "rankwatch"),
   problem,
   h("label", {}, "Access token", token),

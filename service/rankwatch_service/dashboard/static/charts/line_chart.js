@@ -2,10 +2,10 @@
 // spike is averaged away; values that are not numbers are marked on the frame: × NaN, ▲ Inf above, ▼ −Inf below,
 // ○ not measured.
 
-import { h } from "./dom.js";
-import { measured } from "./format.js";
+import { h } from "../common/dom.js";
+import { measured } from "../common/format.js";
 
-const assets = import.meta.url.slice(0, import.meta.url.lastIndexOf("/"));
+const assets = new URL("..", import.meta.url).href;
 const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
 const FRINGE = 0.06; // of the y range, kept free above and below for marks on the frame
 let loading = null;
@@ -13,7 +13,7 @@ let loading = null;
 // Resolves when charts can be drawn.
 export function plotly() {
   loading ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: `${assets}/plotly.min.js`, async: true });
+    const script = h("script", { src: `${assets}plotly.min.js`, async: true });
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => reject(new Error("plotly.js could not be loaded")));
     document.head.append(script);

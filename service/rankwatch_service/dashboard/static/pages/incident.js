@@ -1,13 +1,13 @@
 // One incident: is it real and how bad, where, since when, what to do. All of that on one screen.
 
-import { get, now, path, post } from "./api.js";
-import { direct, DIRECTIVES, outcome } from "./directives.js";
-import { fill, h, icon } from "./dom.js";
-import { comparison, facts, sorted } from "./evidence.js";
-import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "./format.js";
-import { aroundIncident } from "./incident_map.js";
-import { everySecond, gathered, listen } from "./live.js";
-import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "./shell.js";
+import { get, now, path, post } from "../common/api.js";
+import { direct, DIRECTIVES, outcome } from "../components/directives.js";
+import { fill, h, icon } from "../common/dom.js";
+import { comparison, facts, sorted } from "../components/evidence.js";
+import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
+import { aroundIncident } from "../charts/incident_map.js";
+import { everySecond, gathered, listen } from "../common/live.js";
+import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "../components/shell.js";
 
 const CHANGES_SHOWN = 5;
 

@@ -1,8 +1,8 @@
 // Telling a job what to do: asks for a reason, says what will happen, requests the command.
 
-import { path, post } from "./api.js";
-import { h } from "./dom.js";
-import { number } from "./format.js";
+import { path, post } from "../common/api.js";
+import { h } from "../common/dom.js";
+import { number } from "../common/format.js";
 import { ask, statePill, toast } from "./shell.js";
 
 export const DIRECTIVES = {

@@ -1,7 +1,7 @@
 // The heat map of an incident: the metric that shows its kind best, around the onset, culprits outlined.
 
-import { HeatMap } from "./heatmap.js";
-import { lastStep, words } from "./format.js";
+import { HeatMap } from "./heat_map.js";
+import { lastStep, words } from "../common/format.js";
 import { grid } from "./series.js";
 
 const METRICS = {

@@ -1,10 +1,10 @@
 // All jobs: state, step, speed, loss, how many ranks report, what is open.
 
-import { getList, now } from "./api.js";
-import { fill, h } from "./dom.js";
-import { age, duration, number, stepNumber } from "./format.js";
-import { everySecond, gathered, listen } from "./live.js";
-import { empty, guarded, keys, rest, shell, statePill } from "./shell.js";
+import { getList, now } from "../common/api.js";
+import { fill, h } from "../common/dom.js";
+import { age, duration, number, stepNumber } from "../common/format.js";
+import { everySecond, gathered, listen } from "../common/live.js";
+import { empty, guarded, keys, rest, shell, statePill } from "../components/shell.js";
 
 const PAGE = 100;
 const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before

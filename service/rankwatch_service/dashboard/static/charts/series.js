@@ -1,7 +1,7 @@
 // A job's measured values, as charts take them.
 
-import { get, getBytes, path } from "./api.js";
-import { KIND } from "./heatmap.js";
+import { get, getBytes, path } from "../common/api.js";
+import { KIND } from "./heat_map.js";
 
 const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };

@@ -1,10 +1,10 @@
 // Home: what is not resolved, worst first. Filters live in the address, so that a view can be shared.
 
-import { get, getList, now, path, post } from "./api.js";
-import { fill, h, icon } from "./dom.js";
-import { age, clock, kindName, moment, number, rankList } from "./format.js";
-import { everySecond, gathered, listen } from "./live.js";
-import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "./shell.js";
+import { get, getList, now, path, post } from "../common/api.js";
+import { fill, h, icon } from "../common/dom.js";
+import { age, clock, kindName, moment, number, rankList } from "../common/format.js";
+import { everySecond, gathered, listen } from "../common/live.js";
+import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
 const UNHEARD_S = 30;
