@@ -136,6 +136,8 @@ class Loop:
         Returns:
             The step that begins, another one after a rollback; STOP if the loop is to end.
         """
+        if self.in_step:
+            self._meter.mask = 0  # the step before was cut short: it is not recorded, nor are its values
         try:
             if self._drawn is not None and self._drawn != self._batches_drawn():
                 self.halve("batches are drawn before the step that uses them begins")

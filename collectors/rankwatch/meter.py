@@ -233,12 +233,13 @@ class StepMeter:
 
     def begin(self, step: int, now_ns: int, cpu_ns: int) -> None:
         """A step begins: its boundary is passed at this wall and CPU time."""
+        if self.mask:
+            self.flush()
         self.step = step
         self._begin_ns = self._read_ns = now_ns
         self._begin_cpu_ns = self._read_cpu_ns = cpu_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
         self._off_depth = 0
-        self.mask = 0
         if self.touched:  # what was marked between the steps belongs to none
             for phase in self.touched:
                 phase.ns = 0
@@ -276,6 +277,18 @@ class StepMeter:
             phases_ns=phases_ns,
             mask=self.mask,
         )
+        self.mask = 0
+
+    def flush(self) -> None:
+        """Write what was put since the step ended as late values of that step; before the first step it is dropped."""
+        mask, self.mask = self.mask, 0
+        if self.step < 0:
+            self.recorder.drop("values_before_steps", mask.bit_count())
+            return
+        put = [index for index in range(mask.bit_length()) if mask >> index & 1]
+        exact = {index: self.recorder.integers[index] for index in put if self.recorder.is_exact(index)}
+        values = {index: self._floats[index] for index in put if index not in exact}
+        self.recorder.write_values(self.step, self.k, self.now(), values, exact)
 
     def _lay_out(self, touched: list[Phase]) -> None:
         """Write which phases the step had; most steps have the same as the one before."""
@@ -291,6 +304,7 @@ class StepMeter:
 
     def go_back(self, step: int, k: int) -> None:
         """A rollback was done: the next step is `step`, in attempt `k` of this launch."""
+        self.mask = 0
         self.k = k
         self.step = step - 1
         self.words[layout.POSITION] = k << 48 | step

@@ -213,6 +213,7 @@ class Watch:
     def log(self, **values: Any) -> None:
         """Record values of this step: numbers, or tensors, which are never waited for. NaN and Inf are values.
 
+        Between two steps, as in a logging callback, they belong to the step that has ended.
         A tensor on an accelerator is recorded only after `torch(...)` was called; else it is dropped and counted.
         """
         floats, known, mask = self._floats, self._plain, 0
@@ -373,6 +374,8 @@ class Watch:
                 self._loop.probe = None
             # A process that ends in the middle of a step has not left its loop: something made it end.
             if not self._loop.in_step:
+                if self._meter.mask:
+                    self._meter.flush()
                 self._loop.leave("end")
             self._loop.tell_left()
             if self._loop.notices is not None:

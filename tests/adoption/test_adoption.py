@@ -46,6 +46,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_nothing_is_told_of_a_script_with_which_all_is_well(outcomes: Outcomes, case: Case):
     outcome = outcomes(case, None)
     assert outcome.loud == [], outcome
+    assert outcome.loss is not None, f"the loss that the script logs did not arrive: {outcome}"
 
 
 @pytest.mark.parametrize(("case", "fault"), FAULTS, ids=lambda one: one.name)

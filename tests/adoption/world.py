@@ -44,6 +44,8 @@ class Outcome:
     incidents: list[dict[str, Any]]
     output: str
     seconds: float
+    loss: float | str | None = None
+    """The newest that arrived."""
 
     @property
     def loud(self) -> list[dict[str, Any]]:
@@ -139,7 +141,8 @@ class World:
         """What is said once all of the job has ended and everything it recorded is judged."""
         job.until("the agent's end", lambda: not working_for(job.mark))
         job.until("the end of the job", lambda: self.service.find(f"/api/v1/jobs/{job.name}").get("state") == "ended")
-        return Outcome(self._incidents(job), job.output, job.seconds)
+        row = self.service.find(f"/api/v1/jobs/{job.name}")
+        return Outcome(self._incidents(job), job.output, job.seconds, row["loss"])
 
     def _incidents(self, job: Job, **wanted: str) -> list[dict[str, Any]]:
         return self.service.items("/api/v1/incidents", job=job.name, **wanted)

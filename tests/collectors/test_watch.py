@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from rankwatch.reader import RingReader, ValuesEntry
 from tests.support.recorders import Probe, Rank
 
 
@@ -141,6 +142,52 @@ def test_any_number_can_be_logged_and_nan_is_a_value(rank):
     values = dict(step_entries(rank)[0].values)
     assert math.isnan(values.pop("loss"))
     assert values == {"count": 4.0, "flag": 1.0, "odd": 2.5, "big": math.inf}
+
+
+def values_entries(rank: Rank):
+    return [(entry.step, entry.values) for entry in rank.entries if isinstance(entry, ValuesEntry)]
+
+
+def test_what_is_logged_between_two_steps_belongs_to_the_one_that_ended(rank):
+    for step in range(3):
+        with rank.watch.step(step):
+            rank.watch.log(inside=1.0)
+        if step == 1:
+            rank.watch.log(loss=0.5, fingerprint=2**60 + 1)
+    assert [entry.values for entry in step_entries(rank)] == [{"inside": 1.0}] * 3
+    assert values_entries(rank) == [(1, {"loss": 0.5, "fingerprint": 2**60 + 1})]
+
+
+def test_what_is_logged_after_the_last_step_is_kept_when_the_watch_closes(rank):
+    with rank.watch.step(7):
+        pass
+    rank.watch.log(loss=0.25)
+    reader = RingReader(rank.recorder.path)
+    rank.watch.close()
+    late = [entry for entry in reader.poll().entries if isinstance(entry, ValuesEntry)]
+    assert [(entry.step, entry.values) for entry in late] == [(7, {"loss": 0.25})]
+    reader.close()
+
+
+def test_what_is_logged_before_the_first_step_belongs_to_none_and_is_counted(rank):
+    rank.watch.log(loss=1.0, lr=0.1)
+    with rank.watch.step(0):
+        pass
+    assert values_entries(rank) == []
+    assert rank.recorder.dropped == {"values_before_steps": 2}
+
+
+def test_values_of_a_step_that_was_cut_short_are_not_recorded(rank):
+    def a_step_that_fails() -> None:
+        with rank.watch.step(0):
+            rank.watch.log(loss=1.0)
+            1 / 0  # noqa: B018
+
+    with pytest.raises(ZeroDivisionError):
+        a_step_that_fails()
+    with rank.watch.step(1):
+        pass
+    assert values_entries(rank) == []
 
 
 def test_what_is_no_number_is_counted_and_the_other_values_are_recorded(rank, caplog):
