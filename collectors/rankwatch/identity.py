@@ -1,8 +1,9 @@
 """Who this process is: from arguments, else from what its launcher left in the environment.
 
-Sources in this order: torchrun, Slurm, MPI, Kubernetes, one process alone; an argument beats each, field by field,
-and `source` says which one spoke. The launch must be equal on all ranks of one start and differ from the next start,
-so where a launcher gives nothing like that, one must be handed over (`launch=` or RANKWATCH_LAUNCH).
+Sources in this order: torchrun, Slurm, MPI, Kubernetes, the process group that torch is in, one process alone; an
+argument beats each, field by field, and `source` says which one spoke. The launch must be equal on all ranks of one
+start and differ from the next start, so where a launcher gives nothing like that, one must be handed over (`launch=` or
+RANKWATCH_LAUNCH).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Identity(NamedTuple):
     cp: int = 0
     ep: int = 0
     source: str = "arguments"
-    """arguments, torchrun, environment (RANK and WORLD_SIZE), slurm, mpi, kubernetes, single."""
+    """arguments, torchrun, environment (RANK and WORLD_SIZE), slurm, mpi, kubernetes, torch, single."""
 
 
 class _Found(NamedTuple):
@@ -62,7 +63,8 @@ def identify(
     host: str | None = None,
     device_uuid: str | None = None,
     topology: Mapping[str, int] | None = None,
-    start: Callable[[int], str],
+    process_group: tuple[int, int] | None = None,
+    start: Callable[[bool], str],
 ) -> Identity:
     """Put an identity together; arguments that are None are looked up.
 
@@ -76,13 +78,16 @@ def identify(
         host: this machine's name.
         device_uuid: of the accelerator this rank drives.
         topology: any of dp, tp, pp, cp, ep; with none of them every rank is a data-parallel replica, dp = rank.
-        start: tells this start on this host from every other, given the world size, for launchers that do not name
-            theirs; `this_start`.
+        process_group: rank and world size that `torch.distributed` has, where it is initialized: what Lightning and
+            `torch.multiprocessing.spawn` leave no variables of.
+        start: tells this start on this host from every other, for launchers that do not name theirs, given whether this
+            process started all other ranks; `this_start`.
 
     Raises:
         ValueError: no job name, ranks that make no sense, or several hosts and no common launch.
     """
-    found = _torchrun(env) or _slurm(env) or _mpi(env) or _kubernetes(env) or _Found("single", 0, 1, 0, "")
+    found = _torchrun(env) or _slurm(env) or _mpi(env) or _kubernetes(env) or _torch(env, process_group)
+    found = found or _Found("single", 0, 1, 0, "")
     job = job or env.get(JOB_VARIABLE) or found.job
     if not job:
         raise ValueError(f"the job has no name: pass job= or set {JOB_VARIABLE}")
@@ -92,7 +97,9 @@ def identify(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks")
     local_rank = found.local_rank if local_rank is None else local_rank
-    launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start)
+    # A script that spawns its ranks itself names its master to torch alone, and mostly runs on one host.
+    master = "localhost" if found.source == "torch" else ""
+    launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start, master)
     for name, text in (("job", job), ("launch", launch)):
         if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
             raise ValueError(f"{name} must be at most {TEXT_CHARACTERS_MAX} printable characters: {text[:60]!r}")
@@ -171,25 +178,37 @@ def _kubernetes(env: Mapping[str, str]) -> _Found | None:
     )
 
 
-def _launch_of_this_host(env: Mapping[str, str], world_size: int, start: Callable[[int], str]) -> str:
+def _torch(env: Mapping[str, str], process_group: tuple[int, int] | None) -> _Found | None:
+    """What torch was told by a launcher that sets neither RANK nor anything of a scheduler's."""
+    if process_group is None:
+        return None
+    rank, world_size = process_group
+    return _Found("torch", rank, world_size, _number(env, "LOCAL_RANK", rank), "")
+
+
+def _launch_of_this_host(
+    env: Mapping[str, str], world_size: int, start: Callable[[bool], str], default_master: str
+) -> str:
     """A launch for ranks that all run here: the start of the process that started them, told apart from later ones."""
     local = (
         world_size == 1
         or env.get("LOCAL_WORLD_SIZE") == str(world_size)
-        or env.get("MASTER_ADDR", "") in _LOCAL_MASTERS
+        or env.get("MASTER_ADDR", default_master) in _LOCAL_MASTERS
     )
     if not local:
         raise ValueError(
             f"{world_size} ranks on several hosts need one name for this start: set {LAUNCH_VARIABLE} to the same text "
             "on all of them, another one each time (torchrun: pass --rdzv-id)"
         )
-    text = start(world_size)
+    # Lightning's first process starts the others itself, and tells all of them so.
+    leads = world_size == 1 or ("RANK" not in env and "NODE_RANK" in env and env.get("LOCAL_RANK") == "0")
+    text = start(leads)
     return f"{text}-{env['TORCHELASTIC_RESTART_COUNT']}" if "TORCHELASTIC_RESTART_COUNT" in env else text
 
 
-def this_start(world_size: int) -> str:
-    """What tells this start from all others on this host: one process's own start, or that of its ranks' parent."""
-    pid = os.getpid() if world_size == 1 else os.getppid()
+def this_start(leads: bool) -> str:
+    """What tells this start from all others on this host: when the process began that started its ranks."""
+    pid = os.getpid() if leads else os.getppid()
     return f"{_boot()}-{pid:x}-{process_start_ticks(pid):x}"
 
 

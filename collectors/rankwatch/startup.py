@@ -59,7 +59,8 @@ def start(
     Args:
         job: the run's name; else RANKWATCH_JOB, or what the scheduler calls it.
         launch: text that all ranks of this start share and no other start has; else from the launcher.
-        rank: this and the next four: else from torchrun, Slurm, MPI or Kubernetes.
+        rank: this and the next four: else from torchrun, Slurm, MPI or Kubernetes, or from `torch.distributed` where
+            that is initialized already.
         world_size: number of ranks.
         local_rank: index on this host.
         host: this machine.
@@ -92,11 +93,14 @@ def start(
         host=host,
         device_uuid=device_uuid,
         topology=topology,
+        process_group=_process_group(),
         start=this_start,
     )
     places = directories(env, os.getuid())
     if identity.local_rank == 0 and (others := launches_at_once(places, identity.job, identity.launch)):
         say(f"job {identity.job!r} trains on this host already, as launch {others[0]!r}: give one another job= name")
+        if identity.source == "single":
+            say("if both are ranks of one job: call rankwatch.start after torch.distributed.init_process_group")
     recorder = Recorder.create(
         identity._asdict(),
         places,
@@ -124,6 +128,17 @@ def start(
             say(f"no agent could be started, and nobody reads what is recorded: {error}")
     _make_current(watch)
     return watch
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Rank and world size of torch's default process group, if the script has one; torch is never imported."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+            return None
+        return distributed.get_rank(), distributed.get_world_size()
+    except (AttributeError, RuntimeError, ValueError):  # half imported, or another thread takes it down
+        return None
 
 
 def capture(step: int) -> Capture:

@@ -7,26 +7,28 @@ SLURM = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_NTASKS": "16", "SLURM
 
 
 def found(env: dict[str, str], **arguments: object):
-    return identify(env, start=lambda world_size: f"start-of-{world_size}", **({"job": "gpt"} | arguments))
+    return identify(
+        env, start=lambda leads: "my-start" if leads else "my-parents-start", **({"job": "gpt"} | arguments)
+    )
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({}, ("single", 0, 1, 0, "start-of-1")),
+        ({}, ("single", 0, 1, 0, "my-start")),
         (
             {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r1", "TORCHELASTIC_RESTART_COUNT": "2"},
             ("torchrun", 5, 8, 1, "r1-2"),
         ),
         ({**TORCHRUN, "RANKWATCH_LAUNCH": "mine"}, ("environment", 5, 8, 1, "mine")),
-        ({**TORCHRUN, "MASTER_ADDR": "localhost"}, ("environment", 5, 8, 1, "start-of-8")),
+        ({**TORCHRUN, "MASTER_ADDR": "localhost"}, ("environment", 5, 8, 1, "my-parents-start")),
         (SLURM, ("slurm", 3, 16, 3, "slurm-77-0-0")),
         (
             {**SLURM, "SLURM_STEP_ID": "4", "SLURM_RESTART_COUNT": "1", "SLURM_ARRAY_JOB_ID": "70",
              "SLURM_ARRAY_TASK_ID": "9"},
             ("slurm", 3, 16, 3, "slurm-70_9-4-1"),
         ),
-        ({"SLURM_JOB_ID": "77"}, ("single", 0, 1, 0, "start-of-1")),
+        ({"SLURM_JOB_ID": "77"}, ("single", 0, 1, 0, "my-start")),
         (
             {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
              "PMIX_NAMESPACE": "prterun-h-9@1"},
@@ -59,7 +61,7 @@ def test_torchrun_beats_slurm_beats_mpi_and_arguments_beat_all():
 
 def test_torchruns_default_run_id_names_no_start():
     env = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3", "LOCAL_WORLD_SIZE": "8"}
-    assert found(env).launch == "start-of-8-3"
+    assert found(env).launch == "my-parents-start-3"
     with pytest.raises(ValueError, match="--rdzv-id"):
         found({**env, "LOCAL_WORLD_SIZE": "4"})
 
@@ -109,5 +111,31 @@ def test_a_device_that_the_launcher_names_by_uuid_is_known(devices, expected):
 
 
 def test_one_start_has_one_name_on_this_host_and_parent_and_child_differ():
-    assert this_start(4) == this_start(4)
-    assert this_start(1) != this_start(4)
+    assert this_start(False) == this_start(False)
+    assert this_start(True) != this_start(False)
+
+
+LIGHTNING = {"LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
+
+
+@pytest.mark.parametrize(
+    ("env", "group", "expected"),
+    [
+        # Lightning's first process starts the others: its own start is the parent's of all others.
+        (LIGHTNING, (0, 2), ("torch", 0, 2, 0, "my-start")),
+        ({**LIGHTNING, "LOCAL_RANK": "1"}, (1, 2), ("torch", 1, 2, 1, "my-parents-start")),
+        # torch.multiprocessing.spawn starts all of them, and sets nothing.
+        ({}, (0, 2), ("torch", 0, 2, 0, "my-parents-start")),
+        ({"MASTER_ADDR": "localhost"}, (3, 4), ("torch", 3, 4, 3, "my-parents-start")),
+        # A launcher that leaves variables is believed before torch.
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "r1"}, (0, 2), ("torchrun", 5, 8, 1, "r1-0")),
+    ],
+)
+def test_ranks_that_no_launcher_numbers_are_numbered_by_torchs_process_group(env, group, expected):
+    identity = found(env, process_group=group)
+    assert (identity.source, identity.rank, identity.world_size, identity.local_rank, identity.launch) == expected
+
+
+def test_a_process_group_over_several_hosts_needs_a_name_for_its_start():
+    with pytest.raises(ValueError, match="RANKWATCH_LAUNCH"):
+        found({"MASTER_ADDR": "node-7"}, process_group=(1, 2))

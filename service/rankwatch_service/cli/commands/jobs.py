@@ -48,7 +48,8 @@ def list_jobs(
         if job["launches_at_once"]:
             launches = " and ".join(job["launches_at_once"])
             output.note(
-                f"{job['name']}: launches {launches} train under this name at once; give each a job name of its own"
+                f"{job['name']}: launches {launches} train under this name at once; give each a job name of its own, "
+                "or, if these are ranks of one job, call rankwatch.start after torch.distributed.init_process_group"
             )
 
 
