@@ -133,6 +133,12 @@ class LevelWatch(Stateful):
         return math.exp(self.level) if self._config.logarithmic else self.level
 
     @property
+    def newest(self) -> float:
+        """Median of the newest points of the open episode, as a value of the series: no single batch decides it."""
+        middle = float(np.median(self._episode[-self._config.clear_lasting_points :]))
+        return math.exp(middle) if self._config.logarithmic else middle
+
+    @property
     def measure(self) -> float:
         """What shares of the level are taken of: around zero, where the level itself says nothing, ten scales."""
         return max(abs(self.usual), LEVEL_SIGMAS * self.scale)

@@ -21,6 +21,8 @@ from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
 from rankwatch_detectors.peaks import PeakConfig, Peaks
 
 PEAKED = " It peaked at "
+PACE_POINTS = 32
+"""Points that decide how long a step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class CurveConfig:
     """A jump below this multiple of the level is worth knowing, not worth waking anyone."""
     slight_share: float = 0.2
     """A lasting rise below this share of what a share can be taken of (`LevelWatch.measure`) is for information."""
+    brief_s: float = 60.0
+    """A lasting rise that is younger may pass by itself, as humps of an optimizer do: for information until then ..."""
+    sure_ratio: float = 3.0
+    """... unless it has come to this multiple of the level."""
     retell_factor: float = 3.0
     """An excess so many times what was told is told again."""
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
@@ -54,6 +60,8 @@ class CurveDetector(DispatchingDetector):
         "_peaks",
         "_interval",
         "_last_step",
+        "_last_s",
+        "_step_s",
         "_launched",
     )
 
@@ -61,7 +69,7 @@ class CurveDetector(DispatchingDetector):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 4
+        self.version = 5
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -70,6 +78,9 @@ class CurveDetector(DispatchingDetector):
         self._interval = 1
         """Steps from one logged point to the next."""
         self._last_step = -1
+        self._last_s = 0.0
+        self._step_s = 0.0
+        """Seconds from one step to the next, of late."""
         self._launched = False
         """No point of this launch has come yet."""
 
@@ -104,8 +115,11 @@ class CurveDetector(DispatchingDetector):
         value = typical(frame, self._config.metric)
         if value is None or (value <= 0 and self._config.level.logarithmic):
             return ()
-        self._interval = frame.step - self._last_step if self._last_step >= 0 else 1
-        self._last_step = frame.step
+        if self._last_step >= 0:
+            self._interval = frame.step - self._last_step
+            newest_s = (self.now_s - self._last_s) / self._interval
+            self._step_s += (newest_s - self._step_s) / PACE_POINTS if self._step_s else newest_s
+        self._last_step, self._last_s = frame.step, self.now_s
         if self._launched:
             self._launched = False
             self._watch.restart(fresh=frame.step < self._config.level.warm_points)
@@ -152,13 +166,19 @@ class CurveDetector(DispatchingDetector):
         if anchor.back:
             return self.episodes.close("job", frame.step, self.now_s, f"The {name} is back at its best level.")
         grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
-        severity = graver(Severity(told["severity"]), self._severity_of_climb())
+        severity = graver(Severity(told["severity"]), self._severity_of_climb(frame))
         if not grown and severity == told["severity"]:
             return ()
         return self._tell_climb(frame, severity)
 
-    def _severity_of_climb(self) -> Severity:
-        return Severity.INFO if self._anchor.share < self._config.slight_share else Severity.WARNING
+    def _severity_of_climb(self, frame: Frame) -> Severity:
+        config, share = self._config, self._anchor.share
+        brief = self._lasted_s(frame, self._anchor.onset_step) < config.brief_s and share < config.sure_ratio - 1
+        return Severity.INFO if brief or share < config.slight_share else Severity.WARNING
+
+    def _lasted_s(self, frame: Frame, onset_step: int | None) -> float:
+        """Seconds since a step, by how long steps have taken of late; 0 where it is not known since when."""
+        return 0.0 if onset_step is None else (frame.step - onset_step) * self._step_s
 
     def _tell_climb(self, frame: Frame, severity: Severity) -> list[Finding]:
         return self.episodes.update(
@@ -176,7 +196,7 @@ class CurveDetector(DispatchingDetector):
         return self.episodes.open(
             "job",
             attempt=self.attempt,
-            severity=self._severity_of_climb(),
+            severity=self._severity_of_climb(frame),
             onset_step=frame.step if onset is None else onset,
             detected_step=frame.step,
             onset_time_s=self.now_s,
@@ -207,25 +227,26 @@ class CurveDetector(DispatchingDetector):
         told = self.episodes.told("job")
         usual, before = self._watch.usual, told["evidence"]["value"]
         grown = value - usual >= self._config.retell_factor * abs(before - usual)
-        severity = self._graver(Severity(told["severity"]), value)
+        severity = self._graver(Severity(told["severity"]), frame)
         if not grown and severity == told["severity"]:
             return ()
+        how = "grows on" if grown else "stays high"
+        peaked = "".join(told["summary"].partition(PEAKED)[1:])
         return self.episodes.update(
             "job",
             severity=severity,
             detected_step=frame.step,
             detected_time_s=self.now_s,
             score=self._watch.score,
-            summary=f"The {self._config.metric} grows on: {value:.4g} in step {frame.step} (usual: {usual:.4g}).",
-            evidence={**told["evidence"], "value": value, "score": self._watch.score},
+            summary=f"The {self._config.metric} {how}: {value:.4g} in step {frame.step} (usual: {usual:.4g}).{peaked}",
+            evidence={**told["evidence"], **self._evidence(value)},
         )
 
-    def _graver(self, told: Severity, value: float) -> Severity:
-        """What an open divergence has become: what was told for information may matter now; what grows is critical."""
-        if self.kind is not Kind.LOSS_DIVERGENCE:
+    def _graver(self, told: Severity, frame: Frame) -> Severity:
+        """What an open rise has become, by its newest points: one for information may matter now."""
+        if not self._watch.lasting:
             return told
-        proper = self._severity(Turn.LASTING, value)
-        return proper if told is Severity.INFO or (proper is Severity.CRITICAL and self._watch.rising) else told
+        return graver(told, self._severity(Turn.LASTING, self._watch.newest, frame))
 
     def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {
@@ -242,9 +263,8 @@ class CurveDetector(DispatchingDetector):
             return self._turned(turn, value, frame)
         if turn is Turn.LASTING:
             if self.kind is Kind.GRAD_NORM:
-                return self.episodes.update(
-                    "job", severity=Severity.WARNING, summary=self._sentence(turn, value, frame)
-                )
+                severity = self._graver(Severity(self.episodes.told("job")["severity"]), frame)
+                return self.episodes.update("job", severity=severity, summary=self._sentence(turn, value, frame))
             return self.episodes.close("job", frame.step, self.now_s, f"The {name} did not come back: it diverges.")
         return self._close(turn, value, frame)
 
@@ -262,7 +282,7 @@ class CurveDetector(DispatchingDetector):
         if turn is Turn.LASTING:
             return self.episodes.update(
                 "job",
-                severity=graver(Severity(told["severity"]), self._severity(turn, value)),
+                severity=graver(Severity(told["severity"]), self._severity(turn, value, frame)),
                 detected_step=frame.step,
                 detected_time_s=self.now_s,
                 summary=self._sentence(turn, value, frame),
@@ -281,7 +301,7 @@ class CurveDetector(DispatchingDetector):
         return self.episodes.open(
             "job",
             attempt=self.attempt,
-            severity=self._severity(turn, value),
+            severity=self._severity(turn, value, frame),
             onset_step=onset,
             detected_step=frame.step,
             onset_time_s=self.now_s,
@@ -302,15 +322,19 @@ class CurveDetector(DispatchingDetector):
             "rising": watch.rising,
         }
 
-    def _severity(self, turn: Turn, value: float) -> Severity:
-        watch, excess = self._watch, value - self._watch.usual
+    def _severity(self, turn: Turn, value: float, frame: Frame) -> Severity:
+        config, watch, excess = self._config, self._watch, value - self._watch.usual
         if watch.settling.young:
             return Severity.INFO
-        mild = abs(excess) < (self._config.mild_ratio - 1) * abs(watch.usual)
+        sure = excess >= (config.sure_ratio - 1) * watch.measure
+        brief = self._lasted_s(frame, watch.onset_step) < config.brief_s
+        if turn is Turn.LASTING and brief and not sure:
+            return Severity.INFO
+        mild = abs(excess) < (config.mild_ratio - 1) * abs(watch.usual)
         if self.kind is Kind.LOSS_DIVERGENCE:
-            if excess < self._config.slight_share * watch.measure:
+            if excess < config.slight_share * watch.measure:
                 return Severity.INFO
-            return Severity.WARNING if mild and not watch.rising else Severity.CRITICAL
+            return Severity.WARNING if mild else Severity.CRITICAL
         return Severity.INFO if mild or (self.kind is Kind.GRAD_NORM and turn is Turn.JUMP) else Severity.WARNING
 
     def _sentence(self, turn: Turn, value: float, frame: Frame) -> str:

@@ -15,7 +15,7 @@ from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge
 
 
-def watched(series: Iterable[float], metric: str = "loss", family: str = "steps") -> list[Finding]:
+def watched(series: Iterable[float], metric: str = "loss", family: str = "steps", step_s: float = 1.0) -> list[Finding]:
     config = CatalogueConfig()
     bank = [
         CurveDetector(Kind.LOSS_SPIKE, config.loss),
@@ -23,7 +23,9 @@ def watched(series: Iterable[float], metric: str = "loss", family: str = "steps"
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),
     ]
     start = AttemptStart(ATTEMPT, topology(2), 0.0)
-    frames = (frame(step, {metric: [value, value]}, family=family) for step, value in enumerate(series))
+    frames = (
+        frame(step, {metric: [value, value]}, family=family, time_s=step * step_s) for step, value in enumerate(series)
+    )
     return judge([start, *frames], bank)
 
 
@@ -207,3 +209,39 @@ def test_a_climb_alone_has_no_spikes() -> None:
     losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(1200)
     losses[900:] *= 1.01 ** np.arange(300)
     assert all("spikes" not in finding.evidence for finding in watched(losses))
+
+
+def humps(step: int, height: float, points: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A loss at its floor, which one hump of the optimizer lifts by a share and lets fall again."""
+    losses = 0.0105 * (1 + 0.02 * np.random.default_rng(11).standard_normal(6000))
+    losses[step : step + points] *= 1 + height * np.sin(np.linspace(0.0, math.pi, points))
+    return losses
+
+
+@pytest.mark.parametrize(("height", "points"), [(0.3, 60), (0.5, 120), (0.9, 160), (0.9, 1200)])
+def test_a_hump_of_seconds_at_the_floor_of_the_loss_wakes_nobody(height: float, points: int) -> None:
+    found = watched(humps(3000, height, points), step_s=0.033)
+    assert {finding.severity for finding in found} <= {Severity.INFO}
+
+
+def test_a_rise_that_has_lasted_a_minute_is_told_by_its_size() -> None:
+    losses = humps(3000, 0.0, 10)
+    losses[3000:] *= 1.8
+    told = [finding for finding in watched(losses, step_s=0.033) if finding.kind is Kind.LOSS_DIVERGENCE]
+    grave = next(finding for finding in told if finding.severity is not Severity.INFO)
+    assert (grave.detected_time_s - 3000 * 0.033) == pytest.approx(60, abs=8)
+
+
+def test_where_steps_take_long_a_lasting_rise_is_no_longer_young_when_it_is_found() -> None:
+    losses = humps(3000, 0.0, 10)
+    losses[3000:] *= 1.8
+    told = [finding for finding in watched(losses, step_s=10.0) if finding.kind is Kind.LOSS_DIVERGENCE]
+    assert told[0].severity is Severity.CRITICAL
+
+
+def test_a_loss_of_three_times_its_level_waits_for_no_minute() -> None:
+    losses = humps(3000, 0.0, 10)
+    losses[3000:] *= np.minimum(1.02 ** np.arange(3000), 50.0)
+    told = [finding for finding in watched(losses, step_s=0.033) if finding.kind is Kind.LOSS_DIVERGENCE]
+    grave = next(finding for finding in told if finding.severity is Severity.CRITICAL)
+    assert (grave.detected_step or 0) <= 3080
