@@ -17,7 +17,9 @@ help: ## list the targets
 # One stamp for each set of packages, so that a change of what is installed installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard,adoption,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[torch,gpu,service,kafka,postgres,replay,tensorboard]' --group dev
 	@touch $@
 
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")

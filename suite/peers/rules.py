@@ -1,6 +1,6 @@
 """What other projects' rules would have said, at their defaults, about the same observations.
 
-NVRx's scores and thresholds are its own code (`pip install 'rankwatch[peers]'`); ADWIN is River's. The others are
+NVRx's scores and thresholds are its own code (`pip install --group peers`); ADWIN is River's. The others are
 re-expressed from their sources and marked so: their packages do not take recorded data, or cannot be installed beside
 each other. A rule speaks once for each subject, and again only after it has been silent about it for a while.
 """

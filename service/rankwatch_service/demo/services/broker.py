@@ -35,7 +35,7 @@ class Broker:
         """
         package = find_spec(PACKAGE)
         if package is None or package.origin is None:
-            raise BrokerError("noida-db is not installed: pip install 'rankwatch[demo]'")
+            raise BrokerError("noida-db is not installed: pip install noida-db==0.2.3")
         self._program = Path(package.origin).with_name("noida-db")
         self._folder = folder
         self._port = free_port()
