@@ -41,6 +41,8 @@ def terminal(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("RANKWATCH_URL", "RANKWATCH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    # Jobs of this machine that have nothing to do with the test keep their notices where any command looks.
+    monkeypatch.setattr("rankwatch.notices.directories", lambda env, uid: [env.get("RANKWATCH_DIR", str(tmp_path))])
     return Terminal(capsys, monkeypatch)
 
 
