@@ -26,9 +26,26 @@ from rankwatch_service.incidents.transition import Transition, TransitionKind
 from rankwatch_service.job.detection import Judge
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.routing import notifications
-from rankwatch_service.simulate.injected import Stall
-from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.simulate.script import apply
+from rankwatch_service.simulate.faults import (
+    BitFlip,
+    Congestion,
+    Hang,
+    HostLoss,
+    Kill,
+    LossDivergence,
+    NonFinite,
+    NormSpike,
+    Restart,
+    Slow,
+    SlowJob,
+    Stall,
+    Standstill,
+)
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.script.parse import apply
 from suite.pipeline import roster_of, updates_of
 
 RECEIVERS: Final = [
@@ -95,9 +112,8 @@ def scripted(name: str, text: str, kind: Kind | tuple[Kind, ...], ranks: tuple[i
     """One fault of `rankwatch simulate`, in a job of its own."""
 
     def job(size: int, seed: int) -> Job:
-        made = Job(size, 420, seed).hiccups(0.001, 0.3).bursts(1e-5)
-        apply(text, made)
-        return made
+        made = Job(size, 420, seed, noise=Noise(hiccup_probability=0.001, hiccup_s=0.3, burst_probability=1e-5))
+        return apply(text, made)
 
     return Case(name, job, one(kind, ranks, scope))
 
@@ -135,92 +151,91 @@ def _host(number: int) -> tuple[int, ...]:
 
 def _bad_gpu(size: int, seed: int) -> Job:
     """Slow, then hung, then lost."""
-    job = Job(size, 420, seed).slow(5, 200, 1.3)
-    return job.hang(5, 300, 30.0).kill(5, 300, None, 1, "CUDA error: uncorrectable ECC error")
+    job = Job(size, 420, seed).inject(Slow(5, 200, 1.3))
+    return job.inject(Hang(5, 300, 30.0), Kill(5, 300, None, 1, "CUDA error: uncorrectable ECC error"))
 
 
 def _bad_gpu_again(size: int, seed: int) -> Job:
     """The same, and the launcher starts it again on the same device, where it dies before it gets any further."""
-    job = _bad_gpu(size, seed).restart(300, 280)
+    job = _bad_gpu(size, seed).inject(Restart(300, 280))
     for _ in range(4):
-        job.kill(5, 295, None, 1, "CUDA error: uncorrectable ECC error").restart(295, 280)
+        job = job.inject(Kill(5, 295, None, 1, "CUDA error: uncorrectable ECC error"), Restart(295, 280))
     return job
 
 
 def _lost_and_back(size: int, seed: int) -> Job:
     """A process dies, the launcher starts the job again, and it goes on for good."""
-    return Job(size, 420, seed).kill(5, 300, 9).restart(300, 290)
+    return Job(size, 420, seed).inject(Kill(5, 300, 9), Restart(300, 290))
 
 
 def _crash_loop(size: int, seed: int) -> Job:
     """The job dies at the same step again and again, five times, then it is mended."""
     job = Job(size, 420, seed)
     for _ in range(5):
-        job.kill(5, 300, None, 1, "ValueError: bad record").restart(300, 270)
+        job = job.inject(Kill(5, 300, None, 1, "ValueError: bad record"), Restart(300, 270))
     return job
 
 
 def _poisoned(size: int, seed: int) -> Job:
     """The norm jumps, then there is NaN in one rank's gradients, in the norm and in every loss."""
-    return Job(size, 420, seed).norm_spike(298, 50.0, 3).nonfinite(5, 300)
+    return Job(size, 420, seed).inject(NormSpike(298, 50.0, 3), NonFinite(5, 300))
 
 
 def _rolled_back(size: int, seed: int) -> Job:
     """NaN, and a rollback past it."""
-    return Job(size, 420, seed).nonfinite(5, 300).restart(310, 280, relaunch=False)
+    return Job(size, 420, seed).inject(NonFinite(5, 300), Restart(310, 280, relaunch=False))
 
 
 def _corrupted(size: int, seed: int) -> Job:
     """A flipped bit; the gradient norm jumps and the loss diverges."""
-    return Job(size, 420, seed).flip(5, 291).norm_spike(293, 30.0, 3).diverge(295, 0.05)
+    return Job(size, 420, seed).inject(BitFlip(5, 291), NormSpike(293, 30.0, 3), LossDivergence(295, 0.05))
 
 
 def _exploding(size: int, seed: int) -> Job:
     """The norm jumps, the loss jumps and climbs on."""
-    return Job(size, 420, seed).norm_spike(298, 50.0, 30).diverge(300, 0.08)
+    return Job(size, 420, seed).inject(NormSpike(298, 50.0, 30), LossDivergence(300, 0.08))
 
 
 def _slow_storage(size: int, seed: int) -> Job:
     """Saves take five seconds; one takes ten minutes on all ranks."""
-    job = Job(size, 420, seed).standstill(60, 5.0, "checkpoint_save")
-    job.stalls.append(Stall(310, 600.0, "checkpoint_save"))
-    return job
+    saves = Standstill(60, 5.0, "checkpoint_save"), Stall(310, 600.0, "checkpoint_save")
+    return Job(size, 420, seed).inject(*saves)
 
 
 def _host_dies(size: int, seed: int) -> Job:
     """A host goes silent, its peers hang and then end one after the other."""
-    job = Job(size, 420, seed).lose_host("host-1", 300, 40.0)
-    return job.kill(0, 300, None, 1, ABORTED).restart(300, 290)
+    job = Job(size, 420, seed).inject(HostLoss("host-1", 300, 40.0))
+    return job.inject(Kill(0, 300, None, 1, ABORTED), Restart(300, 290))
 
 
 def _host_slow(size: int, seed: int) -> Job:
-    return Job(size, 420, seed).slow(_host(1), 250, 1.15)
+    return Job(size, 420, seed).inject(Slow(_host(1), 250, 1.15))
 
 
 def _host_slow_unevenly(size: int, seed: int) -> Job:
     """A host without enough cooling: its ranks become slow one after the other."""
     job = Job(size, 500, seed)
     for rank in _host(1):
-        job.slow(rank, 220 + 15 * (rank - 8), 1.15)
+        job = job.inject(Slow(rank, 220 + 15 * (rank - 8), 1.15))
     return job
 
 
 def _stage_slow(size: int, seed: int) -> Job:
-    job = Job(size, 420, seed, pp=4)
+    job = Job(size, 420, seed, placement=Placement(pp=4))
     stage = tuple(int(rank) for rank in range(size) if job.topology().pp[rank] == 2)
-    return job.slow(stage, 250, 1.2)
+    return job.inject(Slow(stage, 250, 1.2))
 
 
 def _staircase(size: int, seed: int) -> Job:
     job = Job(size, 700, seed)
     for stair in range(5):
-        job.slow(5, 200 + 80 * stair, 1.05)
+        job = job.inject(Slow(5, 200 + 80 * stair, 1.05))
     return job
 
 
 def _congested(size: int, seed: int) -> Job:
     """The network carries a quarter of what it did: collectives last longer for everybody, nobody is busier."""
-    return Job(size, 420, seed).congest(300, 4.0)
+    return Job(size, 420, seed).inject(Congestion(300, 4.0))
 
 
 CASCADES: Final = [
@@ -232,7 +247,7 @@ CASCADES: Final = [
     Case("one host slow, rank after rank", _host_slow_unevenly, one(Kind.STRAGGLER, _host(1), "host:host-1")),
     Case("one stage slow", _stage_slow, one(Kind.SLOWDOWN, (), "stage:2")),
     Case("staircase, 5 x 5 %", _staircase, one(Kind.STRAGGLER, (5,))),
-    Case("whole job slow", lambda size, seed: Job(size, 420, seed).slow_all(300, 1.3), one(Kind.SLOWDOWN)),
+    Case("whole job slow", lambda size, seed: Job(size, 420, seed).inject(SlowJob(300, 1.3)), one(Kind.SLOWDOWN)),
     Case("NaN, then norm and loss", _poisoned, one(Kind.NONFINITE, (5,))),
     Case("NaN, then a rollback", _rolled_back, one(Kind.NONFINITE, (5,))),
     Case("corruption, then divergence", _corrupted, one(Kind.CORRUPTION, (5,))),
@@ -249,9 +264,7 @@ def two(first: tuple[str, Kind, str], second: tuple[str, Kind, str]) -> Case:
 
     def job(size: int, seed: int) -> Job:
         made = Job(size, 420, seed)
-        apply(first[0], made)
-        apply(second[0], made)
-        return made
+        return apply(second[0], apply(first[0], made))
 
     name = " and ".join(f"{kind} {scope}" for _, kind, scope in (first, second))
     return Case(name, job, (*one(first[1], (), first[2]), *one(second[1], (), second[2])))
@@ -287,7 +300,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
     transitions: list[Transition] = []
     count = Count()
     now_s = 0.0
-    for observation in job.observations():
+    for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
         now_s = observation.time_s if isinstance(observation, Frame) else now_s
         for news in updates_of(judge, observation, roster):

@@ -28,7 +28,8 @@ from typing import Final
 
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from suite.cases import FAULTS, SILENT, Case, stragglers
 from suite.clean_jobs import BUDGETS, calibration, false_rates
 from suite.conditions import combined, conditions_alone, wandering_pace
@@ -82,7 +83,7 @@ def silent_line(case: Case, seeds: range) -> list[str]:
 
 def speed(ranks: int, steps: int = 120) -> list[str]:
     """Milliseconds of one core for each step, all detectors, 16 metrics."""
-    observations = list(Job(ranks, steps, 1, ends=False).observations())
+    observations = list(generate(Job(ranks, steps, 1, ends=False)))
     bank = detectors()
     frames: list[float] = []
     ticks: list[float] = []

@@ -29,7 +29,8 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.migrate import upgrade
@@ -63,7 +64,7 @@ def append(log: SqlLog, job: str, seq: int, table: wire.Table) -> None:
 def background(log: SqlLog, ranks: int, rate: float, stop: threading.Event) -> None:
     job = Job(world_size=ranks, steps=10**6, step_s=1 / rate, late_values=True)
     began_s = time.monotonic()
-    for message in batches("background", job.observations()):
+    for message in batches("background", generate(job)):
         if stop.wait(max(0.0, began_s + message.time_s - time.monotonic())):
             return
         log.append([Entry("background", wire.encode(message.batch))])

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from rankwatch_detectors.base import Change, Kind
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import LocalGradient, LossDivergence, LossSpike, NormSpike, Slow, SlowJob
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from suite.tables import table
 
 AT_STEP = 300
@@ -40,37 +42,37 @@ CURVES = [
         Kind.STRAGGLER,
         "one rank of 64, 2 % noise",
         (1.02, 1.03, 1.05, 1.1, 1.2, 1.5, 2.0),
-        lambda size, seed: Job(64, 500, seed).slow(seed % 64, AT_STEP, size),
+        lambda size, seed: Job(64, 500, seed).inject(Slow(seed % 64, AT_STEP, size)),
     ),
     Curve(
         Kind.SLOWDOWN,
         "all 64 ranks",
         (1.03, 1.05, 1.1, 1.2, 1.5, 2.0),
-        lambda size, seed: Job(64, 500, seed).slow_all(AT_STEP, size),
+        lambda size, seed: Job(64, 500, seed).inject(SlowJob(AT_STEP, size)),
     ),
     Curve(
         Kind.LOSS_SPIKE,
         "ten points, 2 % noise",
         (1.05, 1.1, 1.2, 1.5, 2.0, 3.0),
-        lambda size, seed: Job(8, 1300, seed, start_step=800).loss_spike(800 + AT_STEP, size, 10),
+        lambda size, seed: Job(8, 1300, seed, start_step=800).inject(LossSpike(800 + AT_STEP, size, 10)),
     ),
     Curve(
         Kind.LOSS_DIVERGENCE,
         "growth a point, 2 % noise",
         (1.001, 1.002, 1.005, 1.01, 1.02, 1.05),
-        lambda size, seed: Job(8, 1300, seed, start_step=800).diverge(800 + AT_STEP, size - 1),
+        lambda size, seed: Job(8, 1300, seed, start_step=800).inject(LossDivergence(800 + AT_STEP, size - 1)),
     ),
     Curve(
         Kind.GRAD_NORM,
         "two points, 15 % noise",
         (2.0, 3.0, 5.0, 10.0, 50.0),
-        lambda size, seed: Job(8, 500, seed).norm_spike(AT_STEP, size, 2),
+        lambda size, seed: Job(8, 500, seed).inject(NormSpike(AT_STEP, size, 2)),
     ),
     Curve(
         Kind.CORRUPTION,
         "local gradient norm of one rank of 64, 10 % noise",
         (1.2, 1.3, 1.5, 2.0, 3.0),
-        lambda size, seed: Job(64, 500, seed).gradient(5, AT_STEP, size),
+        lambda size, seed: Job(64, 500, seed).inject(LocalGradient(5, AT_STEP, size)),
     ),
 ]
 
@@ -80,7 +82,7 @@ def delay(curve: Curve, size: float, seed: int) -> float | None:
     job = curve.job(size, seed)
     (label,) = job.labels
     bank = detectors()
-    for observation in job.observations():
+    for observation in generate(job):
         for detector in bank:
             for finding in detector.observe(observation):
                 named = finding.kind is curve.kind and finding.ranks == label.ranks

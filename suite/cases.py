@@ -8,13 +8,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.budget import WEEK_S
-from rankwatch_service.simulate.injected import Label
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import (
+    BatchRamp,
+    BitFlip,
+    Congestion,
+    Drift,
+    Hang,
+    HostSilence,
+    Kill,
+    Label,
+    LinkFlap,
+    LocalGradient,
+    LossClimb,
+    LossDivergence,
+    LossLevel,
+    LossSpike,
+    MissingRows,
+    NonFinite,
+    NormSpike,
+    Pause,
+    Restart,
+    ScalerSkip,
+    Slow,
+    SlowJob,
+    Standstill,
+)
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 
 AT: Final = 200
 """The step at which most faults begin: baselines are learned by then."""
@@ -40,17 +66,19 @@ class Case:
 
 def bound(job: Job, ratio: float) -> float:
     """Lorden's bound in steps: what the best of all tests takes on average at one false finding a job-week."""
-    kl = math.log(ratio) ** 2 / (2 * job.noise**2)
-    return math.log(job.world_size * WEEK_S / job.step_s) / kl
+    divergence = math.log(ratio) ** 2 / (2 * job.noise.busy**2)
+    return math.log(job.world_size * WEEK_S / job.step_s) / divergence
 
 
 def straggler(ranks: int, ratio: float, noise: float = 0.02, delay_max: float | None = None) -> Case:
     """One slow rank, within twice the bound and five steps unless another limit is given."""
 
     def job(seed: int) -> Job:
-        return Job(ranks, AT + max(60, math.ceil(limit) + 40), seed, noise=noise).slow(_rank(seed, ranks), AT, ratio)
+        return Job(ranks, AT + max(60, math.ceil(limit) + 40), seed, noise=Noise(busy=noise)).inject(
+            Slow(_rank(seed, ranks), AT, ratio)
+        )
 
-    limit = delay_max or 2 * bound(Job(ranks, noise=noise), ratio) + STEPS_AFTER
+    limit = delay_max or 2 * bound(Job(ranks, noise=Noise(busy=noise)), ratio) + STEPS_AFTER
     name = f"straggler +{(ratio - 1) * 100:.0f} %, noise {noise * 100:.0f} %, {ranks:,} ranks"
     return Case(name, job, limit, "worker", ratio)
 
@@ -65,36 +93,35 @@ def _rank(seed: int, ranks: int) -> int:
 
 
 def _slow(seed: int, ratio: float, steps: int = 320, **more: object) -> Job:
-    return Job(64, steps, seed).slow(_rank(seed, 64), AT, ratio, **more)  # type: ignore[arg-type]
+    return Job(64, steps, seed).inject(Slow(_rank(seed, 64), AT, ratio, **more))  # type: ignore[arg-type]
 
 
 def _labelled(job: Job, *labels: Label) -> Job:
-    """A job whose script says less than what should be told, or more."""
-    job.labels[:] = labels
-    return job
+    """A job in which other labels should be found than those of its faults."""
+    return replace(job, expected=labels)
 
 
 def _staircase(seed: int) -> Job:
     """Five small steps up, each too small to see for long, one fault together."""
     job = Job(64, 640, seed)
     for stair in range(5):
-        job.slow(_rank(seed, 64), AT + 50 * stair, 1.03)
+        job = job.inject(Slow(_rank(seed, 64), AT + 50 * stair, 1.03))
     return _labelled(job, job.labels[0])
 
 
 def _shared(seed: int) -> Job:
     """Four CPU ranks on two cores, ten steps a second."""
-    return Job(4, 300, seed, step_s=0.1, noise=0.04, accelerated=False, contention=0.3)
+    return Job(4, 300, seed, step_s=0.1, noise=Noise(busy=0.04, contention=0.3), placement=Placement(accelerated=False))
 
 
 def _slow_stage(seed: int) -> Job:
-    job = Job(64, 400, seed, pp=4).slow(tuple(range(16, 32)), 300, 1.1)
+    job = Job(64, 400, seed, placement=Placement(pp=4)).inject(Slow(tuple(range(16, 32)), 300, 1.1))
     return _labelled(job, Label(Kind.SLOWDOWN, (), 300))
 
 
 def _level_of_loss(seed: int) -> Job:
     """Five standard deviations of the noise that all ranks share."""
-    return _labelled(_loss(seed).loss_step(LOSS_AT, 1.10), Label(Kind.LOSS_SPIKE, (), LOSS_AT))
+    return _labelled(_loss(seed).inject(LossLevel(LOSS_AT, 1.10)), Label(Kind.LOSS_SPIKE, (), LOSS_AT))
 
 
 def _loss(seed: int, steps: int = 900) -> Job:
@@ -103,13 +130,13 @@ def _loss(seed: int, steps: int = 900) -> Job:
 
 def _flat_loss(seed: int) -> Job:
     """Flat from its first step on, and long enough for its usual wandering to be known."""
-    return Job(8, 1800, seed, start_step=1000, loss_noise=0.015)
+    return Job(8, 1800, seed, start_step=1000, noise=Noise(loss=0.015))
 
 
 def _crash_loop(seed: int) -> Job:
     job = Job(8, 140, seed)
     for _ in range(5):
-        job.kill(3, 100, None, 1, "ValueError: bad record").restart(100, 80)
+        job = job.inject(Kill(3, 100, None, 1, "ValueError: bad record"), Restart(100, 80))
     return _labelled(job, Label(Kind.RANK_LOST, (3,), 100), Label(Kind.RESTART_LOOP, (), 80))
 
 
@@ -118,41 +145,69 @@ FAULTS: Final = [
     straggler(256, 1.03, delay_max=40),
     Case("staircase, 5 x 3 %", _staircase, 240),
     Case("every second step, x1.2", lambda s: _slow(s, 1.2, 400, every=2), 60, "worker"),
-    Case("two at once, +10 %", lambda s: Job(64, 300, s).slow(3, AT, 1.1).slow(40, AT, 1.1), 20, "worker", 1.1),
-    Case("one after the other", lambda s: Job(64, 360, s).slow(3, AT, 1.1).slow(40, 280, 1.2), 20, "worker"),
-    Case("whole host, +10 %", lambda s: Job(64, 300, s, tp=2).slow(tuple(range(8, 16)), AT, 1.1), 20, "", 1.1),
-    Case("half of a group of four, +50 %", lambda s: Job(4, 300, s).slow((0, 3), AT, 1.5), 20, "worker"),
+    Case(
+        "two at once, +10 %", lambda s: Job(64, 300, s).inject(Slow(3, AT, 1.1), Slow(40, AT, 1.1)), 20, "worker", 1.1
+    ),
+    Case("one after the other", lambda s: Job(64, 360, s).inject(Slow(3, AT, 1.1), Slow(40, 280, 1.2)), 20, "worker"),
+    Case(
+        "whole host, +10 %",
+        lambda s: Job(64, 300, s, placement=Placement(tp=2)).inject(Slow(tuple(range(8, 16)), AT, 1.1)),
+        20,
+        "",
+        1.1,
+    ),
+    Case("half of a group of four, +50 %", lambda s: Job(4, 300, s).inject(Slow((0, 3), AT, 1.5)), 20, "worker"),
     Case("for 300 steps, +10 %", lambda s: _slow(s, 1.1, 700, until_step=AT + 300), 20, "worker", 1.1),
-    Case("with a loss spike at once, +10 %", lambda s: _slow(s, 1.1, 400).loss_spike(AT + 5, 3.0), 20, "", 1.1),
-    Case("with the whole job slower at once", lambda s: _slow(s, 1.2, 360).slow_all(AT, 1.15), 30),
-    Case("from the first step, +30 %", lambda s: Job(64, 100, s).slow(_rank(s, 64), 0, 1.3), 40, "worker"),
+    Case("with a loss spike at once, +10 %", lambda s: _slow(s, 1.1, 400).inject(LossSpike(AT + 5, 3.0)), 20, "", 1.1),
+    Case("with the whole job slower at once", lambda s: _slow(s, 1.2, 360).inject(SlowJob(AT, 1.15)), 30),
+    Case("from the first step, +30 %", lambda s: Job(64, 100, s).inject(Slow(_rank(s, 64), 0, 1.3)), 40, "worker"),
     Case("waits for data, +30 %", lambda s: _slow(s, 1.3, data_wait=True), 20, "data", 1.3),
-    Case("uneven sequences, +10 %", lambda s: Job(64, 320, s, tp=2, pp=4).uneven(0.15).slow(5, AT, 1.1), 25, "", 1.1),
-    Case("uneven sequences told, +10 %", lambda s: _slow(s, 1.1).uneven(0.15, report_tokens=True), 25, "", 1.1),
-    Case("x2 by CPU time, 4 ranks on 2 cores", lambda s: _shared(s).slow(s % 4, AT, 2.0), 30, "worker"),
-    Case("again after a relaunch, +20 %", lambda s: _slow(s, 1.2).restart(240, 230), 20, "worker"),
+    Case(
+        "uneven sequences, +10 %",
+        lambda s: Job(64, 320, s, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)).inject(
+            Slow(5, AT, 1.1)
+        ),
+        25,
+        "",
+        1.1,
+    ),
+    Case(
+        "uneven sequences told, +10 %",
+        lambda s: replace(_slow(s, 1.1), report_tokens=True, noise=Noise(uneven_cv=0.15)),
+        25,
+        "",
+        1.1,
+    ),
+    Case("x2 by CPU time, 4 ranks on 2 cores", lambda s: _shared(s).inject(Slow(s % 4, AT, 2.0)), 30, "worker"),
+    Case("again after a relaunch, +20 %", lambda s: _slow(s, 1.2).inject(Restart(240, 230)), 20, "worker"),
     Case("one stage of four, +10 %", _slow_stage, 30),
-    Case("uniform slowdown, +5 %", lambda s: Job(64, 380, s).slow_all(300, 1.05), 30),
-    Case("uniform slowdown, +20 %", lambda s: Job(64, 360, s).slow_all(300, 1.20), 30),
-    Case("network slower, +50 %", lambda s: Job(64, 380, s).congest(300, 1.5), 40),
-    Case("all ranks +25 % over 1,800 steps", lambda s: Job(8, 1200, s).drift(500, 1.25, 1800), 600),
-    Case("hang", lambda s: Job(16, 120, s).hang(_rank(s, 16), 100, 30), 8),
-    Case("stopped rank, 10 steps a second", lambda s: Job(16, 400, s, step_s=0.1).hang(3, 300, 30, stopped=True), 8),
-    Case("hang of a whole host", lambda s: Job(32, 120, s).hang(tuple(range(8, 16)), 100, 30), 8),
-    Case("hang, 10 s a step", lambda s: Job(16, 60, s, step_s=10.0).hang(_rank(s, 16), 50, 120), 25),
-    Case("NaN in local gradients", lambda s: Job(16, 120, s).nonfinite(_rank(s, 16), 100), 0),
-    Case("flipped bit, fingerprints every 10", lambda s: Job(16, 130, s).flip(_rank(s, 16), 101 + s % 9), 10),
-    Case("local gradient norm x1.5", lambda s: Job(64, 300, s).gradient(_rank(s, 64), AT, 1.5), 10),
-    Case("loss x3, one point", lambda s: _loss(s).loss_spike(LOSS_AT, 3.0), 3),
-    Case("loss x1.2, ten points", lambda s: _loss(s).loss_spike(LOSS_AT, 1.2, 10), 5),
+    Case("uniform slowdown, +5 %", lambda s: Job(64, 380, s).inject(SlowJob(300, 1.05)), 30),
+    Case("uniform slowdown, +20 %", lambda s: Job(64, 360, s).inject(SlowJob(300, 1.20)), 30),
+    Case("network slower, +50 %", lambda s: Job(64, 380, s).inject(Congestion(300, 1.5)), 40),
+    Case("all ranks +25 % over 1,800 steps", lambda s: Job(8, 1200, s).inject(Drift(500, 1.25, 1800)), 600),
+    Case("hang", lambda s: Job(16, 120, s).inject(Hang(_rank(s, 16), 100, 30)), 8),
+    Case(
+        "stopped rank, 10 steps a second",
+        lambda s: Job(16, 400, s, step_s=0.1).inject(Hang(3, 300, 30, stopped=True)),
+        8,
+    ),
+    Case("hang of a whole host", lambda s: Job(32, 120, s).inject(Hang(tuple(range(8, 16)), 100, 30)), 8),
+    Case("hang, 10 s a step", lambda s: Job(16, 60, s, step_s=10.0).inject(Hang(_rank(s, 16), 50, 120)), 25),
+    Case("NaN in local gradients", lambda s: Job(16, 120, s).inject(NonFinite(_rank(s, 16), 100)), 0),
+    Case(
+        "flipped bit, fingerprints every 10", lambda s: Job(16, 130, s).inject(BitFlip(_rank(s, 16), 101 + s % 9)), 10
+    ),
+    Case("local gradient norm x1.5", lambda s: Job(64, 300, s).inject(LocalGradient(_rank(s, 64), AT, 1.5)), 10),
+    Case("loss x3, one point", lambda s: _loss(s).inject(LossSpike(LOSS_AT, 3.0)), 3),
+    Case("loss x1.2, ten points", lambda s: _loss(s).inject(LossSpike(LOSS_AT, 1.2, 10)), 5),
     Case("loss up by five sigmas, for good", _level_of_loss, 20),
-    Case("loss +0.5 % a point", lambda s: _loss(s).diverge(LOSS_AT, 0.005), 60),
-    Case("loss diverges, +5 % a point", lambda s: _loss(s).diverge(LOSS_AT, 0.05), 20),
-    Case("loss x2.2 over 1,300 steps", lambda s: _flat_loss(s).climb(1500, 2.2, 1300), 200),
-    Case("gradient norm x50", lambda s: _loss(s, 420).norm_spike(380, 50.0, 2), 3),
-    Case("rank killed", lambda s: Job(16, 120, s).kill(_rank(s, 16), 100), 0),
-    Case("rank ended by an error", lambda s: Job(16, 120, s).kill(3, 100, None, 1, "CUDA error: ECC"), 0),
-    Case("host silent", lambda s: Job(16, 150, s).silence("host-1", 100, 140), 12),
+    Case("loss +0.5 % a point", lambda s: _loss(s).inject(LossDivergence(LOSS_AT, 0.005)), 60),
+    Case("loss diverges, +5 % a point", lambda s: _loss(s).inject(LossDivergence(LOSS_AT, 0.05)), 20),
+    Case("loss x2.2 over 1,300 steps", lambda s: _flat_loss(s).inject(LossClimb(1500, 2.2, 1300)), 200),
+    Case("gradient norm x50", lambda s: _loss(s, 420).inject(NormSpike(380, 50.0, 2)), 3),
+    Case("rank killed", lambda s: Job(16, 120, s).inject(Kill(_rank(s, 16), 100)), 0),
+    Case("rank ended by an error", lambda s: Job(16, 120, s).inject(Kill(3, 100, None, 1, "CUDA error: ECC")), 0),
+    Case("host silent", lambda s: Job(16, 150, s).inject(HostSilence("host-1", 100, 140)), 12),
     Case("the same crash again and again", _crash_loop),
 ]
 """Jobs in which something is wrong; `stragglers` gives the sizes besides."""
@@ -160,30 +215,46 @@ FAULTS: Final = [
 SILENT: Final = [
     Case("clean", lambda s: Job(64, 600, s)),
     Case("clean, two ranks", lambda s: Job(2, 600, s)),
-    Case("one rank half again as fast", lambda s: Job(64, 400, s).slow(7, AT, 1 / 1.5)),
-    Case("heavy stage", lambda s: Job(64, 400, s, pp=4).heavy_stage(3, 1.6)),
-    Case("uneven sequences, CV 15 %", lambda s: Job(64, 600, s, tp=2, pp=4).uneven(0.15)),
-    Case("uneven sequences, told", lambda s: Job(64, 600, s).uneven(0.15, report_tokens=True)),
-    Case("garbage collection, now and then", lambda s: Job(64, 600, s).hiccups(0.01, 0.5)),
-    Case("garbage collection, every 100 steps", lambda s: Job(64, 600, s).collections(100, 0.5)),
-    Case("bursts of 2 to 4 slow steps", lambda s: Job(64, 900, s).bursts(2e-4)),
-    Case("evaluations without a label", lambda s: Job(64, 400, s, step_s=0.5).unlabelled(50, 50.0)),
-    Case("evaluations", lambda s: Job(64, 400, s).standstill(100, 60.0, "eval")),
-    Case("evaluations of 20 minutes", lambda s: Job(16, 260, s).standstill(80, 1200.0, "eval")),
-    Case("saves", lambda s: Job(64, 400, s).standstill(50, 20.0, "checkpoint_save")),
-    Case("silicon spread of 3 %", lambda s: Job(64, 600, s, silicon=0.03)),
-    Case("batches become larger", lambda s: Job(64, 500, s).ramp(250, 1.5)),
-    Case("a rank that starts late, rows missing", lambda s: Job(64, 500, s).absent(7, 0, 150).absent(9, 200, 260)),
-    Case("loss scaler skips", lambda s: Job(16, 400, s).scaler_skip(100).scaler_skip(101).scaler_skip(300)),
-    Case("another mix of data: loss -5 %", lambda s: _loss(s).loss_step(600, 0.95)),
-    Case("daily wave of 2 %", lambda s: Job(16, 1440, s, step_s=60.0).daily_wave(0.02)),
-    Case("slow first steps", lambda s: Job(64, 400, s).warm_up(50, 3.0)),
-    Case("one device less on a host", lambda s: Job(62, 400, s).lean(2)),
-    Case("a link that flaps", lambda s: Job(64, 400, s).flap(AT, 3.0)),
-    Case("paused by order", lambda s: Job(16, 300, s).pause(AT, 60.0)),
-    Case("relaunched", lambda s: Job(64, 400, s).restart(250, 230)),
-    Case("rolled back", lambda s: Job(64, 400, s).restart(250, 230, relaunch=False)),
+    Case("one rank half again as fast", lambda s: Job(64, 400, s).inject(Slow(7, AT, 1 / 1.5))),
+    Case("heavy stage", lambda s: Job(64, 400, s, placement=Placement(pp=4, heavy_stage=(3, 1.6)))),
+    Case(
+        "uneven sequences, CV 15 %",
+        lambda s: Job(64, 600, s, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)),
+    ),
+    Case("uneven sequences, told", lambda s: Job(64, 600, s, report_tokens=True, noise=Noise(uneven_cv=0.15))),
+    Case(
+        "garbage collection, now and then",
+        lambda s: Job(64, 600, s, noise=Noise(hiccup_probability=0.01, hiccup_s=0.5)),
+    ),
+    Case(
+        "garbage collection, every 100 steps", lambda s: Job(64, 600, s, noise=Noise(collect_every=100, collect_s=0.5))
+    ),
+    Case("bursts of 2 to 4 slow steps", lambda s: Job(64, 900, s, noise=Noise(burst_probability=2e-4))),
+    Case("evaluations without a label", lambda s: Job(64, 400, s, step_s=0.5).inject(Standstill(50, 50.0))),
+    Case("evaluations", lambda s: Job(64, 400, s).inject(Standstill(100, 60.0, "eval"))),
+    Case("evaluations of 20 minutes", lambda s: Job(16, 260, s).inject(Standstill(80, 1200.0, "eval"))),
+    Case("saves", lambda s: Job(64, 400, s).inject(Standstill(50, 20.0, "checkpoint_save"))),
+    Case("silicon spread of 3 %", lambda s: Job(64, 600, s, noise=Noise(silicon=0.03))),
+    Case("batches become larger", lambda s: Job(64, 500, s).inject(BatchRamp(250, 1.5))),
+    Case(
+        "a rank that starts late, rows missing",
+        lambda s: Job(64, 500, s).inject(MissingRows(7, 0, 150), MissingRows(9, 200, 260)),
+    ),
+    Case("loss scaler skips", lambda s: Job(16, 400, s).inject(ScalerSkip(100), ScalerSkip(101), ScalerSkip(300))),
+    Case("another mix of data: loss -5 %", lambda s: _loss(s).inject(LossLevel(600, 0.95))),
+    Case("daily wave of 2 %", lambda s: Job(16, 1440, s, step_s=60.0, noise=Noise(wave=0.02))),
+    Case("slow first steps", lambda s: Job(64, 400, s, noise=Noise(warm_up_steps=50, warm_up_factor=3.0))),
+    Case("one device less on a host", lambda s: Job(62, 400, s, placement=Placement(lean_host=2))),
+    Case("a link that flaps", lambda s: Job(64, 400, s).inject(LinkFlap(AT, 3.0))),
+    Case("paused by order", lambda s: Job(16, 300, s).inject(Pause(AT, 60.0))),
+    Case("relaunched", lambda s: Job(64, 400, s).inject(Restart(250, 230))),
+    Case("rolled back", lambda s: Job(64, 400, s).inject(Restart(250, 230, relaunch=False))),
     Case("late values", lambda s: Job(64, 400, s, late_values=True)),
-    Case("crowded cores", lambda s: Job(4, 1500, s, step_s=0.1, noise=0.04, accelerated=False, contention=0.6)),
+    Case(
+        "crowded cores",
+        lambda s: Job(
+            4, 1500, s, step_s=0.1, noise=Noise(busy=0.04, contention=0.6), placement=Placement(accelerated=False)
+        ),
+    ),
 ]
 """Jobs in which nothing is wrong."""

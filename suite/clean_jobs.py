@@ -1,9 +1,9 @@
-"""Jobs in which nothing is wrong, for as long as it takes to see how often the detectors say that something is.
+"""Jobs without a fault, long enough to measure how often the detectors report one.
 
 Each has everything that a healthy job goes through: a silicon spread, garbage collection, bursts of slow steps,
 evaluations, saves, skipped steps, slow first steps, a relaunch, a rollback, a daily wave, a change in the mix of data,
-and from 64 ranks on pipeline stages and sequences of uneven length. A job-week is cut into parts, each a job with a
-seed of its own, so that all cores have something to do.
+and from 64 ranks on pipeline stages and sequences of uneven length. A job-week is cut into parts, each a job with its
+own seed, so that it can run on all cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Final
 from rankwatch_detectors.base import Change, Severity
 from rankwatch_detectors.budget import WEEK_S
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import LossLevel, Restart, ScalerSkip, Standstill
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 
 PART_STEPS: Final = 3_000
 TICK_S: Final = 5.0
@@ -41,15 +45,29 @@ class Part:
 def clean(part: Part) -> Job:
     """The job of a part."""
     wide = part.ranks >= 64
+    noise = Noise(
+        uneven_cv=0.1 if wide else 0.0,
+        hiccup_probability=0.001,
+        hiccup_s=0.3 * part.step_s,
+        collect_every=500,
+        collect_s=0.3 * part.step_s,
+        burst_probability=1e-5,
+        wave=0.02,
+        warm_up_steps=20,
+        warm_up_factor=3.0,
+    )
     job = Job(
-        part.ranks, part.steps, part.seed, step_s=part.step_s, silicon=0.02, pp=4 if wide else 1, ends=False,
-        tick_s=TICK_S, fingerprint_every=50,
+        part.ranks, part.steps, part.seed, step_s=part.step_s, tick_s=TICK_S, noise=noise,
+        placement=Placement(pp=4 if wide else 1), fingerprint_every=50, ends=False,
     )  # fmt: skip
-    job.hiccups(0.001, 0.3 * part.step_s).collections(500, 0.3 * part.step_s).bursts(1e-5).daily_wave(0.02)
-    job.standstill(1000, 120.0, "eval").standstill(300, 30.0, "checkpoint_save").warm_up(20, 3.0).scaler_skip(450)
-    job.restart(part.steps // 3, part.steps // 3 - 20).restart(part.steps // 2, part.steps // 2 - 20, relaunch=False)
-    job.loss_step(part.steps * 3 // 4, 0.97)
-    return job.uneven(0.1) if wide else job
+    return job.inject(
+        Standstill(1000, 120.0, "eval"),
+        Standstill(300, 30.0, "checkpoint_save"),
+        ScalerSkip(450),
+        Restart(part.steps // 3, part.steps // 3 - 20),
+        Restart(part.steps // 2, part.steps // 2 - 20, relaunch=False),
+        LossLevel(part.steps * 3 // 4, 0.97),
+    )
 
 
 def budgeted(budget: float) -> CatalogueConfig:
@@ -65,10 +83,10 @@ def budgeted(budget: float) -> CatalogueConfig:
 
 
 def heard(part: Part) -> Counter[str]:
-    """What was opened in a part, by kind; what was told for information only is marked so."""
+    """Findings opened in a part, by kind; info-level ones are marked."""
     bank = detectors(None if part.budget is None else budgeted(part.budget))
     opened: Counter[str] = Counter()
-    for observation in clean(part).observations():
+    for observation in generate(clean(part)):
         for detector in bank:
             for finding in detector.observe(observation):
                 if finding.change is Change.OPEN:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.simulate.injected import Label
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Congestion, Hang, Label, Slow, SlowJob, WanderingPace
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from suite.cases import Case
 
 SIZES: Final = (16, 64, 1024)
@@ -28,36 +29,39 @@ class Part:
     """Half of a case: what it does to a job, and within how many steps it must be found where it has a label."""
 
     name: str
-    apply: Callable[[Job], object]
+    apply: Callable[[Job], Job]
     delay_max: float = 30.0
 
 
-def _unlabelled(job: Job, rank: int | tuple[int, ...], at: int, factor: float) -> None:
-    before = list(job.labels)
-    job.slow(rank, at, factor).labels[:] = before
+def _unlabelled(job: Job, rank: int | tuple[int, ...], at: int, factor: float) -> Job:
+    return replace(job.inject(Slow(rank, at, factor)), expected=job.labels)
 
 
-def _heavier_stage(job: Job) -> None:
+def _heavier_stage(job: Job) -> Job:
     """The last stage becomes 40 % heavier than the others, where it was 25 %."""
     ranks = tuple(range(job.world_size - job.world_size // STAGES, job.world_size))
-    _unlabelled(job, ranks, AT, 1.4 / 1.25)
-    job.labels.append(Label(Kind.SLOWDOWN, (), AT))
+    heavier = _unlabelled(job, ranks, AT, 1.4 / 1.25)
+    return replace(heavier, expected=(*heavier.labels, Label(Kind.SLOWDOWN, (), AT)))
+
+
+def _heavy_stage(job: Job) -> Job:
+    return replace(job, placement=replace(job.placement, heavy_stage=(STAGES - 1, 1.25)))
 
 
 CONDITIONS: Final = [
-    Part("the last stage 25 % heavier", lambda job: job.heavy_stage(STAGES - 1, 1.25)),
+    Part("the last stage 25 % heavier", _heavy_stage),
     Part("a rank 8 % slower from the start", lambda job: _unlabelled(job, job.world_size // 2, 0, 1.08)),
-    Part("a rank 30 % slower from the start", lambda job: job.slow(job.world_size // 2, 0, 1.3)),
-    Part("a pace that wanders by 1 to 3 %", lambda job: job.wander(0.01, 0.03, 100)),
+    Part("a rank 30 % slower from the start", lambda job: job.inject(Slow(job.world_size // 2, 0, 1.3))),
+    Part("a pace that wanders by 1 to 3 %", lambda job: job.inject(WanderingPace(0.01, 0.03, 100))),
 ]
 """What is true of a job from its start."""
 
 LATER: Final = [
-    Part("all 8 % slower", lambda job: job.slow_all(AT, 1.08)),
-    Part("collectives x3", lambda job: job.congest(AT, 3.0), 40),
-    Part("a rank 10 % slower", lambda job: job.slow(3, AT, 1.1), 20),
+    Part("all 8 % slower", lambda job: job.inject(SlowJob(AT, 1.08))),
+    Part("collectives x3", lambda job: job.inject(Congestion(AT, 3.0)), 40),
+    Part("a rank 10 % slower", lambda job: job.inject(Slow(3, AT, 1.1)), 20),
     Part("the last stage 40 % heavier", _heavier_stage),
-    Part("a hang", lambda job: job.hang(5, AT, 30), 8),
+    Part("a hang", lambda job: job.inject(Hang(5, AT, 30)), 8),
 ]
 """Faults that begin later."""
 
@@ -66,9 +70,9 @@ def _case(size: int, fault: Part, condition: Part | None = None) -> Case:
     parts = (fault,) if condition is None else (condition, fault)
 
     def job(seed: int) -> Job:
-        made = Job(size, STEPS, seed, pp=STAGES)
+        made = Job(size, STEPS, seed, placement=Placement(pp=STAGES))
         for part in parts:
-            part.apply(made)
+            made = part.apply(made)
         return made
 
     beside = "" if condition is None else f", beside {condition.name}"
@@ -99,8 +103,8 @@ def wandering_pace(sizes: tuple[int, ...] = (8, 64, 256)) -> Iterator[Case]:
 
 
 def _wandering(size: int, seed: int) -> Job:
-    return Job(size, 2200, seed).wander(0.05, 0.09, 120)
+    return Job(size, 2200, seed).inject(WanderingPace(0.05, 0.09, 120))
 
 
 def _wandering_slower(size: int, seed: int) -> Job:
-    return _wandering(size, seed).slow_all(2000, 1.3)
+    return _wandering(size, seed).inject(SlowJob(2000, 1.3))

@@ -14,8 +14,9 @@ from typing import Final
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
-from rankwatch_service.simulate.injected import Label
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Label
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from suite.cases import Case, bound
 from suite.pipeline import recording_pipeline, roster_of, updates_of
 
@@ -135,7 +136,7 @@ def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     judge, roster = recording_pipeline(findings), roster_of(job.topology())
     incidents: dict[str, Incident] = {}
     messages = 0
-    for observation in job.observations():
+    for observation in generate(job):
         for news in updates_of(judge, observation, roster):
             incidents[news.incident.id] = news.incident
             sent = (

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Drift, LossClimb, LossSpike, Overflow
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 from suite.cases import Case
 from suite.conditions import CONDITIONS, STAGES, Part
 
@@ -18,17 +21,17 @@ AT: Final = START + 500
 STEPS: Final = AT + 700
 
 CHANGES: Final = [
-    Part("all ranks +25 % over 1,800 steps", lambda job: job.drift(AT, 1.25, 1800), 640),
-    Part("loss x2.2 over 1,300 steps", lambda job: job.climb(AT, 2.2, 1300), 200),
-    Part("a norm that overflows on one rank", lambda job: job.overflow(job.world_size // 3, AT + 300), 0),
+    Part("all ranks +25 % over 1,800 steps", lambda job: job.inject(Drift(AT, 1.25, 1800)), 640),
+    Part("loss x2.2 over 1,300 steps", lambda job: job.inject(LossClimb(AT, 2.2, 1300)), 200),
+    Part("a norm that overflows on one rank", lambda job: job.inject(Overflow(job.world_size // 3, AT + 300)), 0),
 ]
-SPIKE: Final = Part("a spike of x2", lambda job: job.loss_spike(AT + 400, 2.0, 2), 2)
+SPIKE: Final = Part("a spike of x2", lambda job: job.inject(LossSpike(AT + 400, 2.0, 2)), 2)
 
 
 def _job(size: int, seed: int, *parts: Part) -> Job:
-    job = Job(size, STEPS, seed, pp=STAGES, start_step=START, loss_noise=0.015)
+    job = Job(size, STEPS, seed, start_step=START, noise=Noise(loss=0.015), placement=Placement(pp=STAGES))
     for part in parts:
-        part.apply(job)
+        job = part.apply(job)
     return job
 
 

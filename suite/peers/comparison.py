@@ -7,7 +7,8 @@ from typing import Final
 
 from rankwatch_detectors.base import Change, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from suite.cases import Case
 from suite.peers.rules import Rule, rules
 from suite.scoring import BRINGS, OF_LOSS
@@ -93,7 +94,7 @@ def _all_said(job: Job) -> dict[str, list[Said]]:
     labelled = {label.kind for label in job.labels}
     labelled |= OF_LOSS if labelled & OF_LOSS else set()
     step = 0
-    for observation in job.observations():
+    for observation in generate(job):
         step = observation.step if isinstance(observation, Frame) else step
         for detector in bank:
             for finding in detector.observe(observation):

@@ -19,7 +19,28 @@ from hypothesis import strategies as st
 
 from rankwatch_detectors.base import Detector, Finding, Frame, Observation
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import (
+    BitFlip,
+    Hang,
+    HostSilence,
+    Kill,
+    LocalGradient,
+    LossDivergence,
+    LossSpike,
+    MissingRows,
+    NonFinite,
+    NormSpike,
+    Pause,
+    Restart,
+    ScalerSkip,
+    Slow,
+    SlowJob,
+    Standstill,
+)
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.stream.packing import pack, unpack
 from tests.support.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
 from tests.support.verdicts import judge, opened
@@ -29,24 +50,24 @@ STEPS = 150
 DRAWN = (Phase.explicit, Phase.generate)
 """A failing job is told as it was drawn: to make it smaller would take longer than to read it."""
 FAULTS: list[Callable[[Job, int, int], Job]] = [
-    lambda job, rank, at: job.slow(rank, at, 1.6, at + 30),
-    lambda job, rank, at: job.slow(rank, 0, 1.4),
-    lambda job, rank, at: job.slow_all(at, 1.4, at + 25),
-    lambda job, rank, at: job.gradient(rank, at, 2.0),
-    lambda job, rank, at: job.flip(rank, at),
-    lambda job, rank, at: job.nonfinite(rank, at),
-    lambda job, rank, at: job.scaler_skip(at),
-    lambda job, rank, at: job.loss_spike(at, 4.0, 3),
-    lambda job, rank, at: job.diverge(at, 0.05),
-    lambda job, rank, at: job.norm_spike(at, 40.0, 3),
-    lambda job, rank, at: job.hang(rank, at, 25.0),
-    lambda job, rank, at: job.silence("host-0", at, at + 20),
-    lambda job, rank, at: job.absent(rank, 0, at),
-    lambda job, rank, at: job.pause(at, 20.0),
-    lambda job, rank, at: job.standstill(at // 2, 15.0, "eval"),
-    lambda job, rank, at: job.restart(at, at - 20, relaunch=False),
-    lambda job, rank, at: job.restart(at, at - 20),
-    lambda job, rank, at: job.kill(rank, at),
+    lambda job, rank, at: job.inject(Slow(rank, at, 1.6, at + 30)),
+    lambda job, rank, at: job.inject(Slow(rank, 0, 1.4)),
+    lambda job, rank, at: job.inject(SlowJob(at, 1.4, at + 25)),
+    lambda job, rank, at: job.inject(LocalGradient(rank, at, 2.0)),
+    lambda job, rank, at: job.inject(BitFlip(rank, at)),
+    lambda job, rank, at: job.inject(NonFinite(rank, at)),
+    lambda job, rank, at: job.inject(ScalerSkip(at)),
+    lambda job, rank, at: job.inject(LossSpike(at, 4.0, 3)),
+    lambda job, rank, at: job.inject(LossDivergence(at, 0.05)),
+    lambda job, rank, at: job.inject(NormSpike(at, 40.0, 3)),
+    lambda job, rank, at: job.inject(Hang(rank, at, 25.0)),
+    lambda job, rank, at: job.inject(HostSilence("host-0", at, at + 20)),
+    lambda job, rank, at: job.inject(MissingRows(rank, 0, at)),
+    lambda job, rank, at: job.inject(Pause(at, 20.0)),
+    lambda job, rank, at: job.inject(Standstill(at // 2, 15.0, "eval")),
+    lambda job, rank, at: job.inject(Restart(at, at - 20, relaunch=False)),
+    lambda job, rank, at: job.inject(Restart(at, at - 20)),
+    lambda job, rank, at: job.inject(Kill(rank, at)),
 ]
 
 
@@ -55,35 +76,38 @@ def jobs(draw: st.DrawFn) -> Job:
     """A job of any shape, with up to four things that happen to it."""
     world_size, pp = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 2), (8, 1), (8, 4), (12, 3)]))
     job = Job(
-        world_size, STEPS, draw(st.integers(0, 99)), pp=pp, step_s=draw(st.sampled_from([0.2, 1.0, 4.0])),
-        accelerated=draw(st.booleans()), late_values=draw(st.booleans()), ranks_per_host=4,
-    )  # fmt: skip
+        world_size,
+        STEPS,
+        draw(st.integers(0, 99)),
+        step_s=draw(st.sampled_from([0.2, 1.0, 4.0])),
+        late_values=draw(st.booleans()),
+        placement=Placement(pp=pp, accelerated=draw(st.booleans()), ranks_per_host=4),
+    )
     for fault in draw(st.lists(st.sampled_from(FAULTS), max_size=4, unique=True)):
-        fault(job, draw(st.integers(0, world_size - 1)), draw(st.integers(60, 120)))
+        job = fault(job, draw(st.integers(0, world_size - 1)), draw(st.integers(60, 120)))
     if draw(st.booleans()):
-        job.uneven(0.15, report_tokens=draw(st.booleans()))
+        job = dataclasses.replace(job, noise=Noise(uneven_cv=0.15), report_tokens=draw(st.booleans()))
     return job
 
 
 def troubled(world_size: int = 8) -> list[Observation]:
     """One of everything, in 280 steps."""
-    job = (
-        Job(world_size=world_size, steps=280, seed=11, ranks_per_host=4)
-        .slow_all(40, 1.4, until_step=56)
-        .slow(2, 60, 1.6, until_step=100)
-        .gradient(3, 70, 2.0)
-        .norm_spike(90, 40.0, 3)
-        .loss_spike(110, 4.0, 2)
-        .hang(1, 130, 30.0)
-        .silence("host-1", 140, 160)
-        .flip(5, 165)
-        .nonfinite(4, 180)
-        .restart(183, 170, relaunch=False)
-        .kill(6, 230)
-        .restart(230, 200)
-        .diverge(215, 0.05)
+    job = Job(world_size=world_size, steps=280, seed=11, placement=Placement(ranks_per_host=4)).inject(
+        SlowJob(40, 1.4, until_step=56),
+        Slow(2, 60, 1.6, until_step=100),
+        LocalGradient(3, 70, 2.0),
+        NormSpike(90, 40.0, 3),
+        LossSpike(110, 4.0, 2),
+        Hang(1, 130, 30.0),
+        HostSilence("host-1", 140, 160),
+        BitFlip(5, 165),
+        NonFinite(4, 180),
+        Restart(183, 170, relaunch=False),
+        Kill(6, 230),
+        Restart(230, 200),
+        LossDivergence(215, 0.05),
     )
-    return list(job.observations())
+    return list(generate(job))
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +165,7 @@ def test_detectors_restored_from_bytes_any_number_of_times_go_on_as_if_nothing_h
     job: Job, shares: list[float]
 ) -> None:
     """Which says as well that the same observations give the same findings, and that what is found is sound."""
-    observations = list(job.observations())
+    observations = list(generate(job))
     whole = detectors()
     expected = answers(whole, observations)
     for name in NAMES:
@@ -181,7 +205,7 @@ def test_a_snapshot_holds_nothing_but_plain_types_and_arrays(observations: list[
 @settings(max_examples=6, phases=DRAWN, deadline=None)
 @given(job=jobs())
 def test_observations_are_never_written_to(job: Job) -> None:
-    observations = [frozen(observation) for observation in job.observations()]
+    observations = [frozen(observation) for observation in generate(job)]
     before = pickle.dumps(observations)
     judge(observations)
     for observation in observations:
@@ -195,7 +219,7 @@ def test_observations_are_never_written_to(job: Job) -> None:
 def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
     """Of ranks that an observation tells of at once, findings come in rank order, whichever that is: no tie decides."""
     order = np.random.default_rng(seed).permutation(job.world_size)
-    observations = list(job.observations())
+    observations = list(generate(job))
     number = np.argsort(order)
 
     def told(answer: dict[str, list[Finding]], rename: Callable[[int], int]) -> list[Any]:
@@ -223,7 +247,7 @@ def test_on_a_slower_clock_with_patience_to_match_the_same_is_found(job: Job, fa
     def told(found: list[Finding]) -> list[Any]:
         return [(f.kind, f.change, f.scope, f.ranks, f.severity, f.onset_step, f.detected_step) for f in found]
 
-    observations = list(job.observations())
+    observations = list(generate(job))
     slower = judge([scaled(observation, factor) for observation in observations], detectors(scaled_config(factor)))
     assert told(slower) == told(judge(observations))
 
@@ -232,8 +256,8 @@ def test_on_a_slower_clock_with_patience_to_match_the_same_is_found(job: Job, fa
 def test_a_job_of_longer_steps_has_the_same_slow_ranks_since_the_same_steps(factor: float) -> None:
     """With the settings as they are: only ratios between ranks, and to the past, count."""
     job = {"world_size": 8, "steps": 150, "seed": 4}
-    plain = opened(judge(Job(**job).slow(3, 90, 1.5).observations()))
-    other = opened(judge(Job(**job, step_s=factor).slow(3, 90, 1.5).observations()))
+    plain = opened(judge(generate(Job(**job).inject(Slow(3, 90, 1.5)))))
+    other = opened(judge(generate(Job(**job, step_s=factor).inject(Slow(3, 90, 1.5)))))
     assert [(f.kind, f.scope, f.onset_step) for f in other] == [(f.kind, f.scope, f.onset_step) for f in plain]
     assert [f.detected_step for f in other] == pytest.approx([f.detected_step for f in plain], abs=4)
 
@@ -245,9 +269,11 @@ CALM_STEPS = 120
 
 @cache
 def calm_then_trouble(step_s: float, accelerated: bool) -> list[Observation]:
-    job = Job(8, 190, 3, step_s=step_s, accelerated=accelerated, report_tokens=True)
-    job.slow(2, CALM_STEPS, 2.0, 150).gradient(3, CALM_STEPS, 3.0).flip(5, 125).loss_spike(130, 4.0, 2)
-    return list(job.norm_spike(140, 40.0, 2).slow_all(155, 2.0).nonfinite(6, 175).hang(1, 180, 30.0).observations())
+    job = Job(8, 190, 3, step_s=step_s, report_tokens=True, placement=Placement(accelerated=accelerated))
+    job = job.inject(
+        Slow(2, CALM_STEPS, 2.0, 150), LocalGradient(3, CALM_STEPS, 3.0), BitFlip(5, 125), LossSpike(130, 4.0, 2)
+    )
+    return list(generate(job.inject(NormSpike(140, 40.0, 2), SlowJob(155, 2.0), NonFinite(6, 175), Hang(1, 180, 30.0))))
 
 
 @cache
@@ -298,19 +324,19 @@ def test_metrics_that_come_and_go_and_ranks_that_never_speak_are_survived(
 ) -> None:
     random = np.random.default_rng(seed)
     silent = tuple(data.draw(st.sets(st.integers(0, job.world_size - 1))))
-    said = answers(detectors(), [thinned(observation, random, silent) for observation in job.observations()])
+    said = answers(detectors(), [thinned(observation, random, silent) for observation in generate(job)])
     for name in NAMES:
         check(finding for answer in said for finding in answer[name])
 
 
 def eventful(steps: int) -> Iterable[Observation]:
     """A job in which something goes wrong all the time, with metrics of ever new names."""
-    job = Job(8, steps, 6, step_s=0.5, ranks_per_host=4)
+    job = Job(8, steps, 6, step_s=0.5, placement=Placement(ranks_per_host=4))
     for at in range(80, steps, 100):
-        job.slow(2, at, 1.6, at + 30).loss_spike(at + 10, 4.0, 2).norm_spike(at + 20, 40.0, 2)
-        job.silence("host-1", at + 40, at + 70).hang(1, at + 45, 12.0).nonfinite(3, at + 50)
-        job.restart(at + 60, at + 55, relaunch=at % 200 == 80)
-    for observation in job.observations():
+        job = job.inject(Slow(2, at, 1.6, at + 30), LossSpike(at + 10, 4.0, 2), NormSpike(at + 20, 40.0, 2))
+        job = job.inject(HostSilence("host-1", at + 40, at + 70), Hang(1, at + 45, 12.0), NonFinite(3, at + 50))
+        job = job.inject(Restart(at + 60, at + 55, relaunch=at % 200 == 80))
+    for observation in generate(job):
         if isinstance(observation, Frame):
             name = f"user.{observation.step % 64}"
             some = next(iter(observation.present.values()))

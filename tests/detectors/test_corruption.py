@@ -9,7 +9,9 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity
 from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import LocalGradient
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge, opened
 
@@ -73,19 +75,19 @@ def test_late_ranks_are_left_out_and_do_not_prove_agreement() -> None:
 
 def test_a_local_norm_half_as_large_again_is_found_within_ten_steps() -> None:
     for seed in range(3):
-        job = Job(world_size=64, steps=260, seed=seed).gradient(20, 200, 1.5)
-        findings = opened(judge(job.observations(), [LocalNormDetector(LocalNormConfig())]))
+        job = Job(world_size=64, steps=260, seed=seed).inject(LocalGradient(20, 200, 1.5))
+        findings = opened(judge(generate(job), [LocalNormDetector(LocalNormConfig())]))
         assert [f.ranks for f in findings] == [(20,)]
         assert (findings[0].detected_step or 0) <= 210
 
 
 @pytest.mark.parametrize("factor", [0.4, 3.0])
 def test_local_norms_may_leave_in_either_direction(factor: float) -> None:
-    job = Job(world_size=8, steps=260, seed=4).gradient(2, 200, factor)
-    assert [f.ranks for f in opened(judge(job.observations(), [LocalNormDetector(LocalNormConfig())]))] == [(2,)]
+    job = Job(world_size=8, steps=260, seed=4).inject(LocalGradient(2, 200, factor))
+    assert [f.ranks for f in opened(judge(generate(job), [LocalNormDetector(LocalNormConfig())]))] == [(2,)]
 
 
 @pytest.mark.parametrize("world_size", [4, 64])
 def test_norms_that_differ_with_the_data_raise_nothing(world_size: int) -> None:
     job = Job(world_size=world_size, steps=1500, seed=5)
-    assert judge(job.observations(), [LocalNormDetector(LocalNormConfig())]) == []
+    assert judge(generate(job), [LocalNormDetector(LocalNormConfig())]) == []

@@ -22,7 +22,10 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import BatchRamp, Drift
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge, opened
 
@@ -161,7 +164,7 @@ def test_a_loss_around_zero_that_wanders_wakes_nobody(seed: int) -> None:
 def slow(job: Job, said: Iterable[tuple[int, Occurrence]] = ()) -> list[Finding]:
     """What the slowdown detector says; `said` comes before the frame of the step it stands at."""
     events, findings, detector = dict(said), [], SlowdownDetector(SlowdownConfig())
-    for observation in job.observations():
+    for observation in generate(job):
         if isinstance(observation, Frame) and observation.step in events:
             findings += detector.observe(events[observation.step])
         findings += detector.observe(observation)
@@ -170,7 +173,7 @@ def slow(job: Job, said: Iterable[tuple[int, Occurrence]] = ()) -> list[Finding]
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_told_early_by_how_much(seed: int) -> None:
-    found = slow(Job(8, 2300, seed, ends=False).drift(600, 1.25, 1800))
+    found = slow(Job(8, 2300, seed, ends=False).inject(Drift(600, 1.25, 1800)))
     (first,) = opened(found)
     assert (first.onset_step or 0) in range(600 - 64, 600 + 321)
     assert (first.detected_step or 0) <= 600 + 600
@@ -182,7 +185,7 @@ def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_told_early_by_
 
 
 def test_a_drift_that_is_declared_ends_and_one_that_is_accepted_is_the_level() -> None:
-    job = Job(8, 2000, 1, ends=False).drift(600, 1.15, 600)
+    job = Job(8, 2000, 1, ends=False).inject(Drift(600, 1.15, 600))
     declared = Occurrence("declared", "launch0.0", "", 0.0, None, None, {"what": "longer texts"})
     accepted = Occurrence("accepted", "launch0.0", "", 0.0, None, None, {"kinds": ["slowdown"]})
     for event in (declared, accepted):
@@ -195,16 +198,16 @@ def test_a_drift_that_is_declared_ends_and_one_that_is_accepted_is_the_level() -
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_job_that_keeps_its_pace_or_becomes_faster_has_no_drift(seed: int) -> None:
-    assert slow(Job(8, 2500, seed, ends=False).drift(600, 0.8, 1000)) == []
+    assert slow(Job(8, 2500, seed, ends=False).inject(Drift(600, 0.8, 1000))) == []
 
 
 def test_batches_that_grow_little_by_little_are_no_drift() -> None:
     job = Job(8, 2000, 2, ends=False)
     for number in range(20):
-        job.ramp(700 + 30 * number, 1.03)
+        job = job.inject(BatchRamp(700 + 30 * number, 1.03))
     assert slow(job) == []
 
 
 def test_steps_that_become_longer_from_the_first_one_on_have_left_no_level() -> None:
     """Attention windows that grow over a whole run: the job's own way."""
-    assert slow(Job(8, 2000, 3, ends=False, noise=0.01).drift(0, 1.18, 2000)) == []
+    assert slow(Job(8, 2000, 3, ends=False, noise=Noise(busy=0.01)).inject(Drift(0, 1.18, 2000))) == []

@@ -10,27 +10,31 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Occurrence, Severity
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Restart, Slow, SlowJob, Standstill, WanderingPace
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 from suite.scoring import judged
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import judge, opened
 
 
 def found(job: Job) -> list[Finding]:
-    return judge(job.observations(), [SlowdownDetector(SlowdownConfig())])
+    return judge(generate(job), [SlowdownDetector(SlowdownConfig())])
 
 
 @pytest.mark.parametrize(("factor", "steps_max"), [(1.05, 30), (1.07, 30), (1.2, 12), (2.0, 12)])
 def test_a_uniform_slowdown_is_told_soon(factor: float, steps_max: int) -> None:
     for seed in range(3):
-        (finding,) = found(Job(world_size=64, steps=380, seed=seed).slow_all(300, factor))
+        (finding,) = found(Job(world_size=64, steps=380, seed=seed).inject(SlowJob(300, factor)))
         assert 0 < (finding.detected_step or 0) - 300 <= steps_max
         # A tenth of a step is transfer, which is not slowed.
         assert finding.evidence["ratio"] == pytest.approx(factor, rel=0.12)
 
 
 def test_it_closes_when_steps_are_as_fast_as_before() -> None:
-    findings = found(Job(world_size=16, steps=600, seed=1).slow_all(300, 1.5, until_step=400))
+    findings = found(Job(world_size=16, steps=600, seed=1).inject(SlowJob(300, 1.5, until_step=400)))
     assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
 
 
@@ -38,22 +42,39 @@ def test_it_closes_when_steps_are_as_fast_as_before() -> None:
     "job",
     [
         pytest.param(Job(world_size=16, steps=2000, seed=2), id="clean"),
-        pytest.param(Job(world_size=16, steps=2000, seed=3).standstill(40, 30, "eval"), id="evaluation"),
-        pytest.param(Job(world_size=16, steps=2000, seed=4).hiccups(0.002, 1.0), id="single slow steps"),
-        pytest.param(Job(world_size=16, steps=1500, seed=5).slow_all(500, 0.7), id="a faster job"),
-        pytest.param(Job(world_size=16, steps=900, seed=6).restart(500, 480), id="relaunch"),
+        pytest.param(Job(world_size=16, steps=2000, seed=3).inject(Standstill(40, 30, "eval")), id="evaluation"),
         pytest.param(
-            Job(world_size=16, steps=500, seed=6).restart(300, 250, relaunch=False).warm_up(50, 1.5),
+            Job(world_size=16, steps=2000, seed=4, noise=Noise(hiccup_probability=0.002, hiccup_s=1.0)),
+            id="single slow steps",
+        ),
+        pytest.param(Job(world_size=16, steps=1500, seed=5).inject(SlowJob(500, 0.7)), id="a faster job"),
+        pytest.param(Job(world_size=16, steps=900, seed=6).inject(Restart(500, 480)), id="relaunch"),
+        pytest.param(
+            Job(world_size=16, steps=500, seed=6, noise=Noise(warm_up_steps=50, warm_up_factor=1.5)).inject(
+                Restart(300, 250, relaunch=False)
+            ),
             id="cold caches after a rollback",
         ),
-        pytest.param(Job(world_size=64, steps=1000, seed=2).bursts(0.001), id="bursts that wander over the ranks"),
-        pytest.param(Job(world_size=64, steps=400, seed=9).slow(7, 200, 1.6), id="one slow rank that all wait for"),
         pytest.param(
-            Job(world_size=64, steps=700, seed=10).slow((3, 20), 200, 1.3, until_step=400),
+            Job(world_size=64, steps=1000, seed=2, noise=Noise(burst_probability=0.001)),
+            id="bursts that wander over the ranks",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=400, seed=9).inject(Slow(7, 200, 1.6)), id="one slow rank that all wait for"
+        ),
+        pytest.param(
+            Job(world_size=64, steps=700, seed=10).inject(Slow((3, 20), 200, 1.3, until_step=400)),
             id="two slow ranks, for a while",
         ),
         pytest.param(
-            Job(world_size=4, steps=3000, seed=7, step_s=0.1, accelerated=False, noise=0.04, contention=0.6),
+            Job(
+                world_size=4,
+                steps=3000,
+                seed=7,
+                step_s=0.1,
+                noise=Noise(busy=0.04, contention=0.6),
+                placement=Placement(accelerated=False),
+            ),
             id="crowded cores",
         ),
     ],
@@ -80,12 +101,12 @@ def test_a_log_of_step_times_tells_of_a_tenth_and_keeps_a_planned_change_of_thre
 
 
 def test_a_slowdown_of_all_is_told_beside_a_slow_rank() -> None:
-    (finding,) = opened(found(Job(world_size=64, steps=400, seed=11).slow(7, 200, 1.4).slow_all(300, 1.07)))
+    (finding,) = opened(found(Job(world_size=64, steps=400, seed=11).inject(Slow(7, 200, 1.4), SlowJob(300, 1.07))))
     assert finding.onset_step in range(297, 304)
 
 
 def test_a_faster_job_is_judged_by_its_new_level() -> None:
-    findings = opened(found(Job(world_size=16, steps=800, seed=8).slow_all(300, 0.7).slow_all(600, 1.15)))
+    findings = opened(found(Job(world_size=16, steps=800, seed=8).inject(SlowJob(300, 0.7), SlowJob(600, 1.15))))
     assert [f.onset_step in range(590, 605) for f in findings] == [True]
 
 
@@ -132,7 +153,7 @@ def told(findings: list[Finding]) -> list[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_came_and_went_three_times_is_one_pattern_told_once(seed: int) -> None:
-    findings = found(Job(8, 5000, seed).wander(0.05, 0.09, 150))
+    findings = found(Job(8, 5000, seed).inject(WanderingPace(0.05, 0.09, 150)))
     assert {severity for _, severity, _ in told(findings)} == {Severity.INFO}
     patterns = [index for index, (_, _, standing) in enumerate(told(findings)) if standing]
     assert len(patterns) == 1
@@ -142,26 +163,26 @@ def test_what_came_and_went_three_times_is_one_pattern_told_once(seed: int) -> N
 def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -> None:
     job = Job(8, 7400, 1)
     job.levels = [(step, 1.08 if bout % 2 == 0 else 1.0) for bout, step in enumerate(range(200, 1400, 100))]
-    findings = found(job.slow_all(7300, 1.08))
+    findings = found(job.inject(SlowJob(7300, 1.08)))
     assert told(findings) == [("open", "info", False)] * 3 + [("open", "info", True), ("open", "info", False)]
     assert [f.change for f in findings if f.evidence.get("standing")] == [Change.OPEN, Change.CLOSE]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slowdown_that_is_none_of_its_wandering_is_told_at_once(seed: int) -> None:
-    findings = found(Job(8, 3000, seed).wander(0.05, 0.09, 150).slow_all(2800, 1.3))
+    findings = found(Job(8, 3000, seed).inject(WanderingPace(0.05, 0.09, 150), SlowJob(2800, 1.3)))
     assert any(f.severity is Severity.WARNING and 2800 < (f.detected_step or 0) <= 2812 for f in findings)
 
 
 def test_bouts_that_take_a_third_of_the_job_are_told_each_time() -> None:
     job = Job(8, 1400, 1)
     for at in range(200, 1400, 200):
-        job.slow_all(at, 1.5, until_step=at + 100)
+        job = job.inject(SlowJob(at, 1.5, until_step=at + 100))
     assert told(found(job)) == [("open", "warning", False)] * 6
 
 
 def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an_hour() -> None:
-    job = Job(8, 1600, 1).slow_all(300, 1.08)
+    job = Job(8, 1600, 1).inject(SlowJob(300, 1.08))
     (first, second) = found(job)
     assert (first.change, first.severity) == (Change.OPEN, Severity.INFO)
     assert (second.change, second.severity) == (Change.UPDATE, Severity.WARNING)
@@ -169,7 +190,7 @@ def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an
 
 
 def test_a_slow_job_that_becomes_slower_still_has_another_slowdown() -> None:
-    incidents = judged(Job(8, 900, 1).slow_all(300, 1.2).slow_all(600, 1.2))[1]
+    incidents = judged(Job(8, 900, 1).inject(SlowJob(300, 1.2), SlowJob(600, 1.2)))[1]
     assert [(incident.state, incident.first.onset_step in range(at - 2, at + 12)) for incident, at in zip(
         incidents, (300, 600), strict=True
     )] == [("resolved", True), ("open", True)]  # fmt: skip
@@ -184,8 +205,8 @@ def test_a_slowdown_that_grows_is_one() -> None:
 
 @pytest.mark.parametrize("cut", [250, 530, 618, 700, 1250])
 def test_a_snapshot_taken_anywhere_goes_on_as_if_nothing_had_been(cut: int) -> None:
-    job = Job(8, 1300, 1).wander(0.05, 0.09, 100).slow_all(600, 1.3)
-    observations = list(job.observations())
+    job = Job(8, 1300, 1).inject(WanderingPace(0.05, 0.09, 100), SlowJob(600, 1.3))
+    observations = list(generate(job))
     wanted = judge(observations, [SlowdownDetector(SlowdownConfig())])
     at = next(index for index, one in enumerate(observations) if isinstance(one, Frame) and one.step == cut)
     first, second = SlowdownDetector(SlowdownConfig()), SlowdownDetector(SlowdownConfig())

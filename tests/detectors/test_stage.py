@@ -7,12 +7,16 @@ import pytest
 from rankwatch_detectors.base import Change, Finding, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.stage import StageConfig, StageDetector
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 
 
 def told(job: Job) -> list[Finding]:
     bank = detectors()
-    findings = [f for observation in job.observations() for one in bank for f in one.observe(observation)]
+    findings = [f for observation in generate(job) for one in bank for f in one.observe(observation)]
     return [finding for finding in findings if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
 
 
@@ -20,7 +24,9 @@ STAGE_ONE = tuple(range(16, 32))
 
 
 def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
-    job = Job(world_size=64, steps=600, seed=2, pp=4).slow(STAGE_ONE, 300, 1.1, until_step=450)
+    job = Job(world_size=64, steps=600, seed=2, placement=Placement(pp=4)).inject(
+        Slow(STAGE_ONE, 300, 1.1, until_step=450)
+    )
     findings = told(job)
     stage = [finding for finding in findings if finding.scope == "stage:1"]
     assert [finding.change for finding in stage] == [Change.OPEN, Change.CLOSE]
@@ -32,7 +38,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
 
 @pytest.mark.parametrize("pp", [4, 16])
 def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
-    findings = told(Job(world_size=32, steps=400, seed=22, pp=pp).heavy_stage(3, 1.6))
+    findings = told(Job(world_size=32, steps=400, seed=22, placement=Placement(pp=pp, heavy_stage=(3, 1.6))))
     assert [(f.scope, f.change, f.severity, f.ranks) for f in findings] == [
         ("stage:3", Change.OPEN, Severity.INFO, ()),
     ]
@@ -42,10 +48,24 @@ def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int)
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(Job(world_size=64, steps=600, seed=1, pp=4), id="even stages"),
-        pytest.param(Job(world_size=64, steps=600, seed=3, pp=4, tp=2).uneven(0.15), id="uneven sequences"),
-        pytest.param(Job(world_size=64, steps=600, seed=4, pp=2).heavy_stage(1, 1.6), id="two stages"),
-        pytest.param(Job(world_size=64, steps=600, seed=5, pp=4).hiccups(0.01, 0.5).bursts(1e-4), id="hiccups"),
+        pytest.param(Job(world_size=64, steps=600, seed=1, placement=Placement(pp=4)), id="even stages"),
+        pytest.param(
+            Job(world_size=64, steps=600, seed=3, placement=Placement(pp=4, tp=2), noise=Noise(uneven_cv=0.15)),
+            id="uneven sequences",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=600, seed=4, placement=Placement(pp=2, heavy_stage=(1, 1.6))), id="two stages"
+        ),
+        pytest.param(
+            Job(
+                world_size=64,
+                steps=600,
+                seed=5,
+                placement=Placement(pp=4),
+                noise=Noise(hiccup_probability=0.01, hiccup_s=0.5, burst_probability=1e-4),
+            ),
+            id="hiccups",
+        ),
     ],
 )
 def test_other_jobs_have_no_slow_stage(job: Job) -> None:
@@ -53,15 +73,17 @@ def test_other_jobs_have_no_slow_stage(job: Job) -> None:
 
 
 def test_one_slow_rank_is_no_slow_stage() -> None:
-    findings = told(Job(world_size=64, steps=400, seed=6, pp=4).slow(17, 300, 1.2))
+    findings = told(Job(world_size=64, steps=400, seed=6, placement=Placement(pp=4)).inject(Slow(17, 300, 1.2)))
     assert [finding.scope for finding in findings if finding.kind is Kind.STRAGGLER] == ["rank:17"]
     assert not [finding for finding in findings if finding.scope.startswith("stage:")]
 
 
 @pytest.mark.parametrize("cut", [15, 250, 303, 306, 330, 460])
 def test_a_snapshot_taken_anywhere_goes_on_as_if_nothing_had_been(cut: int) -> None:
-    job = Job(world_size=32, steps=520, seed=7, pp=4).heavy_stage(3, 1.5).slow(tuple(range(8, 16)), 300, 1.1, 450)
-    observations = list(job.observations())
+    job = Job(world_size=32, steps=520, seed=7, placement=Placement(pp=4, heavy_stage=(3, 1.5))).inject(
+        Slow(tuple(range(8, 16)), 300, 1.1, 450)
+    )
+    observations = list(generate(job))
     whole = StageDetector(StageConfig())
     wanted = [finding for observation in observations for finding in whole.observe(observation)]
     first, second = StageDetector(StageConfig()), StageDetector(StageConfig())

@@ -15,23 +15,27 @@ from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.witness import WitnessConfig
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang, MissingRows, Restart, Slow, SlowJob, Standstill
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 from tests.support.presences import ATTEMPT, frame, topology
 from tests.support.verdicts import closed, judge, opened
 
 
 def found(job: Job, config: StragglerConfig | None = None) -> list[Finding]:
-    return judge(job.observations(), [StragglerDetector(config or StragglerConfig())])
+    return judge(generate(job), [StragglerDetector(config or StragglerConfig())])
 
 
-def demo_job(**more: float) -> Job:
+def demo_job(steps: int = 400, seed: int = 0, contention: float = 0.3) -> Job:
     """Four CPU ranks on two cores at ten steps a second: wall time says little, CPU time scatters by 4 %."""
-    settings = {"world_size": 4, "steps": 400, "step_s": 0.1, "noise": 0.04, "accelerated": False, "contention": 0.3}
-    return Job(**{**settings, **more})  # type: ignore[arg-type]
+    noise = Noise(busy=0.04, contention=contention)
+    return Job(4, steps, seed, step_s=0.1, noise=noise, placement=Placement(accelerated=False))
 
 
 def test_the_slow_rank_of_a_seeded_job_is_named_at_the_golden_step() -> None:
-    findings = opened(found(Job(world_size=64, steps=400, seed=1).slow(17, 300, 1.6)))
+    findings = opened(found(Job(world_size=64, steps=400, seed=1).inject(Slow(17, 300, 1.6))))
     assert [(f.scope, f.ranks, f.onset_step, f.detected_step) for f in findings] == [("rank:17", (17,), 300, 305)]
 
 
@@ -51,7 +55,9 @@ def test_a_slow_rank_is_named_within_the_bound_at_any_size(
     world_size: int, factor: float, noise: float, steps_max: int
 ) -> None:
     for seed in range(2):
-        job = Job(world_size=world_size, steps=150 + steps_max, seed=seed, noise=noise).slow(5, 150, factor)
+        job = Job(world_size=world_size, steps=150 + steps_max, seed=seed, noise=Noise(busy=noise)).inject(
+            Slow(5, 150, factor)
+        )
         named = opened(found(job))
         assert [f.ranks for f in named] == [(5,)], seed
         assert (named[0].detected_step or 0) - 150 <= steps_max, seed
@@ -59,7 +65,7 @@ def test_a_slow_rank_is_named_within_the_bound_at_any_size(
 
 def test_a_rank_twice_as_slow_on_shared_cores_is_named_within_thirty_steps_by_its_cpu_time() -> None:
     for seed in range(3):
-        findings = opened(found(demo_job(seed=seed).slow(2, 200, 2.0)))
+        findings = opened(found(demo_job(seed=seed).inject(Slow(2, 200, 2.0))))
         assert [f.ranks for f in findings] == [(2,)], seed
         assert (findings[0].detected_step or 0) <= 230
         assert findings[0].evidence["witness"] == "cpu"
@@ -72,39 +78,47 @@ def test_a_clean_job_on_crowded_cores_names_nobody(seed: int) -> None:
 
 
 def test_a_descheduled_rank_is_told_after_a_minute_and_the_host_is_the_cause() -> None:
-    findings = opened(found(demo_job(steps=2500, contention=0.1).slow(1, 300, 1.7, wall_only=True)))
+    findings = opened(found(demo_job(steps=2500, contention=0.1).inject(Slow(1, 300, 1.7, wall_only=True))))
     assert [(f.ranks, f.cause) for f in findings] == [((1,), "host")]
     assert findings[0].detected_time_s - findings[0].onset_time_s >= 60.0
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6])
 def test_the_smallest_groups_name_the_slow_rank(world_size: int) -> None:
-    assert [f.ranks for f in opened(found(Job(world_size=world_size, steps=250, seed=3).slow(1, 150, 1.5)))] == [(1,)]
+    assert [
+        f.ranks for f in opened(found(Job(world_size=world_size, steps=250, seed=3).inject(Slow(1, 150, 1.5))))
+    ] == [(1,)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 64])
 def test_a_rank_that_becomes_fast_accuses_nobody(world_size: int) -> None:
-    assert found(Job(world_size=world_size, steps=400, seed=4).slow(1, 150, 1 / 1.5)) == []
+    assert found(Job(world_size=world_size, steps=400, seed=4).inject(Slow(1, 150, 1 / 1.5))) == []
 
 
 def test_half_of_a_small_group_is_named_when_half_is_slow() -> None:
-    findings = opened(found(Job(world_size=4, steps=250, seed=5).slow((0, 3), 150, 1.5)))
+    findings = opened(found(Job(world_size=4, steps=250, seed=5).inject(Slow((0, 3), 150, 1.5))))
     assert sorted(f.ranks for f in findings) == [(0,), (3,)]
 
 
 def test_two_ranks_with_different_onsets_are_both_named() -> None:
-    findings = opened(found(Job(world_size=64, steps=300, seed=6).slow(3, 120, 1.1).slow(40, 200, 1.2)))
+    findings = opened(found(Job(world_size=64, steps=300, seed=6).inject(Slow(3, 120, 1.1), Slow(40, 200, 1.2))))
     assert [f.ranks for f in findings] == [(3,), (40,)]
 
 
 def test_a_whole_host_is_named_rank_by_rank() -> None:
-    findings = opened(found(Job(world_size=64, steps=200, seed=7, tp=2).slow(tuple(range(8, 16)), 120, 1.15)))
+    findings = opened(
+        found(
+            Job(world_size=64, steps=200, seed=7, placement=Placement(tp=2)).inject(
+                Slow(tuple(range(8, 16)), 120, 1.15)
+            )
+        )
+    )
     assert sorted(f.ranks[0] for f in findings) == list(range(8, 16))
 
 
 def test_a_rank_that_is_slow_from_its_first_step_is_held_against_its_peers() -> None:
     for seed in range(4):
-        findings = opened(found(Job(world_size=32, steps=80, seed=seed).slow(9, 0, 1.3)))
+        findings = opened(found(Job(world_size=32, steps=80, seed=seed).inject(Slow(9, 0, 1.3))))
         assert [f.ranks for f in findings] == [(9,)]
         assert findings[0].evidence["ratio"] == pytest.approx(1.3, rel=0.12)
 
@@ -114,12 +128,12 @@ def test_a_rank_slow_from_its_first_step_is_named_within_thirty_steps_whatever_s
     world_size: int,
 ) -> None:
     for seed in range(4):
-        (finding,) = opened(found(Job(world_size=world_size, steps=40, seed=seed).slow(seed, 0, 1.3)))
+        (finding,) = opened(found(Job(world_size=world_size, steps=40, seed=seed).inject(Slow(seed, 0, 1.3))))
         assert (finding.ranks, (finding.detected_step or 0) <= 30) == ((seed,), True)
 
 
 def test_the_first_slow_rank_among_four_is_found_within_thirty_steps() -> None:
-    findings = opened(found(demo_job(steps=60).slow(2, 0, 2.0)))
+    findings = opened(found(demo_job(steps=60).inject(Slow(2, 0, 2.0))))
     assert [f.ranks for f in findings] == [(2,)]
     assert (findings[0].detected_step or 0) <= 30
 
@@ -127,22 +141,22 @@ def test_the_first_slow_rank_among_four_is_found_within_thirty_steps() -> None:
 def test_a_staircase_of_small_steps_is_found() -> None:
     job = Job(world_size=64, steps=500, seed=8)
     for number in range(5):
-        job.slow(11, 150 + 60 * number, 1.03)
+        job = job.inject(Slow(11, 150 + 60 * number, 1.03))
     assert {f.ranks for f in opened(found(job))} == {(11,)}
 
 
 def test_a_rank_slow_in_every_second_step_is_one_episode() -> None:
-    findings = found(Job(world_size=64, steps=500, seed=9).slow(11, 150, 1.2, every=2))
+    findings = found(Job(world_size=64, steps=500, seed=9).inject(Slow(11, 150, 1.2, every=2)))
     assert [(f.change, f.ranks) for f in findings if f.change is not Change.UPDATE] == [(Change.OPEN, (11,))]
 
 
 def test_waiting_for_data_is_found_and_called_by_its_name() -> None:
-    findings = opened(found(Job(world_size=64, steps=250, seed=10).slow(21, 150, 1.3, data_wait=True)))
+    findings = opened(found(Job(world_size=64, steps=250, seed=10).inject(Slow(21, 150, 1.3, data_wait=True))))
     assert [(f.ranks, f.cause) for f in findings] == [((21,), "data")]
 
 
 def test_rate_and_cost_are_told() -> None:
-    (finding,) = opened(found(Job(world_size=64, steps=400, seed=1).slow(17, 300, 1.6)))
+    (finding,) = opened(found(Job(world_size=64, steps=400, seed=1).inject(Slow(17, 300, 1.6))))
     evidence = finding.evidence
     assert evidence["ratio"] == pytest.approx(1.6, rel=0.05)
     assert evidence["rate"] == pytest.approx(1 / 1.6, rel=0.05)
@@ -151,14 +165,14 @@ def test_rate_and_cost_are_told() -> None:
 
 
 def test_a_recovered_rank_is_closed_and_may_be_named_again() -> None:
-    job = Job(world_size=16, steps=600, seed=11).slow(4, 150, 1.5, until_step=250).slow(4, 400, 1.5)
+    job = Job(world_size=16, steps=600, seed=11).inject(Slow(4, 150, 1.5, until_step=250), Slow(4, 400, 1.5))
     findings = [(f.change, f.onset_step) for f in found(job) if f.change is not Change.UPDATE]
     assert findings == [(Change.OPEN, 150), (Change.CLOSE, 150), (Change.OPEN, 400)]
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.36])
 def test_a_rank_that_is_only_less_slow_than_before_has_not_recovered(factor: float) -> None:
-    job = Job(world_size=8, steps=600, seed=1).slow(5, 200, 2.4, 300).slow(5, 300, factor, 500)
+    job = Job(world_size=8, steps=600, seed=1).inject(Slow(5, 200, 2.4, 300), Slow(5, 300, factor, 500))
     first, update, last = found(job)
     assert (first.change, update.change, last.change) == (Change.OPEN, Change.UPDATE, Change.CLOSE)
     assert 500 < (last.detected_step or 0) < 530
@@ -171,12 +185,12 @@ def test_a_rank_that_is_only_less_slow_than_before_has_not_recovered(factor: flo
 
 
 def test_recovery_is_told_within_thirty_steps() -> None:
-    (end,) = closed(found(Job(world_size=16, steps=400, seed=12).slow(4, 150, 2.0, until_step=250)))
+    (end,) = closed(found(Job(world_size=16, steps=400, seed=12).inject(Slow(4, 150, 2.0, until_step=250))))
     assert 250 < (end.detected_step or 0) <= 290
 
 
 def test_a_rank_that_becomes_slower_still_is_updated_not_opened_again() -> None:
-    findings = found(Job(world_size=16, steps=500, seed=13).slow(4, 150, 1.2).slow(4, 300, 1.5))
+    findings = found(Job(world_size=16, steps=500, seed=13).inject(Slow(4, 150, 1.2), Slow(4, 300, 1.5)))
     assert [f.change for f in findings] == [Change.OPEN, Change.UPDATE]
     assert findings[1].evidence["ratio"] == pytest.approx(1.8, rel=0.1)
 
@@ -185,21 +199,41 @@ def test_a_rank_that_becomes_slower_still_is_updated_not_opened_again() -> None:
     "job",
     [
         pytest.param(Job(world_size=64, steps=800, seed=20), id="clean"),
-        pytest.param(Job(world_size=64, steps=800, seed=21).slow_all(400, 1.5), id="all ranks slower"),
-        pytest.param(Job(world_size=64, steps=800, seed=22, pp=4).heavy_stage(3, 1.6), id="heavy stage"),
-        pytest.param(Job(world_size=32, steps=800, seed=22, pp=16).heavy_stage(3, 1.6), id="heavy stage, two replicas"),
-        pytest.param(Job(world_size=64, steps=800, seed=23, tp=2, pp=2).uneven(0.15), id="uneven, unknown"),
-        pytest.param(Job(world_size=64, steps=800, seed=24).uneven(0.15, report_tokens=True), id="uneven, reported"),
-        pytest.param(Job(world_size=64, steps=800, seed=25).hiccups(0.01, 0.5), id="garbage collection"),
+        pytest.param(Job(world_size=64, steps=800, seed=21).inject(SlowJob(400, 1.5)), id="all ranks slower"),
         pytest.param(
-            Job(world_size=64, steps=400, seed=3).hiccups(0.1, 0.3), id="garbage collection in each tenth step"
+            Job(world_size=64, steps=800, seed=22, placement=Placement(pp=4, heavy_stage=(3, 1.6))), id="heavy stage"
         ),
-        pytest.param(Job(world_size=64, steps=1500, seed=26).bursts(0.0002), id="bursts of slow steps"),
-        pytest.param(Job(world_size=64, steps=800, seed=27, silicon=0.03), id="silicon spread"),
-        pytest.param(Job(world_size=64, steps=800, seed=28).restart(400, 350), id="restart"),
-        pytest.param(Job(world_size=64, steps=800, seed=29).absent(7, 0, 300).absent(9, 200, 260), id="late ranks"),
-        pytest.param(Job(world_size=64, steps=800, seed=30, step_s=30.0).daily_wave(0.02), id="daily wave"),
-        pytest.param(Job(world_size=64, steps=800, seed=31).standstill(50, 60, "eval"), id="evaluation"),
+        pytest.param(
+            Job(world_size=32, steps=800, seed=22, placement=Placement(pp=16, heavy_stage=(3, 1.6))),
+            id="heavy stage, two replicas",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=800, seed=23, placement=Placement(tp=2, pp=2), noise=Noise(uneven_cv=0.15)),
+            id="uneven, unknown",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=800, seed=24, report_tokens=True, noise=Noise(uneven_cv=0.15)),
+            id="uneven, reported",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=800, seed=25, noise=Noise(hiccup_probability=0.01, hiccup_s=0.5)),
+            id="garbage collection",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=400, seed=3, noise=Noise(hiccup_probability=0.1, hiccup_s=0.3)),
+            id="garbage collection in each tenth step",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=1500, seed=26, noise=Noise(burst_probability=0.0002)), id="bursts of slow steps"
+        ),
+        pytest.param(Job(world_size=64, steps=800, seed=27, noise=Noise(silicon=0.03)), id="silicon spread"),
+        pytest.param(Job(world_size=64, steps=800, seed=28).inject(Restart(400, 350)), id="restart"),
+        pytest.param(
+            Job(world_size=64, steps=800, seed=29).inject(MissingRows(7, 0, 300), MissingRows(9, 200, 260)),
+            id="late ranks",
+        ),
+        pytest.param(Job(world_size=64, steps=800, seed=30, step_s=30.0, noise=Noise(wave=0.02)), id="daily wave"),
+        pytest.param(Job(world_size=64, steps=800, seed=31).inject(Standstill(50, 60, "eval")), id="evaluation"),
     ],
 )
 def test_what_is_no_straggler_accuses_nobody(job: Job) -> None:
@@ -207,8 +241,12 @@ def test_what_is_no_straggler_accuses_nobody(job: Job) -> None:
 
 
 def test_uneven_loads_hide_no_slow_rank() -> None:
-    reported = Job(world_size=64, steps=300, seed=32).uneven(0.15, report_tokens=True).slow(7, 200, 1.1)
-    unknown = Job(world_size=64, steps=300, seed=33, tp=2, pp=4).uneven(0.15).slow(7, 200, 1.1)
+    reported = Job(world_size=64, steps=300, seed=32, report_tokens=True, noise=Noise(uneven_cv=0.15)).inject(
+        Slow(7, 200, 1.1)
+    )
+    unknown = Job(
+        world_size=64, steps=300, seed=33, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)
+    ).inject(Slow(7, 200, 1.1))
     for job in (reported, unknown):
         findings = opened(found(job))
         assert [f.ranks for f in findings] == [(7,)]
@@ -216,13 +254,13 @@ def test_uneven_loads_hide_no_slow_rank() -> None:
 
 
 def test_missing_rows_are_unknown_and_neither_accuse_nor_clear() -> None:
-    job = Job(world_size=16, steps=400, seed=34).slow(4, 150, 1.5).absent(4, 200, 300)
+    job = Job(world_size=16, steps=400, seed=34).inject(Slow(4, 150, 1.5), MissingRows(4, 200, 300))
     assert [f.change for f in found(job)] == [Change.OPEN]
 
 
 def test_baselines_follow_the_hardware_through_a_relaunch() -> None:
     """After the relaunch the slow rank is judged by what its unit could do before: named after a few steps again."""
-    findings = opened(found(Job(world_size=16, steps=320, seed=35).slow(4, 200, 1.12).restart(300, 290)))
+    findings = opened(found(Job(world_size=16, steps=320, seed=35).inject(Slow(4, 200, 1.12), Restart(300, 290))))
     assert [f.ranks for f in findings] == [(4,), (4,)]
     assert (findings[1].detected_step or 0) - 290 <= 14
 
@@ -241,7 +279,7 @@ def test_false_findings_keep_the_budget_when_it_is_set_a_thousand_times_higher()
 def test_values_that_are_no_times_are_not_judged() -> None:
     detector = StragglerDetector(StragglerConfig())
     findings: list[Finding] = []
-    for observation in Job(world_size=8, steps=200, seed=37).observations():
+    for observation in generate(Job(world_size=8, steps=200, seed=37)):
         if isinstance(observation, Frame):
             busy = observation.values["busy_s"]
             busy[3] = [np.nan, np.inf, -1.0, 0.0][observation.step % 4]
@@ -250,7 +288,9 @@ def test_values_that_are_no_times_are_not_judged() -> None:
 
 
 def test_other_kinds_are_left_to_others() -> None:
-    assert all(f.kind is Kind.STRAGGLER for f in found(Job(world_size=8, steps=300).slow(2, 100, 1.5).hang(1, 200)))
+    assert all(
+        f.kind is Kind.STRAGGLER for f in found(Job(world_size=8, steps=300).inject(Slow(2, 100, 1.5), Hang(1, 200)))
+    )
 
 
 def crowded(shift: float, rows: int, *, wall: float, seed: int, lasts_s: float = 1e9) -> list[Finding]:

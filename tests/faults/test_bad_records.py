@@ -12,7 +12,8 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import NonFinite, Slow
+from rankwatch_service.simulate.job import Job
 from tests.support.batches import batch, column, progress, ranks, table
 from tests.support.outcome import live_through, with_body
 from tests.support.recording import end_of, stream_over, telemetry
@@ -65,7 +66,7 @@ BAD = {
 
 
 def training() -> Job:
-    return Job(world_size=4, steps=70, step_s=0.5, seed=4).nonfinite(2, 60)
+    return Job(world_size=4, steps=70, step_s=0.5, seed=4).inject(NonFinite(2, 60))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ FIRST_EDGE_S = 10.0
 
 def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(tmp_path):
     """Legal values that break careless arithmetic, in all metrics of one rank; a straggler afterwards is found."""
-    job = Job(world_size=8, steps=200, step_s=0.5, seed=6).slow(5, 140, 1.6)
+    job = Job(world_size=8, steps=200, step_s=0.5, seed=6).inject(Slow(5, 140, 1.6))
     edges = iter(EDGES)
     entries = []
     for timed in telemetry("gpt", job):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Slow
+from rankwatch_service.simulate.job import Job
 from tests.support.batches import column
 from tests.support.outcome import live_through, with_body
 from tests.support.recording import Timed, telemetry
@@ -20,7 +21,7 @@ MEASURED = ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens")
 
 
 def job() -> Job:
-    return Job(world_size=8, steps=190, step_s=0.5, seed=8).slow(5, SLOW_FROM, 1.6)
+    return Job(world_size=8, steps=190, step_s=0.5, seed=8).inject(Slow(5, SLOW_FROM, 1.6))
 
 
 def spoilt(metric: str, at_step: int, steps: int = 1) -> list[Timed]:

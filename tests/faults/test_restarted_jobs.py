@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Slow
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import DeadLetter, Incident, IncidentTransition
 from tests.support.outcome import live_through, with_body
@@ -37,12 +39,14 @@ def launched(job: Job, launch: str, from_s: float = 0.0, host: str = "host") -> 
 
 
 def size(world_size: int, steps: int, seed: int = 1) -> Job:
-    return Job(world_size=world_size, ranks_per_host=4, steps=steps, step_s=0.5, seed=seed, ends=False)
+    return Job(
+        world_size=world_size, steps=steps, step_s=0.5, seed=seed, ends=False, placement=Placement(ranks_per_host=4)
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8), (8, 12)])
 def test_a_job_that_restarts_with_another_size_has_no_incident_of_the_old_ranks(tmp_path, before, after):
-    first = launched(size(before, 160).slow(before - 1, 60, 1.8), "a")
+    first = launched(size(before, 160).inject(Slow(before - 1, 60, 1.8)), "a")
     second = launched(size(after, 200, seed=2), "b", from_s=first[-1].time_s + 5.0, host="other")
     lived = live_through(tmp_path, first + second)
     with read(lived.engine) as connection:
@@ -59,8 +63,8 @@ def test_a_job_that_restarts_with_another_size_has_no_incident_of_the_old_ranks(
 
 
 def test_the_straggler_of_a_new_launch_is_an_incident_of_its_own(tmp_path):
-    first = launched(size(8, 160).slow(5, 60, 1.8), "a")
-    second = launched(size(8, 200, seed=2).slow(5, 100, 1.8), "b", from_s=first[-1].time_s + 5.0, host="other")
+    first = launched(size(8, 160).inject(Slow(5, 60, 1.8)), "a")
+    second = launched(size(8, 200, seed=2).inject(Slow(5, 100, 1.8)), "b", from_s=first[-1].time_s + 5.0, host="other")
     lived = live_through(tmp_path, first + second)
     found = sorted(row[1:4] for row in lived.outcome.incidents)
     assert found == [("a.0", "straggler", "rank:5"), ("b.0", "straggler", "rank:5")]
@@ -68,8 +72,8 @@ def test_the_straggler_of_a_new_launch_is_an_incident_of_its_own(tmp_path):
 
 
 def test_of_two_jobs_with_one_name_the_newer_launch_is_watched_and_the_older_raises_nothing(tmp_path):
-    older = launched(size(8, 300).slow(3, 150, 2.0), "a")
-    newer = launched(size(8, 300, seed=2).slow(6, 100, 2.0), "b", from_s=30.0, host="other")
+    older = launched(size(8, 300).inject(Slow(3, 150, 2.0)), "a")
+    newer = launched(size(8, 300, seed=2).inject(Slow(6, 100, 2.0)), "b", from_s=30.0, host="other")
     both = sorted(itertools.chain(older, newer), key=lambda timed: timed.time_s)
     lived = live_through(tmp_path, both)
     # The older one's straggler begins when the newer one has taken the name.

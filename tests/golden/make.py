@@ -14,7 +14,9 @@ import msgspec
 import zstandard
 
 from rankwatch import wire
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import NonFinite, Slow
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from tests.support.batches import batch, column, progress, ranks, table
 from tests.support.recording import telemetry
 
@@ -70,7 +72,9 @@ def messages() -> dict[str, wire.Batch | wire.View]:
 
 def recording() -> Iterator[tuple[float, str, bytes]]:
     """(seconds, job, message) of the job with which versions are compared."""
-    job = Job(world_size=4, ranks_per_host=2, steps=140, step_s=0.5, seed=21).nonfinite(1, 30).slow(3, 70, 2.0)
+    job = Job(world_size=4, steps=140, step_s=0.5, seed=21, placement=Placement(ranks_per_host=2)).inject(
+        NonFinite(1, 30), Slow(3, 70, 2.0)
+    )
     for timed in telemetry("gpt", job):
         yield timed.time_s, timed.entry.key, timed.entry.value
 

@@ -16,7 +16,8 @@ from rankwatch_service.demo.services.service import Service
 from rankwatch_service.series.query import heat_map
 from rankwatch_service.series.rollups import Mark
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
 from tests.support.service_process import until
@@ -74,7 +75,7 @@ class Agent(threading.Thread):
 
 def test_nothing_of_64_ranks_is_lost_and_memory_does_not_grow(tmp_path):
     by_host = defaultdict(list)
-    for message in batches("big", Job(world_size=RANKS, steps=STEPS, step_s=STEP_S, seed=5).observations()):
+    for message in batches("big", generate(Job(world_size=RANKS, steps=STEPS, step_s=STEP_S, seed=5))):
         if message.time_s <= STEPS * STEP_S + 1:
             by_host[message.batch.host].append(message)
     sent = sum(len(messages) for messages in by_host.values())

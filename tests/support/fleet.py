@@ -24,8 +24,11 @@ from rankwatch.agent.sender import Publish, Sender, one_by_one
 from rankwatch.agent.spool import Spool
 from rankwatch.agent.uplink import HttpPublisher, Line
 from rankwatch.kafka.settings import KafkaSettings
-from rankwatch_service.simulate.batches import Message, batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.batches import TimedBatch, batches
+from rankwatch_service.simulate.faults import BitFlip, Hang, LossSpike, NonFinite, NormSpike, Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 
 AFTER_THE_END_S = 4.0
 """Of a job's time: what is sent after its ranks have left their loops."""
@@ -50,41 +53,47 @@ class FleetSettings:
 
 def small() -> dict[str, Job]:
     """Three jobs of half a minute with one fault each. The hang outlasts any outage of the log."""
-    size = {"step_s": 0.5, "ranks_per_host": 4}
+    size = {"step_s": 0.5, "placement": Placement(ranks_per_host=4)}
     return {
-        "alpha": Job(world_size=16, steps=62, seed=31, **size).slow(5, 30, 2.0, until_step=48),
-        "beta": Job(world_size=8, steps=72, seed=32, **size).nonfinite(3, 35),
-        "gamma": Job(world_size=8, steps=38, seed=33, **size).hang(2, 25, seconds=30.0),
+        "alpha": Job(world_size=16, steps=62, seed=31, **size).inject(Slow(5, 30, 2.0, until_step=48)),
+        "beta": Job(world_size=8, steps=72, seed=32, **size).inject(NonFinite(3, 35)),
+        "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=30.0)),
     }
 
 
 def large() -> dict[str, Job]:
     """1,024 ranks for ten minutes with eight faults, and two small jobs beside them, for other partitions."""
-    size = {"step_s": 1.0, "ranks_per_host": 64}
+    size = {"step_s": 1.0, "placement": Placement(ranks_per_host=64)}
     main = Job(world_size=1_024, steps=605, seed=41, **size)
-    main.slow(17, 60, 1.3, until_step=110).nonfinite(700, 140).loss_spike(170, 3.0, 4).flip(900, 190)
-    main.slow(300, 220, 1.5, until_step=260).hang(512, 290, seconds=40.0).norm_spike(330, 8.0, 3)
-    main.slow(1_023, 380, 1.2, until_step=430).nonfinite(1, 470)
-    side = {"step_s": 0.5, "ranks_per_host": 8}
+    main = main.inject(
+        Slow(17, 60, 1.3, until_step=110), NonFinite(700, 140), LossSpike(170, 3.0, 4), BitFlip(900, 190)
+    )
+    main = main.inject(Slow(300, 220, 1.5, until_step=260), Hang(512, 290, seconds=40.0), NormSpike(330, 8.0, 3))
+    main = main.inject(Slow(1_023, 380, 1.2, until_step=430), NonFinite(1, 470))
+    side = {"step_s": 0.5, "placement": Placement(ranks_per_host=8)}
     return {
         "main": main,
-        "left": Job(world_size=16, steps=1_300, seed=42, **side).slow(3, 300, 1.5, until_step=420).nonfinite(9, 700),
-        "right": Job(world_size=16, steps=1_250, seed=43, **side).hang(5, 250, seconds=40.0).loss_spike(600, 3.0, 4),
+        "left": Job(world_size=16, steps=1_300, seed=42, **side).inject(
+            Slow(3, 300, 1.5, until_step=420), NonFinite(9, 700)
+        ),
+        "right": Job(world_size=16, steps=1_250, seed=43, **side).inject(
+            Hang(5, 250, seconds=40.0), LossSpike(600, 3.0, 4)
+        ),
     }
 
 
 SCENARIOS = {"small": small, "large": large}
 
 
-def sent(scenario: str, start_unix_ns: int = 0) -> Iterator[Message]:
+def sent(scenario: str, start_unix_ns: int = 0) -> Iterator[TimedBatch]:
     """Every message of the scenario's jobs, in the order of sending."""
     jobs = SCENARIOS[scenario]()
     return merge(*(_until_over(name, job, start_unix_ns) for name, job in jobs.items()), key=lambda one: one.time_s)
 
 
-def _until_over(name: str, job: Job, start_unix_ns: int) -> Iterator[Message]:
+def _until_over(name: str, job: Job, start_unix_ns: int) -> Iterator[TimedBatch]:
     end_s = float("inf")
-    for message in batches(name, job.observations(), start_unix_ns=start_unix_ns):
+    for message in batches(name, generate(job), start_unix_ns=start_unix_ns):
         if message.time_s > end_s:
             return
         yield message

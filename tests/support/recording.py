@@ -19,7 +19,10 @@ from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, R
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang, Kill, NonFinite, Restart, Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
@@ -40,7 +43,7 @@ class Timed:
 
 
 def telemetry(name: str, job: Job) -> Iterator[Timed]:
-    for message in batches(name, saves(job.observations()), start_unix_ns=START_NS):
+    for message in batches(name, saves(generate(job)), start_unix_ns=START_NS):
         yield Timed(message.time_s, Entry(name, wire.encode(message.batch)))
 
 
@@ -61,9 +64,11 @@ def control(time_s: float, key: str, record) -> Timed:
 def recording() -> list[Timed]:
     """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
-    nan = Job(steps=130, seed=1, ranks_per_host=4, **size).nonfinite(3, 80).restart(84, 70, relaunch=False)
-    slow = Job(steps=220, seed=2, **size).slow(5, 60, 2.0, until_step=110)
-    hang = Job(steps=90, seed=3, **size).hang(2, 60, seconds=15).kill(2, 75).restart(75, 60)
+    nan = Job(steps=130, seed=1, **size, placement=Placement(ranks_per_host=4)).inject(
+        NonFinite(3, 80), Restart(84, 70, relaunch=False)
+    )
+    slow = Job(steps=220, seed=2, **size).inject(Slow(5, 60, 2.0, until_step=110))
+    hang = Job(steps=90, seed=3, **size).inject(Hang(2, 60, seconds=15), Kill(2, 75), Restart(75, 60))
     rules = (
         Rule("r1", Mode.ACT, kind="nonfinite", action="rollback"),
         Rule("r2", Mode.ACT, kind="hang", action="relaunch"),

@@ -1,0 +1,1 @@
+"""Synthetic jobs with labelled faults."""

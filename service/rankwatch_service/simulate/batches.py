@@ -1,9 +1,9 @@
-"""A synthetic job as the service would be sent it: one host's agent speaks for its ranks, batch by batch.
+"""A synthetic job as telemetry: the batches that the agent of each host would send.
 
-    for message in batches("gpt", Job(world_size=64).observations()): post(message.batch)
+    for message in batches("gpt", generate(Job(world_size=64))): post(message.batch)
 
-The stream makes the same observations of it again, so whatever tests and benchmarks feed to detectors can also be sent
-through a running service.
+The stream turns them into the same observations again, so that whatever tests and benchmarks give to detectors can also
+be sent through a running service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KINDS: Final = tuple(StepKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TimedBatch:
     """One batch and when it is sent, in seconds of the job's own time."""
 
     time_s: float
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(slots=True)
 class _Agent:
-    """What one host's agent has to send."""
+    """What the agent of one host has to send."""
 
     host: str
     ranks: NDArray[np.intp]
@@ -51,7 +51,7 @@ def batches(
     *,
     boot: str = "boot-1",
     can: tuple[str, ...] = CAN,
-) -> Iterator[Message]:
+) -> Iterator[TimedBatch]:
     """Turn observations into the batches that agents would send, in the order of sending.
 
     Args:
@@ -59,8 +59,8 @@ def batches(
         observations: of one job; orders are left out, since they are not telemetry.
         steps_per_batch: rows of so many steps travel together; progress and events take along what waits.
         start_unix_ns: what the job's time 0 is on the agents' clocks.
-        boot: names this run of every agent; it must be another one where the same job is sent again.
-        can: what the ranks say they can be told to do.
+        boot: names this run of every agent; it must differ where the same job is sent again.
+        can: the commands that the ranks say they support.
     """
     player = _Player(job, steps_per_batch, start_unix_ns, boot, can)
     for observation in observations:
@@ -80,7 +80,7 @@ class _Player:
         self._agents: list[_Agent] = []
         self._seqs: dict[str, int] = {}
 
-    def take(self, observation: Observation) -> Iterator[Message]:
+    def take(self, observation: Observation) -> Iterator[TimedBatch]:
         match observation:
             case AttemptStart():
                 yield from self.send()
@@ -102,8 +102,8 @@ class _Player:
                 self._event(observation)
                 yield from self.send()
 
-    def send(self) -> Iterator[Message]:
-        """Everything that waits, one batch for each host."""
+    def send(self) -> Iterator[TimedBatch]:
+        """Send everything that waits, one batch for each host."""
         assert self._start is not None or not self._agents
         for agent in self._agents:
             steps, values = (_joined(agent.tables[family]) for family in ("steps", "values"))
@@ -128,7 +128,7 @@ class _Player:
             agent.seq += 1
             self._seqs[agent.host] = agent.seq
             agent.tables, agent.progress, agent.events = {"steps": [], "values": []}, [], []
-            yield Message(self._now_s, batch)
+            yield TimedBatch(self._now_s, batch)
 
     def _begin(self, start: AttemptStart) -> None:
         self._start = start

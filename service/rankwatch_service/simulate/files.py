@@ -1,7 +1,7 @@
 """Writes a synthetic job to a file that `rankwatch replay` reads: Parquet, CSV, or CSV packed with gzip.
 
-The labels, what a perfect detector would say, lie beside it as NAME.labels.json. Memory is bounded by `BLOCK_ROWS`,
-however long the job is.
+The labels, what a perfect detector would report, are written beside it as NAME.labels.json. `BLOCK_ROWS` bounds the
+memory, however long the job is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rankwatch_service.simulate.rows import INTEGERS, TEXTS, Rows, columns_of, rows_of
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.rows import INTEGERS, TEXTS, StepRows, columns_of, rows_of
 
 BLOCK_ROWS: Final = 131_072
 """Rows of one Parquet row group, or one step's where that has more: 24 columns of 8 bytes are 25 MB."""
@@ -27,11 +27,11 @@ FORMATS: Final = (".parquet", ".csv", ".csv.gz")
 
 
 class SimulateError(Exception):
-    """The simulation cannot be made as asked; the message says why."""
+    """The job cannot be written as asked; the message says why."""
 
 
 class _Writer(Protocol):
-    def write(self, block: list[Rows]) -> None: ...
+    def write(self, block: list[StepRows]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -42,18 +42,18 @@ def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], No
     Args:
         job: what to write.
         path: ends in one of `FORMATS`; it decides what is written.
-        name: the job's name in the labels; else the file's.
-        progress: told after each block how many rows are written.
+        name: the job's name in the labels; the file's if empty.
+        progress: called after each block with the number of rows written.
 
     Returns:
         The number of rows.
 
     Raises:
-        SimulateError: the name's ending is another one, or a library for Parquet is missing.
+        SimulateError: the name has another ending, or the library for Parquet is missing.
         OSError: the file cannot be written.
     """
     ending = _ending(path)
-    # A reader sees the whole file or the one before it.
+    # A reader sees the whole new file or the old one.
     fresh = path.with_name(f".{path.name}.new")
     rows = 0
     try:
@@ -71,7 +71,7 @@ def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], No
 
 
 def labels_path(path: Path) -> Path:
-    """Where the labels of a job in this file lie."""
+    """The path of the labels of the job in this file."""
     return path.with_name(f"{path.name.removesuffix(_ending(path))}.labels.json")
 
 
@@ -83,7 +83,7 @@ def _ending(path: Path) -> str:
 
 
 def labels_of(job: Job, name: str) -> dict[str, Any]:
-    """What was injected, and into what."""
+    """The labels file: the job, and the faults that should be found."""
     return {
         "job": name,
         "ranks": job.world_size,
@@ -91,10 +91,10 @@ def labels_of(job: Job, name: str) -> dict[str, Any]:
         "start_step": job.start_step,
         "seed": job.seed,
         "step_s": job.step_s,
-        "noise": job.noise,
-        "tp": job.tp,
-        "pp": job.pp,
-        "ranks_per_host": job.ranks_per_host,
+        "noise": job.noise.busy,
+        "tp": job.placement.tp,
+        "pp": job.placement.pp,
+        "ranks_per_host": job.placement.ranks_per_host,
         "faults": [asdict(label) for label in job.played_labels()],
     }
 
@@ -114,8 +114,8 @@ class _Closing:
         self._writer.close()
 
 
-def _blocks(steps: Iterator[Rows]) -> Iterator[list[Rows]]:
-    block: list[Rows] = []
+def _blocks(steps: Iterator[StepRows]) -> Iterator[list[StepRows]]:
+    block: list[StepRows] = []
     rows = 0
     for step in steps:
         block.append(step)
@@ -142,11 +142,11 @@ class _Csv:
         self._names = names
         self._file.write(",".join(names) + "\n")
 
-    def write(self, block: list[Rows]) -> None:
+    def write(self, block: list[StepRows]) -> None:
         for rows in block:
             self._file.writelines(",".join(line) + "\n" for line in zip(*self._texts(rows), strict=True))
 
-    def _texts(self, rows: Rows) -> Iterator[list[str]]:
+    def _texts(self, rows: StepRows) -> Iterator[list[str]]:
         """Each column as text: "" is "not measured", nan and inf are values."""
         for name in self._names:
             column = rows.columns.get(name)
@@ -175,11 +175,11 @@ class _Parquet:
         self._schema = pa.schema(list(types.items()))
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True)
 
-    def write(self, block: list[Rows]) -> None:
+    def write(self, block: list[StepRows]) -> None:
         columns = [self._column(field, block) for field in self._schema]
         self._writer.write_table(self._pa.Table.from_arrays(columns, schema=self._schema))
 
-    def _column(self, field: Any, block: list[Rows]) -> Any:
+    def _column(self, field: Any, block: list[StepRows]) -> Any:
         parts, missing = [], []
         for rows in block:
             column = rows.columns.get(field.name)

@@ -1,4 +1,4 @@
-"""Plays a scripted job: step by step, with a tick for each second, as the stream would tell it."""
+"""Plays a scripted job step by step, with a tick each second: the observations that the stream would make of it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
-from rankwatch_service.simulate.injected import Exit, Restart, Stall
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.disturbances import Wait, disturbances_of
+from rankwatch_service.simulate.faults import Kill, Restart
+from rankwatch_service.simulate.job import Job
 
 DAY_S = 86_400.0
 # Tails of Student's t with 5 degrees of freedom: a step in some thousand lies beyond five sigmas, as in real jobs.
@@ -31,18 +32,18 @@ LOSS_START, LOSS_END, LOSS_SCALE = 11.0, 2.2, 200.0
 
 
 def generate(job: Job) -> Iterator[Observation]:
-    """Yield the job's observations in stream order."""
+    """Yield the job's observations in stream order; each call begins anew."""
     return _Player(job).play()
 
 
-AtStep = TypeVar("AtStep", Exit, Restart)
+AtStep = TypeVar("AtStep", Kill, Restart)
 
 
-def _by_step(happenings: list[AtStep]) -> dict[int, list[AtStep]]:
-    """What happens at each step, each one once: when a step is repeated the next of them does."""
+def _by_step(faults: tuple[AtStep, ...]) -> dict[int, list[AtStep]]:
+    """The faults of each step. When a step is repeated, the next one happens."""
     by_step: dict[int, list[AtStep]] = {}
-    for happening in happenings:
-        by_step.setdefault(happening.at_step, []).append(happening)
+    for fault in faults:
+        by_step.setdefault(fault.at_step, []).append(fault)
     return by_step
 
 
@@ -54,10 +55,12 @@ def _grown(step: int, from_step: int, factor: float, steps: int) -> float:
 class _Player:
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.disturbances = disturbances = disturbances_of(job)
         self.topology = job.topology()
+        self.stage_weights = job.placement.stage_weights()
         self.random = np.random.default_rng(job.seed)
         ranks = job.world_size
-        self.silicon: Floats = np.exp(job.silicon * self.random.standard_normal(ranks))
+        self.silicon: Floats = np.exp(job.noise.silicon * self.random.standard_normal(ranks))
         self.usual_norm: Floats = np.exp(0.1 * self.random.standard_normal(ranks))
         self.burst: Ints = np.zeros(ranks, dtype=np.int64)
         self.launch, self.rollbacks = 0, 0
@@ -71,8 +74,8 @@ class _Player:
         self.state = ["running"] * ranks
         self.poisoned = False
         # Faults are tied to an attempt: what has been played does not come again when its step is repeated.
-        self.nonfinites, self.flips = dict(job.nonfinites), list(job.flips)
-        self.stalls, self.silences = list(job.stalls), list(job.silences)
+        self.nonfinites, self.flips = dict(disturbances.nonfinites), list(disturbances.flips)
+        self.waits, self.silences = list(disturbances.waits), list(disturbances.silences)
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property
@@ -81,14 +84,14 @@ class _Player:
 
     def play(self) -> Iterator[Observation]:
         yield AttemptStart(self.attempt, self.topology, self.now_s)
-        restarts, exits = _by_step(self.job.restarts), _by_step(self.job.exits)
+        restarts, kills = _by_step(self.disturbances.restarts), _by_step(self.disturbances.kills)
         while self.step < self.job.steps:
-            for stall in [stall for stall in self.stalls if stall.at_step == self.step]:
-                yield from self._stand_still(stall)
+            for wait in [wait for wait in self.waits if wait.at_step == self.step]:
+                yield from self._stand_still(wait)
             done_step = self.step
-            if exits.get(self.step):
+            if kills.get(self.step):
                 done_step -= 1
-                yield from self._end_process(exits[self.step].pop(0))
+                yield from self._end_process(kills[self.step].pop(0))
                 if not restarts.get(self.step):
                     return
             else:
@@ -121,35 +124,37 @@ class _Player:
     def _rows(self) -> tuple[dict[str, Floats], dict[str, Floats], float]:
         job, random, ranks = self.job, self.random, self.job.world_size
         scatter = math.sqrt((TAIL_FREEDOM - 2) / TAIL_FREEDOM)
-        noise = np.exp(job.noise * scatter * random.standard_t(TAIL_FREEDOM, ranks))
+        noise = np.exp(job.noise.busy * scatter * random.standard_t(TAIL_FREEDOM, ranks))
         load = self._load()
-        load = load * math.prod(factor for at_step, factor in job.ramps if self.step >= at_step)
-        wave = 1.0 + job.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
-        wave *= next((level for at_step, level in reversed(job.levels) if self.step >= at_step), 1.0)
+        load = load * math.prod(ramp.factor for ramp in self.disturbances.ramps if self.step >= ramp.at_step)
+        wave = 1.0 + job.noise.wave * math.sin(2 * math.pi * self.now_s / DAY_S)
+        wave *= next((level for at_step, level in reversed(self.disturbances.levels) if self.step >= at_step), 1.0)
         work = 0.7 * job.step_s * wave * self.silicon * noise * load
-        work = work * math.prod(_grown(self.step, *drift) for drift in job.drifts)
+        work = work * math.prod(
+            _grown(self.step, drift.from_step, drift.factor, drift.steps) for drift in self.disturbances.drifts
+        )
         trained = self.step - self.first_step
-        if trained < job.warm_up_steps:
-            work = work * (1 + (job.warm_up_factor - 1) * (1 - trained / job.warm_up_steps))
-        if job.stage_weights:
-            work = work * np.asarray(job.stage_weights)[self.topology.pp]
+        if trained < job.noise.warm_up_steps:
+            work = work * (1 + (job.noise.warm_up_factor - 1) * (1 - trained / job.noise.warm_up_steps))
+        if self.stage_weights:
+            work = work * np.asarray(self.stage_weights)[self.topology.pp]
         work = work + self._interruptions()
         data_wait = 0.01 * job.step_s * np.exp(0.3 * random.standard_normal(ranks))
         descheduled = np.ones(ranks)
-        for slow in job.slows:
-            if slow.active(self.step):
-                chosen = list(slow.ranks)
+        for slowed in self.disturbances.slows:
+            if slowed.active(self.step):
+                chosen, slow = list(slowed.ranks), slowed.slow
                 if slow.data_wait:
                     data_wait[chosen] += (slow.factor - 1) * work[chosen]
                 elif slow.wall_only:
                     descheduled[chosen] *= slow.factor
                 else:
                     work[chosen] *= slow.factor
-        if job.contention:
-            descheduled = descheduled * np.exp(job.contention * np.abs(random.standard_normal(ranks)))
+        if job.noise.contention:
+            descheduled = descheduled * np.exp(job.noise.contention * np.abs(random.standard_normal(ranks)))
         busy = work * descheduled
         transfer = 0.1 * job.step_s * float(np.exp(0.05 * random.standard_normal()))
-        transfer *= math.prod(factor for at_step, factor in job.congestions if self.step >= at_step)
+        transfer *= math.prod(one.factor for one in self.disturbances.congestions if self.step >= one.from_step)
         seconds = float((busy + data_wait).max()) + transfer
         steps = {
             "busy_s": busy,
@@ -159,52 +164,54 @@ class _Player:
             "phase.forward": busy / 3,
             "phase.backward": busy * 2 / 3,
         }
-        if not job.accelerated:
+        if not job.placement.accelerated:
             steps["busy_cpu_s"] = work * np.exp(0.02 * random.standard_normal(ranks))
-        if job.report_tokens:
+        if job.has_tokens:
             steps["tokens"] = np.round(4096 * load)
             steps["tokens_squared"] = np.round(4096 * load) ** 2
         return steps, self._training_values(), seconds
 
     def _load(self) -> Floats:
-        if not self.job.uneven_cv:
+        if not self.job.noise.uneven_cv:
             return np.ones(self.job.world_size)
         replicas = int(self.topology.dp.max()) + 1
-        sigma = math.sqrt(math.log(1 + self.job.uneven_cv**2))
+        sigma = math.sqrt(math.log(1 + self.job.noise.uneven_cv**2))
         return np.asarray(np.exp(sigma * self.random.standard_normal(replicas))[self.topology.dp], dtype=np.float64)
 
     def _interruptions(self) -> Floats:
-        job, ranks = self.job, self.job.world_size
+        noise, ranks = self.job.noise, self.job.world_size
         added = np.zeros(ranks)
-        if job.collect_every:
+        if noise.collect_every:
             # 7,919 is a prime: neighbours pause far apart.
-            added += job.collect_s * ((self.step + np.arange(ranks) * 7_919) % job.collect_every == 0)
-        if job.hiccup_probability:
-            added += job.hiccup_s * (self.random.random(ranks) < job.hiccup_probability)
-        if job.burst_probability:
-            begins = (self.random.random(ranks) < job.burst_probability) & (self.burst == 0)
+            added += noise.collect_s * ((self.step + np.arange(ranks) * 7_919) % noise.collect_every == 0)
+        if noise.hiccup_probability:
+            added += noise.hiccup_s * (self.random.random(ranks) < noise.hiccup_probability)
+        if noise.burst_probability:
+            begins = (self.random.random(ranks) < noise.burst_probability) & (self.burst == 0)
             self.burst = np.where(begins, self.random.integers(2, 5, ranks), np.maximum(self.burst - 1, 0))
-            added += 0.5 * job.step_s * (self.burst > 0)
+            added += 0.5 * self.job.step_s * (self.burst > 0)
         return added
 
     def _training_values(self) -> dict[str, Floats]:
-        job, ranks = self.job, self.job.world_size
+        job, disturbances, ranks = self.job, self.disturbances, self.job.world_size
         curve = LOSS_END + (LOSS_START - LOSS_END) * math.exp(-self.step / LOSS_SCALE)
         common = float(self.random.standard_normal())
-        loss = curve * (1 + job.loss_noise * (common + self.random.standard_normal(ranks)))
+        loss = curve * (1 + job.noise.loss * (common + self.random.standard_normal(ranks)))
         norm = 1.0 * math.exp(0.15 * float(self.random.standard_normal()))
-        for shape in job.losses:
-            since = self.step - shape.at_step
-            if since >= 0 and (shape.steps is None or since < shape.steps):
-                factor = shape.factor * (1 + shape.growth) ** since
-                loss, norm = (loss * factor, norm) if shape.metric == "loss" else (loss, norm * factor)
-        loss = loss * math.prod(_grown(self.step, *climb) for climb in job.climbs)
+        for one in disturbances.factors:
+            since = self.step - one.at_step
+            if since >= 0 and (one.steps is None or since < one.steps):
+                factor = one.factor * (1 + one.growth) ** since
+                loss, norm = (loss * factor, norm) if one.metric == "loss" else (loss, norm * factor)
+        loss = loss * math.prod(
+            _grown(self.step, climb.at_step, climb.factor, climb.steps) for climb in disturbances.climbs
+        )
         local = self.usual_norm * np.exp(0.1 * self.random.standard_normal(ranks))
-        for gradient in job.gradients:
-            if gradient.active(self.step):
-                local[list(gradient.ranks)] *= gradient.factor
+        for gradient in disturbances.gradients:
+            if self.step >= gradient.from_step:
+                local[gradient.rank] *= gradient.factor
         values = {"loss": loss, "grad_norm": np.full(ranks, norm), "local_grad_norm": local}
-        values["grad_norm"][[rank for rank, at_step in job.overflows if at_step == self.step]] = math.inf
+        values["grad_norm"][[one.rank for one in disturbances.overflows if one.at_step == self.step]] = math.inf
         if self.poisoned:
             values["loss"] = np.full(ranks, math.nan)
         if self.step in self.nonfinites:
@@ -227,33 +234,33 @@ class _Player:
         if self.job.fingerprint_every and self.step % self.job.fingerprint_every == 0:
             shard = self.topology.peer_group
             prints = (self.step + 1) * np.int64(1_000_003) + shard * np.int64(7_919)
-            for rank in {rank for rank, at_step in self.flips if self.step >= at_step}:
+            for rank in {flip.rank for flip in self.flips if self.step >= flip.at_step}:
                 prints[rank] ^= np.int64(1 << 17)
             exact["fingerprint"] = prints
         return exact
 
     def _present(self, values: dict[str, Floats], exact: dict[str, Ints]) -> dict[str, Bools]:
         here = np.ones(self.job.world_size, dtype=np.bool_)
-        for rank, start, end in self.job.missing:
-            here[rank] &= not start <= self.step < end
-        for host, start, end in self.silences:
-            if start <= self.step < end:
-                here &= np.asarray([name != host for name in self.topology.host])
+        for missing in self.disturbances.missing:
+            here[missing.rank] &= not missing.from_step <= self.step < missing.until_step
+        for silence in self.silences:
+            if silence.from_step <= self.step < silence.until_step:
+                here &= np.asarray([name != silence.host for name in self.topology.host])
         return dict.fromkeys([*values, *exact], here)
 
-    def _stand_still(self, stall: Stall) -> Iterator[Observation]:
-        if stall.phase not in ("eval", "checkpoint_save"):
-            self.stalls.remove(stall)
+    def _stand_still(self, wait: Wait) -> Iterator[Observation]:
+        if wait.phase not in ("eval", "checkpoint_save"):
+            self.waits.remove(wait)
         self.step_since_s = self.now_s
-        if stall.held:
+        if wait.held:
             self.state = ["held"] * self.job.world_size
             yield self._occurrence("order", None, order="o1", phase="do", action="pause", step=self.step)
-        yield from self._let_pass(stall.seconds, stall.phase if not stall.ranks else "backward", stall.ranks, stall)
-        if stall.held:
+        yield from self._let_pass(wait.seconds, wait.phase if not wait.ranks else "backward", wait.ranks, wait)
+        if wait.held:
             self.state = ["running"] * self.job.world_size
             yield self._occurrence("order", None, order="o1", phase="go", action="pause", step=self.step)
 
-    def _end_process(self, end: Exit) -> Iterator[Observation]:
+    def _end_process(self, end: Kill) -> Iterator[Observation]:
         fields = {"code": end.code, "signal": end.signal, "how": "pidfd", "error": end.error}
         self.state[end.rank] = "exited"
         yield self._occurrence("process_exit", end.rank, **fields)
@@ -273,32 +280,32 @@ class _Player:
             self.rollbacks += 1
         self.state = ["running"] * self.job.world_size
         self.poisoned = False
-        self.flips = [(rank, at_step) for rank, at_step in self.flips if at_step > done_step]
+        self.flips = [flip for flip in self.flips if flip.at_step > done_step]
         self.nonfinites = {step: what for step, what in self.nonfinites.items() if step > done_step}
-        self.silences = [silence for silence in self.silences if silence[1] > restart.at_step]
+        self.silences = [silence for silence in self.silences if silence.from_step > restart.at_step]
         self.step = self.first_step = restart.to_step
         self.step_since_s = self.now_s
         self.heard_s[:] = self.now_s
         yield AttemptStart(self.attempt, self.topology, self.now_s)
 
     def _let_pass(
-        self, seconds: float, phase: str, late: tuple[int, ...], stall: Stall | None = None
+        self, seconds: float, phase: str, late: tuple[int, ...], wait: Wait | None = None
     ) -> Iterator[Observation]:
         end_s = self.now_s + seconds
         while self.next_tick_s <= end_s:
             self.now_s = self.next_tick_s
             self.next_tick_s += self.job.tick_s
-            if stall is not None and stall.ranks and not stall.stopped:
+            if wait is not None and wait.ranks and not wait.stopped:
                 self.cpu_s[list(late)] += self.job.tick_s
-            yield Tick(self.now_s, self._presence(phase, late, stall))
+            yield Tick(self.now_s, self._presence(phase, late, wait))
         self.now_s = end_s
 
-    def _presence(self, phase: str, late: tuple[int, ...], stall: Stall | None) -> Presence:
+    def _presence(self, phase: str, late: tuple[int, ...], wait: Wait | None) -> Presence:
         ranks = self.job.world_size
         silent = np.zeros(ranks, dtype=np.bool_)
-        for host, start, end in self.silences:
-            if start <= self.step < end:
-                silent |= np.asarray([name == host for name in self.topology.host])
+        for silence in self.silences:
+            if silence.from_step <= self.step < silence.until_step:
+                silent |= np.asarray([name == silence.host for name in self.topology.host])
         gone = np.asarray([state == "exited" for state in self.state]) if "exited" in self.state else np.False_
         self.heard_s = np.where(silent | gone, self.heard_s, self.now_s)
         self.shown_step = np.where(silent, self.shown_step, self.step)
@@ -306,10 +313,10 @@ class _Player:
         collective = np.full(ranks, self.collective + 1, dtype=np.int64)
         collective[list(late)] -= 1
         phases = [phase] * ranks
-        os_state = ["S" if stall is not None else "R"] * ranks
+        os_state = ["S" if wait is not None else "R"] * ranks
         for rank in late:
-            phases[rank] = stall.phase if stall is not None else phase
-            os_state[rank] = "T" if stall is not None and stall.stopped else "R"
+            phases[rank] = wait.phase if wait is not None else phase
+            os_state[rank] = "T" if wait is not None and wait.stopped else "R"
         return Presence(
             attempt=self.attempt,
             heard=np.ones(ranks, dtype=np.bool_),
@@ -323,7 +330,7 @@ class _Player:
             state=tuple(self.state),
             os_state=tuple(os_state),
             cpu_s=self.cpu_s.copy(),
-            outside_s=age if stall is not None and stall.outside else np.full(ranks, -1.0),
+            outside_s=age if wait is not None and wait.outside else np.full(ranks, -1.0),
         )
 
     def _occurrence(self, kind: str, rank: int | None, **fields: Any) -> Occurrence:

@@ -1,17 +1,29 @@
-"""Faults as they come in practice: drawn with the shares in which large jobs report their causes.
+"""Faults in the proportions in which large jobs report their causes.
 
-What only device counters tell (an XID, a throttled clock) shows here by what it does to the ranks.
+Causes that only device counters show (an XID, a throttled clock) appear here by their effect on the ranks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from rankwatch_service.simulate.injected import Stall
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import (
+    BitFlip,
+    Fault,
+    Hang,
+    HostLoss,
+    Kill,
+    LinkFlap,
+    NonFinite,
+    Restart,
+    Slow,
+    Stall,
+)
+from rankwatch_service.simulate.job import Job
 
 SHARES: Final = {
     "device_gone": 20,  # a device falls off its bus: its rank arrives nowhere
@@ -35,20 +47,20 @@ RESTART_STEPS: Final = 50
 """After a fault that ends the attempt the job goes on from the last multiple of this."""
 
 GAP_STEPS: Final = 150
-"""Steps between two faults, and before the first: detectors have to have learnt the job anew."""
+"""Steps between two faults, and before the first: detectors must have learned the job again."""
 
 
-def add_mix(job: Job, faults: int) -> list[str]:
-    """Let faults happen to a job, evenly spread, each followed by what follows in practice.
+def add_mix(job: Job, faults: int) -> tuple[Job, list[str]]:
+    """Inject so many faults, evenly spread, each followed by what follows in practice.
 
     Returns:
-        The causes that were drawn, in the order of their steps.
+        The job, and the causes that were drawn, in the order of their steps.
 
     Raises:
         ValueError: the job has not steps enough for so many.
     """
     if not faults:
-        return []
+        return job, []
     room = (job.steps - job.start_step) // GAP_STEPS - 1
     if faults > room:
         raise ValueError(f"{faults} faults need {(faults + 1) * GAP_STEPS} steps")
@@ -57,47 +69,46 @@ def add_mix(job: Job, faults: int) -> list[str]:
     causes = [str(cause) for cause in random.choice(list(SHARES), faults, p=weights)]
     apart = (job.steps - job.start_step) // (faults + 1)
     for number, cause in enumerate(causes, 1):
-        _add(job, cause, job.start_step + number * apart, random)
-    return causes
+        job = job.inject(*_faults(job, cause, job.start_step + number * apart, random))
+    return job, causes
 
 
-def _add(job: Job, cause: str, at: int, random: np.random.Generator) -> None:
+def _faults(job: Job, cause: str, at: int, random: np.random.Generator) -> Iterator[Fault]:
     rank = int(random.integers(job.world_size))
-    host = job.topology().host[rank]
-    neighbours = tuple(r for r, name in enumerate(job.topology().host) if name == host)
+    hosts = job.topology().host
     half = bool(random.random() < 0.5)
     match cause:
         case "device_gone" | "collective":
-            job.hang(rank, at)
+            yield Hang(rank, at)
         case "memory_error":
-            job.kill(rank, at, None, 1, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+            yield Kill(rank, at, None, 1, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
         case "driver" if half:
-            job.kill(rank, at, None, 1, "RuntimeError: CUDA error: unspecified launch failure")
+            yield Kill(rank, at, None, 1, "RuntimeError: CUDA error: unspecified launch failure")
         case "driver":
-            job.hang(rank, at)
+            yield Hang(rank, at)
         case "link_in_host":
-            job.hang(neighbours, at)
+            yield Hang(tuple(neighbour for neighbour, host in enumerate(hosts) if host == hosts[rank]), at)
         case "host_lost":
-            job.lose_host(host, at)
+            yield HostLoss(hosts[rank], at)
         case "link_between_hosts" if half:
-            job.flap(at, float(random.uniform(2, 6)))
+            yield LinkFlap(at, float(random.uniform(2, 6)))
             return
         case "link_between_hosts":
-            job.hang(rank, at)
+            yield Hang(rank, at)
         case "user_error":
-            job.kill(rank, at, None, 1, "ValueError: expected a batch, got None")
+            yield Kill(rank, at, None, 1, "ValueError: expected a batch, got None")
         case "storage":
-            job.stalls.append(Stall(at, 300.0, "checkpoint_save"))
+            yield Stall(at, 300.0, "checkpoint_save")
             return
         case "silent_corruption":
-            job.nonfinite(rank, at) if random.random() < 1 / 6 else job.flip(rank, at)
+            yield NonFinite(rank, at) if random.random() < 1 / 6 else BitFlip(rank, at)
             at = min(at + 30, job.steps - 1)
         case "throttled":
             # Durations of slow episodes are log-normal, with a mean of ten minutes.
             lasts = max(int(random.lognormal(math.log(600 / job.step_s) - 0.5, 1.0)), 20)
-            job.slow(rank, at, float(random.uniform(1.05, 1.3)), at + lasts)
+            yield Slow(rank, at, float(random.uniform(1.05, 1.3)), at + lasts)
             if random.random() < SECOND_SLOW:
                 other = (rank + int(random.integers(1, job.world_size))) % job.world_size
-                job.slow(other, at + lasts // 4, float(random.uniform(1.05, 1.3)), at + lasts)
+                yield Slow(other, at + lasts // 4, float(random.uniform(1.05, 1.3)), at + lasts)
             return
-    job.restart(at, max(at - at % RESTART_STEPS - RESTART_STEPS, job.start_step))
+    yield Restart(at, max(at - at % RESTART_STEPS - RESTART_STEPS, job.start_step))

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import AttemptStart, Bools, Frame, StepKind, Tick
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.disturbances import disturbances_of
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 
 Array = NDArray[Any]
 
@@ -26,13 +28,13 @@ COLUMN_OF: Final = {
     "phase.forward": "forward_s",
     "phase.backward": "backward_s",
 }
-"""What the file calls a metric, where that is not the metric's own name."""
+"""Metrics whose column has another name than the metric."""
 
 KIND_OF_PHASE: Final = {"eval": StepKind.EVAL, "checkpoint_save": StepKind.CHECKPOINT}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StepRows:
     """Some rows of the table. Where `here[name]` is False, or the column is missing, the value was not measured."""
 
     count: int
@@ -41,22 +43,23 @@ class Rows:
 
 
 def columns_of(job: Job) -> tuple[str, ...]:
-    """The table's columns for this job, in their order: what can occur in it at all."""
+    """The columns that can occur in this job's table, in their order."""
+    nonfinites = disturbances_of(job).nonfinites.values()
     named = ["time_s", "step", "rank", "host", "dp", "tp", "pp", "attempt", "kind", "step_time_s", "busy_s", "wait_s"]
     named += ["data_wait_s", "forward_s", "backward_s", "loss", "grad_norm", "nonfinite"]
     named += ["fingerprint"] if job.fingerprint_every else []
     named += ["local_grad_norm"]
-    named += [] if job.accelerated else ["busy_cpu_s"]
-    named += ["tokens", "tokens_squared"] if job.report_tokens else []
-    named += ["nonfinite_first"] if any(not skipped for _, skipped in job.nonfinites.values()) else []
-    named += ["optimizer_skipped"] if any(skipped for _, skipped in job.nonfinites.values()) else []
+    named += [] if job.placement.accelerated else ["busy_cpu_s"]
+    named += ["tokens", "tokens_squared"] if job.has_tokens else []
+    named += ["nonfinite_first"] if any(not skipped for _, skipped in nonfinites) else []
+    named += ["optimizer_skipped"] if any(skipped for _, skipped in nonfinites) else []
     return tuple(named)
 
 
-def rows_of(job: Job) -> Iterator[Rows]:
+def rows_of(job: Job) -> Iterator[StepRows]:
     """The rows of one step after the other, ranks ascending. Times are by the clocks of the hosts."""
-    table = _Table(job.transit.skews)
-    for observation in job.observations():
+    table = _Table(job.transit.skews_s)
+    for observation in generate(job):
         match observation:
             case AttemptStart():
                 yield from table.finish()
@@ -73,11 +76,11 @@ def rows_of(job: Job) -> Iterator[Rows]:
 
 
 class _Table:
-    """Collects what belongs to one step: its frame, late values, and what the job did before it."""
+    """Collects one step: its frame, its late values, and the evaluation or save before it."""
 
-    def __init__(self, skews: Mapping[str, float]) -> None:
+    def __init__(self, skews_s: Mapping[str, float]) -> None:
         self.start: AttemptStart | None = None
-        self._skews = skews
+        self._skews_s = skews_s
         self._frames: list[Frame] = []
         self._kind = StepKind.TRAIN
         self._stood_s = 0.0
@@ -85,12 +88,12 @@ class _Table:
         self._ended_s = 0.0
 
     def see(self, tick: Tick) -> None:
-        """Notice that the whole job evaluates or saves, before its next step."""
+        """Note whether the whole job evaluates or saves before its next step."""
         if tick.presence is not None and (kind := KIND_OF_PHASE.get(tick.presence.phase[0])) is not None:
             self._next_kind = kind
 
     def take(self, frame: Frame) -> None:
-        """A step's frame, or its late values."""
+        """Add a step's frame, or its late values."""
         if frame.family == "steps":
             self._kind, self._next_kind = self._next_kind, StepKind.TRAIN
             step_s = float(frame.values["step_time_s"].max())
@@ -98,7 +101,7 @@ class _Table:
             self._ended_s = frame.time_s
         self._frames.append(frame)
 
-    def finish(self) -> Iterator[Rows]:
+    def finish(self) -> Iterator[StepRows]:
         """The rows of the step whose frames were taken."""
         if not self._frames:
             return
@@ -112,7 +115,7 @@ class _Table:
         if len(ranks):
             yield self._rows(frames, self.start, ranks)
 
-    def _rows(self, frames: list[Frame], start: AttemptStart, ranks: Array) -> Rows:
+    def _rows(self, frames: list[Frame], start: AttemptStart, ranks: Array) -> StepRows:
         steps, count, topology = frames[0], len(ranks), start.topology
         columns: dict[str, Array] = {
             "time_s": steps.time_s + self._ahead_s(start)[ranks],
@@ -134,10 +137,10 @@ class _Table:
                     present[called] = frame.present[name][ranks]
         if self._kind is not StepKind.TRAIN:
             columns["step_time_s"] = columns["step_time_s"] + self._stood_s
-        return Rows(count, columns, present)
+        return StepRows(count, columns, present)
 
     def _ahead_s(self, start: AttemptStart) -> Array:
         hosts = start.topology.host
-        if not self._skews:
+        if not self._skews_s:
             return np.zeros(len(hosts))
-        return np.asarray([self._skews.get(host, 0.0) for host in hosts])
+        return np.asarray([self._skews_s.get(host, 0.0) for host in hosts])

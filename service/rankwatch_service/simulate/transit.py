@@ -1,24 +1,38 @@
-"""What a network does to batches: some come twice, some late, clocks disagree, collectors start anew. Seeded."""
+"""What happens to batches on their way: some arrive twice, some late, clocks disagree, collectors restart. Seeded."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import msgspec
 import numpy as np
 
-from rankwatch_service.simulate.batches import Message
-from rankwatch_service.simulate.injected import Transit
+from rankwatch_service.simulate.batches import TimedBatch
 
 
-def disturbed(messages: Iterable[Message], transit: Transit, seed: int) -> Iterator[Message]:
+@dataclass(frozen=True, slots=True)
+class Transit:
+    """What happens to batches between their host and the service."""
+
+    doubled: float = 0.0
+    """Probability that a batch is sent twice."""
+    late: float = 0.0
+    """Probability that a batch is late, and arrives after its successors."""
+    late_s: float = 0.0
+    skews_s: Mapping[str, float] = field(default_factory=dict)
+    """By host: how far its clock is ahead."""
+    collector_restarts_s: Mapping[str, float] = field(default_factory=dict)
+    """By host: the time of the job at which its collector starts anew and numbers its batches from 0."""
+
+
+def disturbed(messages: Iterable[TimedBatch], transit: Transit, seed: int) -> Iterator[TimedBatch]:
     """The messages as the service gets them, in the order in which they arrive."""
     random = np.random.default_rng([seed, 1])
-    waiting: list[tuple[float, int, Message]] = []
+    waiting: list[tuple[float, int, TimedBatch]] = []
     order = count()
     since_boot: Counter[str] = Counter()
     for message in messages:
@@ -35,13 +49,13 @@ def disturbed(messages: Iterable[Message], transit: Transit, seed: int) -> Itera
         yield _at(heapq.heappop(waiting))
 
 
-def _at(entry: tuple[float, int, Message]) -> Message:
+def _at(entry: tuple[float, int, TimedBatch]) -> TimedBatch:
     return replace(entry[2], time_s=entry[0])
 
 
-def _rebooted(message: Message, transit: Transit, since_boot: Counter[str]) -> Message:
+def _rebooted(message: TimedBatch, transit: Transit, since_boot: Counter[str]) -> TimedBatch:
     host = message.batch.host
-    if message.time_s < transit.boots.get(host, float("inf")):
+    if message.time_s < transit.collector_restarts_s.get(host, float("inf")):
         return message
     seq = since_boot[host]
     since_boot[host] += 1
@@ -49,9 +63,9 @@ def _rebooted(message: Message, transit: Transit, since_boot: Counter[str]) -> M
     return replace(message, batch=batch)
 
 
-def _skewed(message: Message, transit: Transit) -> Message:
+def _skewed(message: TimedBatch, transit: Transit) -> TimedBatch:
     batch = message.batch
-    ahead_ns = round(transit.skews.get(batch.host, 0.0) * 1e9)
+    ahead_ns = round(transit.skews_s.get(batch.host, 0.0) * 1e9)
     if not ahead_ns:
         return message
     events = tuple(msgspec.structs.replace(event, time_unix_ns=event.time_unix_ns + ahead_ns) for event in batch.events)

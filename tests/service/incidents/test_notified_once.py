@@ -12,7 +12,10 @@ from rankwatch_service.job.detection import Judge
 from rankwatch_service.job.topology_state import Roster
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.routing import notifications
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, NormSpike, Restart, Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from tests.support.presences import Clockwork, topology
 
 DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
@@ -30,7 +33,7 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
     """The incidents in the order in which they opened, and how many messages told more than an end."""
     judge, roster, told, now_s = Judge("gpt", detectors), roster_of(job), 0, 0.0
     incidents: dict[str, Incident] = {}
-    for observation in job.observations():
+    for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
         for news in judge.observe(observation, roster)[0]:
             incidents.setdefault(news.incident.id, news.incident)
@@ -46,32 +49,37 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
 
 
 def small(steps: int = 130) -> Job:
-    return Job(8, steps, seed=4, ranks_per_host=4)
+    return Job(8, steps, seed=4, placement=Placement(ranks_per_host=4))
 
 
 def loop() -> Job:
     job = small()
     for _ in range(4):
-        job.kill(5, 100, None, 1, "CUDA error: uncorrectable ECC error").restart(100, 90)
+        job = job.inject(Kill(5, 100, None, 1, "CUDA error: uncorrectable ECC error"), Restart(100, 90))
     return job
 
 
 def flaps() -> Job:
     job = small()
     for turn in range(9):
-        job.hang(5, 60 + 4 * turn, 9.0)
+        job = job.inject(Hang(5, 60 + 4 * turn, 9.0))
     return job
 
 
 @pytest.mark.parametrize(
     ("job", "kind", "scope", "told"),
     [
-        (small().slow(5, 60, 1.4).hang(5, 100, 25.0).kill(5, 100).restart(100, 90), Kind.STRAGGLER, "rank:5", 2),
+        (
+            small().inject(Slow(5, 60, 1.4), Hang(5, 100, 25.0), Kill(5, 100), Restart(100, 90)),
+            Kind.STRAGGLER,
+            "rank:5",
+            2,
+        ),
         (loop(), Kind.RANK_LOST, "rank:5", 1),
         (flaps(), Kind.HANG, "job", 1),
-        (small().slow((4, 5, 6, 7), 80, 1.3), Kind.STRAGGLER, "host:host-1", 1),
-        (small().norm_spike(98, 50.0, 3).nonfinite(5, 100), Kind.NONFINITE, "rank:5", 1),
-        (small().lose_host("host-1", 100, 30.0).kill(0, 100).restart(100, 95), Kind.HANG, "host:host-1", 1),
+        (small().inject(Slow((4, 5, 6, 7), 80, 1.3)), Kind.STRAGGLER, "host:host-1", 1),
+        (small().inject(NormSpike(98, 50.0, 3), NonFinite(5, 100)), Kind.NONFINITE, "rank:5", 1),
+        (small().inject(HostLoss("host-1", 100, 30.0), Kill(0, 100), Restart(100, 95)), Kind.HANG, "host:host-1", 1),
     ],
     ids=[
         "slow, hung, lost",
@@ -89,7 +97,7 @@ def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(jo
 
 
 def test_two_faults_at_once_are_told_apart():
-    incidents, messages = told_of(small().slow(1, 80, 1.3).nonfinite(6, 84))
+    incidents, messages = told_of(small().inject(Slow(1, 80, 1.3), NonFinite(6, 84)))
     assert sorted((one.kind, one.scope) for one in incidents) == [
         (Kind.NONFINITE, "rank:6"),
         (Kind.STRAGGLER, "rank:1"),

@@ -5,7 +5,10 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
 from rankwatch_service.job.assembler import START_WAIT_S, Assembler
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang, Kill, Restart
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.stream.packing import pack, unpack
 from tests.support.batches import batch, bundle, progress, ranks, table
 
@@ -165,9 +168,9 @@ def test_what_agents_lost_is_counted_by_their_reasons():
 
 
 def scripted() -> list[tuple[float, wire.Batch]]:
-    job = Job(world_size=8, ranks_per_host=4, steps=60, step_s=0.5, late_values=True, seed=3)
-    job.hang(2, 20, seconds=5).restart(40, 30, relaunch=False).kill(5, 50).restart(50, 40)
-    return [(message.time_s, message.batch) for message in batches("gpt", job.observations())]
+    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=Placement(ranks_per_host=4))
+    job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
+    return [(message.time_s, message.batch) for message in batches("gpt", generate(job))]
 
 
 def told(observation: Observation) -> object:
@@ -199,9 +202,9 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
 
 
 def test_the_frames_of_a_scenario_come_out_as_they_went_in():
-    job = Job(world_size=8, ranks_per_host=4, steps=60, step_s=0.5, late_values=True, seed=3)
-    job.hang(2, 20, seconds=5).restart(40, 30, relaunch=False).kill(5, 50).restart(50, 40)
-    sent = [told(o) for o in job.observations() if isinstance(o, Frame)]
+    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=Placement(ranks_per_host=4))
+    job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
+    sent = [told(o) for o in generate(job) if isinstance(o, Frame)]
     found = [o for o in play(Assembler(), scripted()) if o[0] == "frame"]
     assert sorted(found, key=repr) == sorted(sent, key=repr)
 

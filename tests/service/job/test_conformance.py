@@ -15,7 +15,10 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import ALL_JOBS, Record
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store.rows import incident_row, transition_row
 from rankwatch_service.stream.packing import pack, unpack
 from rankwatch_service.stream.partition import Partition
@@ -29,9 +32,11 @@ Turns = Sequence[Sequence[bytes]]
 
 @cache
 def turns() -> Turns:
-    job = Job(8, 170, 12, step_s=0.5, ranks_per_host=2).slow(5, 60, 1.8, until_step=100).nonfinite(2, 120)
+    job = Job(8, 170, 12, step_s=0.5, placement=Placement(ranks_per_host=2)).inject(
+        Slow(5, 60, 1.8, until_step=100), NonFinite(2, 120)
+    )
     found: list[list[bytes]] = []
-    for message in batches(JOB, job.hang(6, 150, seconds=15.0).observations()):
+    for message in batches(JOB, generate(job.inject(Hang(6, 150, seconds=15.0)))):
         while len(found) <= message.time_s:
             found.append([])
         found[-1].append(wire.encode(message.batch))

@@ -10,7 +10,10 @@ from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.patience import HangConfig
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import Hang
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
 from tests.support.batches import bundle
 
 HOSTS = 8
@@ -28,7 +31,7 @@ def findings(
     """
     detector, assembler = HangDetector(HangConfig()), Assembler()
     arrivals = []
-    for message in batches("gpt", job.observations(), start_unix_ns=10**18):
+    for message in batches("gpt", generate(job), start_unix_ns=10**18):
         late = way_s(message.time_s) if message.batch.host in late_hosts else 0.0
         sent_unix_ns = message.batch.sent_unix_ns
         if message.batch.host == "host-1":
@@ -47,7 +50,9 @@ def findings(
 
 
 def job(step_s: float) -> Job:
-    return Job(world_size=32, ranks_per_host=32 // HOSTS, step_s=step_s, steps=int(240 / step_s), seed=1)
+    return Job(
+        world_size=32, step_s=step_s, steps=int(240 / step_s), seed=1, placement=Placement(ranks_per_host=32 // HOSTS)
+    )
 
 
 def hosts(count: int) -> set[str]:
@@ -71,13 +76,13 @@ def test_telemetry_that_comes_late_is_no_hang(way: str, count: int, step_s: floa
 
 def test_a_host_whose_blocks_come_late_is_not_who_the_others_wait_for() -> None:
     way = WAYS["falls behind to half a minute"]
-    told = list(findings(job(1.0).hang(29, 150, seconds=20), way, {"host-0"}))
+    told = list(findings(job(1.0).inject(Hang(29, 150, seconds=20)), way, {"host-0"}))
     assert {finding.ranks for finding in told} == {(29,)}
     assert [finding.change for finding in told] == [Change.OPEN, Change.UPDATE, Change.CLOSE]
 
 
 def test_a_job_that_is_late_as_a_whole_still_hangs() -> None:
-    told = list(findings(job(1.0).hang(29, 150, seconds=20), WAYS["always half a minute"], hosts(HOSTS)))
+    told = list(findings(job(1.0).inject(Hang(29, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS)))
     assert {finding.ranks for finding in told} == {(29,)}
 
 
@@ -86,5 +91,7 @@ def test_a_clock_that_is_set_right_while_a_job_runs_is_no_hang_and_hides_none(by
     def clock_s(sent_s: float) -> int:
         return by_s if sent_s > 100 else 0
 
-    told = list(findings(job(1.0).hang(29, 150, seconds=20), WAYS["always half a minute"], hosts(HOSTS), clock_s))
+    told = list(
+        findings(job(1.0).inject(Hang(29, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS), clock_s)
+    )
     assert {finding.ranks for finding in told} == {(29,)}

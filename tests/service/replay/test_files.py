@@ -20,7 +20,7 @@ from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.job import Job
 
 
 def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> Outcome:

@@ -20,8 +20,9 @@ from rankwatch_service.replay.configure import read_config
 from rankwatch_service.replay.report import as_json
 from rankwatch_service.replay.run import Outcome, replay
 from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.job import Job
 
 
 def recorded(job: Job, path: Path) -> Path:
@@ -41,7 +42,7 @@ def replayed(path: Path, *configs: str) -> Outcome:
 
 
 def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
-    job = Job(world_size=32, steps=320, seed=3).slow(17, 200, 1.2, until_step=280)
+    job = Job(world_size=32, steps=320, seed=3).inject(Slow(17, 200, 1.2, until_step=280))
     outcome = replayed(recorded(job, tmp_path / "job.parquet"))
     (told,) = [as_json(incident, outcome.named) for incident in outcome.incidents[0]]
     assert (told["kind"], told["ranks"], told["hosts"], told["onset_step"]) == ("straggler", [17], ["host-2"], 200)
@@ -55,7 +56,9 @@ def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: 
 def test_the_size_of_the_batches_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankwatch_service.replay import parquet_file
 
-    job = Job(world_size=8, steps=300, seed=4).slow(3, 100, 1.5, until_step=160).flip(5, 205).nonfinite(2, 250)
+    job = Job(world_size=8, steps=300, seed=4).inject(
+        Slow(3, 100, 1.5, until_step=160), BitFlip(5, 205), NonFinite(2, 250)
+    )
     path = recorded(job, tmp_path / "job.parquet")
     whole = [as_json(incident, named=True) for incident in replayed(path).incidents[0]]
     monkeypatch.setattr(parquet_file, "BATCH_ROWS", 77)
@@ -160,7 +163,7 @@ def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_th
 
 
 def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
-    job = Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.05).flip(5, 205)
+    job = Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.05), BitFlip(5, 205))
     path = recorded(job, tmp_path / "job.parquet")
     code, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5", "--json")
     told, _ = [json.loads(line) for line in out.splitlines()]
@@ -208,7 +211,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path) -> None:
-    path = recorded(Job(world_size=16, steps=260, seed=5).slow(3, 100, 1.3), tmp_path / "job.parquet")
+    path = recorded(Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.3)), tmp_path / "job.parquet")
     code, out, _ = run(str(path), "--json")
     told, last = [json.loads(line) for line in out.splitlines()]
     assert (code, told["kind"], told["ranks"], told["resolved_step"]) == (0, "straggler", [3], None)

@@ -22,7 +22,7 @@ def run(*words: str) -> tuple[int, str]:
 def test_a_url_that_is_none_is_wrong_usage(url: str) -> None:
     status, told = run("--live", "--speed", "0", "--url", url)
     assert status == Status.USAGE
-    assert "is no URL of a service" in told
+    assert "is not the URL of a service" in told
 
 
 @pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines"])
@@ -45,4 +45,4 @@ def test_noise_is_the_noise_and_time_ticks_once_a_second(tmp_path: Path, monkeyp
     made = []
     monkeypatch.setattr("rankwatch_service.cli.commands.simulate._write", lambda world, *_: made.append(world))
     assert run("-o", str(tmp_path / "job.csv"), "--noise", "0.07")[0] == 0
-    assert (made[0].noise, made[0].tick_s) == (0.07, 1.0)
+    assert (made[0].noise.busy, made[0].tick_s) == (0.07, 1.0)

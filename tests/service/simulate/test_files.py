@@ -12,9 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_service.simulate.faults import (
+    BitFlip,
+    Hang,
+    HostSilence,
+    Kill,
+    MissingRows,
+    NonFinite,
+    Restart,
+    ScalerSkip,
+    Slow,
+    Standstill,
+)
 from rankwatch_service.simulate.files import SimulateError, write_job
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.simulate.rows import columns_of, rows_of
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.transit import Transit
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -24,7 +39,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_there_is_one_row_for_each_rank_and_step_in_the_order_of_time(tmp_path: Path) -> None:
-    assert write_job(Job(8, 20, 1, tp=2, pp=2), tmp_path / "job.csv") == 160
+    assert write_job(Job(8, 20, 1, placement=Placement(tp=2, pp=2)), tmp_path / "job.csv") == 160
     rows = table(tmp_path / "job.csv")
     assert [(int(row["step"]), int(row["rank"])) for row in rows] == [(s, r) for s in range(20) for r in range(8)]
     times = [float(row["time_s"]) for row in rows]
@@ -36,7 +51,7 @@ def test_there_is_one_row_for_each_rank_and_step_in_the_order_of_time(tmp_path: 
 
 
 def test_what_was_not_measured_is_empty_and_nan_is_a_value(tmp_path: Path) -> None:
-    write_job(Job(8, 15, 2).nonfinite(3, 10).absent(5, 4, 6).scaler_skip(7), tmp_path / "job.csv")
+    write_job(Job(8, 15, 2).inject(NonFinite(3, 10), MissingRows(5, 4, 6), ScalerSkip(7)), tmp_path / "job.csv")
     rows = {(int(row["step"]), int(row["rank"])): row for row in table(tmp_path / "job.csv")}
     assert len(rows) == 15 * 8 - 2
     assert rows[1, 0]["fingerprint"] == ""
@@ -54,7 +69,7 @@ def test_late_values_stand_in_the_row_of_their_step(tmp_path: Path) -> None:
 
 
 def test_a_step_after_an_evaluation_has_its_kind_and_its_time(tmp_path: Path) -> None:
-    write_job(Job(8, 30, 4).standstill(10, 25.0, "eval"), tmp_path / "job.csv")
+    write_job(Job(8, 30, 4).inject(Standstill(10, 25.0, "eval")), tmp_path / "job.csv")
     rows = [row for row in table(tmp_path / "job.csv") if row["rank"] == "0"]
     assert [int(row["step"]) for row in rows if row["kind"] == "eval"] == [10, 20]
     times = [float(row["time_s"]) for row in rows]
@@ -66,8 +81,8 @@ def test_a_step_after_an_evaluation_has_its_kind_and_its_time(tmp_path: Path) ->
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
 def test_equal_seeds_give_equal_files(tmp_path: Path, ending: str) -> None:
     for name in "ab":
-        write_job(Job(8, 50, 5).slow(3, 20, 1.2), tmp_path / f"{name}.{ending}", "job")
-    write_job(Job(8, 50, 6).slow(3, 20, 1.2), tmp_path / f"c.{ending}", "job")
+        write_job(Job(8, 50, 5).inject(Slow(3, 20, 1.2)), tmp_path / f"{name}.{ending}", "job")
+    write_job(Job(8, 50, 6).inject(Slow(3, 20, 1.2)), tmp_path / f"c.{ending}", "job")
     a, b, c = ((tmp_path / f"{name}.{ending}").read_bytes() for name in "abc")
     assert a == b
     assert a != c
@@ -76,7 +91,9 @@ def test_equal_seeds_give_equal_files(tmp_path: Path, ending: str) -> None:
 
 def test_parquet_holds_what_csv_holds(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    job = Job(16, 40, 7).nonfinite(3, 10).restart(20, 5, relaunch=False).silence("host-1", 25, 30).flip(2, 12)
+    job = Job(16, 40, 7).inject(
+        NonFinite(3, 10), Restart(20, 5, relaunch=False), HostSilence("host-1", 25, 30), BitFlip(2, 12)
+    )
     write_job(job, tmp_path / "job.parquet")
     write_job(job, tmp_path / "job.csv.gz")
     packed = parquet.read_table(tmp_path / "job.parquet").to_pylist()
@@ -86,7 +103,12 @@ def test_parquet_holds_what_csv_holds(tmp_path: Path) -> None:
 
 
 def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
-    write_job(Job(16, 50, 8, tp=2).slow((1, 2), 10, 1.5, 30).hang(4, 20).kill(5, 40).flip(6, 45), tmp_path / "x.csv")
+    write_job(
+        Job(16, 50, 8, placement=Placement(tp=2)).inject(
+            Slow((1, 2), 10, 1.5, 30), Hang(4, 20), Kill(5, 40), BitFlip(6, 45)
+        ),
+        tmp_path / "x.csv",
+    )
     labels = json.loads((tmp_path / "x.labels.json").read_text())
     assert labels["job"] == "x"
     assert (labels["ranks"], labels["tp"], labels["seed"]) == (16, 2, 8)
@@ -98,7 +120,7 @@ def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
 
 
 def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:
-    write_job(Job(16, 5, 8).skew("host-1", 0.5), tmp_path / "job.csv")
+    write_job(Job(16, 5, 8, transit=Transit(skews_s={"host-1": 0.5})), tmp_path / "job.csv")
     rows = table(tmp_path / "job.csv")
     for step in range(5):
         first, last = (float(rows[step * 16 + rank]["time_s"]) for rank in (0, 15))
@@ -106,7 +128,12 @@ def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:
 
 
 def test_columns_are_all_that_can_occur() -> None:
-    for job in (Job(8, 12), Job(8, 12, accelerated=False).uneven(0.1, report_tokens=True).nonfinite(1, 5)):
+    for job in (
+        Job(8, 12),
+        Job(8, 12, placement=Placement(accelerated=False), report_tokens=True, noise=Noise(uneven_cv=0.1)).inject(
+            NonFinite(1, 5)
+        ),
+    ):
         seen = {name for rows in rows_of(job) for name in rows.columns}
         assert seen == set(columns_of(job))
 
@@ -115,7 +142,7 @@ def test_a_job_that_cannot_be_written_leaves_the_file_before_it(tmp_path: Path) 
     path = tmp_path / "job.csv"
     path.write_text("before")
     with pytest.raises(ValueError, match="multiple"):
-        write_job(Job(10, 5, tp=4), path)
+        write_job(Job(10, 5, placement=Placement(tp=4)), path)
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["job.csv"]
     with pytest.raises(SimulateError, match=r"\.parquet, \.csv"):
@@ -126,7 +153,7 @@ def test_memory_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from rankwatch_service.simulate.files import write_job\n"
-        "from rankwatch_service.simulate.scenario import Job\n"
+        "from rankwatch_service.simulate.job import Job\n"
         "write_job(Job(2048, int(sys.argv[1]), 1), Path(sys.argv[2]))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

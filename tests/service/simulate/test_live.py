@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from rankwatch import wire
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.simulate.live import NotYetError, Pace, RefusedError, send_job
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.live.send import NotYetError, Pace, RefusedError, send_job
 from tests.support.clock import FakeClock
 
 
@@ -48,7 +48,7 @@ def test_all_batches_arrive_in_the_order_of_their_host_though_some_had_to_be_sen
     desk.not_yet = 7
     sent = send_job(Job(128, 30, 1), "gpt", lambda: desk, AT_ONCE)
     assert sent.failure == ""
-    assert (sent.tried_again, sent.rank_steps) == (7, 128 * 30)
+    assert (sent.retries, sent.rank_steps) == (7, 128 * 30)
     assert len(desk.taken) == 16
     for batches in desk.taken.values():
         assert [batch.seq for batch in batches] == list(range(len(batches)))

@@ -15,9 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import add_mix
-from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.simulate.script import FAULTS, HARMLESS, apply, usage
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
+from rankwatch_service.simulate.script.parse import apply, usage
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/simulate.json").read_text())
 
@@ -80,34 +84,51 @@ def digest(values: Iterable[object]) -> str:
 
 def played(job: Job, texts: Iterable[str]) -> str:
     for text in texts:
-        apply(text, job)
-    return digest([*job.observations(), *job.labels, *job.played_labels()])
+        job = apply(text, job)
+    return digest([*generate(job), *job.labels, *job.played_labels()])
 
 
 @pytest.mark.parametrize("name", [*FAULTS, *HARMLESS])
 def test_each_entry_plays_as_it_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, pp=2), [written(name)]) == GOLDEN["entries"][name]
+    assert played(Job(16, 100, 1, placement=Placement(pp=2)), [written(name)]) == GOLDEN["entries"][name]
 
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_several_entries_together_play_as_they_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, pp=2), COMBINED[name].split()) == GOLDEN["combined"][name]
+    assert played(Job(16, 100, 1, placement=Placement(pp=2)), COMBINED[name].split()) == GOLDEN["combined"][name]
 
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_job_of_cpu_ranks_plays_as_it_always_did(name: str) -> None:
-    job = Job(16, 100, 1, pp=2, accelerated=False, contention=0.3, step_s=0.1, noise=0.04, silicon=0.03)
+    job = Job(
+        16,
+        100,
+        1,
+        step_s=0.1,
+        noise=Noise(contention=0.3, busy=0.04, silicon=0.03),
+        placement=Placement(pp=2, accelerated=False),
+    )
     assert played(job, COMBINED[name].split()) == GOLDEN["cpu"][name]
 
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_job_with_late_values_plays_as_it_always_did(name: str) -> None:
-    job = Job(16, 100, 1, pp=2, late_values=True, loss_noise=0.015, fingerprint_every=0, tick_s=5.0, ends=False)
+    job = Job(
+        16,
+        100,
+        1,
+        late_values=True,
+        fingerprint_every=0,
+        tick_s=5.0,
+        ends=False,
+        noise=Noise(loss=0.015),
+        placement=Placement(pp=2),
+    )
     assert played(job, COMBINED[name].split()) == GOLDEN["late values"][name]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mix_is_drawn_as_it_always_was(seed: int) -> None:
     job = Job(16, 1600, seed, step_s=0.2)
-    add_mix(job, 8)
+    job, _ = add_mix(job, 8)
     assert played(job, []) == GOLDEN["mix"][seed]

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Frame
+from rankwatch_service.simulate.faults import Hang, Restart
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import SHARES, add_mix
-from rankwatch_service.simulate.scenario import Job
-from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
+from rankwatch_service.simulate.script.parse import ScriptError, apply, usage
 
 VALUES = {
     "rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5",
@@ -26,23 +31,22 @@ def written(name: str) -> str:
 
 
 def job() -> Job:
-    return Job(16, 100, 1, pp=2)
+    return Job(16, 100, 1, placement=Placement(pp=2))
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_leaves_a_label_and_can_be_played(name: str) -> None:
-    world = job()
-    apply(written(name), world)
+    world = apply(written(name), job())
     assert len(world.labels) == 1
-    assert sum(1 for _ in world.observations()) > 30
+    assert sum(1 for _ in generate(world)) > 30
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_leaves_no_label_and_can_be_played(name: str) -> None:
-    world = job()
-    apply(written(name).replace("host=host-1", "host=1") if name == "lean_host" else written(name).rstrip(":"), world)
-    assert world.labels == []
-    assert sum(1 for _ in world.observations()) > 100
+    text = written(name).replace("host=host-1", "host=1") if name == "lean_host" else written(name).rstrip(":")
+    world = apply(text, job())
+    assert world.labels == ()
+    assert sum(1 for _ in generate(world)) > 100
 
 
 @pytest.mark.parametrize(
@@ -50,8 +54,7 @@ def test_what_is_harmless_leaves_no_label_and_can_be_played(name: str) -> None:
     [("5", (5,)), ("3+12", (3, 12)), ("4-7", (4, 5, 6, 7)), ("1+4-5", (1, 4, 5)), ("host-1", tuple(range(8, 16)))],
 )
 def test_ranks_are_named_one_by_one_by_range_or_by_host(text: str, ranks: tuple[int, ...]) -> None:
-    world = job()
-    apply(f"straggler:rank={text},at=40,factor=1.5", world)
+    world = apply(f"straggler:rank={text},at=40,factor=1.5", job())
     assert world.labels[0].ranks == ranks
 
 
@@ -93,16 +96,15 @@ def test_a_wrong_fault_is_told_with_what_is_wrong_and_how_it_is_written(text: st
 
 
 def test_faults_that_end_an_attempt_happen_once_though_their_step_is_repeated() -> None:
-    world = Job(16, 100, 1).hang(3, 50, 40.0).restart(50, 20)
-    standing = [o for o in world.observations() if getattr(o, "presence", None) and o.presence.phase[3] == "forward"]
+    world = Job(16, 100, 1).inject(Hang(3, 50, 40.0), Restart(50, 20))
+    standing = [o for o in generate(world) if getattr(o, "presence", None) and o.presence.phase[3] == "forward"]
     assert len(standing) == 40
 
 
 def test_every_rank_collects_garbage_at_steps_of_its_own() -> None:
-    world = Job(16, 100, 1, noise=0.0, silicon=0.0)
-    apply("gc:every=20,seconds=0.4", world)
+    world = apply("gc:every=20,seconds=0.4", Job(16, 100, 1, noise=Noise(busy=0.0, silicon=0.0)))
     slow = {rank: [] for rank in range(16)}
-    for frame in world.observations():
+    for frame in generate(world):
         if isinstance(frame, Frame):
             for rank in np.flatnonzero(frame.values["busy_s"] > 1.0).tolist():
                 slow[rank].append(frame.step)
@@ -112,12 +114,12 @@ def test_every_rank_collects_garbage_at_steps_of_its_own() -> None:
 
 def test_a_mix_is_drawn_by_the_usual_shares_and_every_job_of_it_can_be_played() -> None:
     assert sum(SHARES.values()) == 100
-    drawn = [cause for seed in range(300) for cause in add_mix(Job(16, 3000, seed), 10)]
+    drawn = [cause for seed in range(300) for cause in add_mix(Job(16, 3000, seed), 10)[1]]
     for cause, share in SHARES.items():
         assert abs(drawn.count(cause) / 30 - share) < 4, cause
     for seed in range(6):
         world = Job(16, 800, seed, step_s=0.2)
-        add_mix(world, 4)
-        assert sum(1 for _ in world.observations()) > 800
+        world, _ = add_mix(world, 4)
+        assert sum(1 for _ in generate(world)) > 800
     with pytest.raises(ValueError, match="need 1650 steps"):
         add_mix(Job(16, 800), 10)

@@ -16,8 +16,8 @@ from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import TOKEN, URL
 
 if TYPE_CHECKING:
-    from rankwatch_service.simulate.live import Line, Sent
-    from rankwatch_service.simulate.scenario import Job
+    from rankwatch_service.simulate.job import Job
+    from rankwatch_service.simulate.live.send import Connection, Sent
 
 STEP_S_MAX: Final = 3_600.0
 RANKS_MIN: Final = 8
@@ -26,9 +26,9 @@ TELL_EVERY_S: Final = 5.0
 
 
 def _no_nan(value: float) -> float:
-    """Refuses what lies within all bounds, since it compares with none."""
+    """Refuse NaN, which passes every check of bounds."""
     if math.isnan(value):
-        raise typer.BadParameter("nan is no number")
+        raise typer.BadParameter("nan is not a number")
     return value
 
 
@@ -43,23 +43,35 @@ OUTPUT = Annotated[
 FAULT = Annotated[
     list[str] | None,
     typer.Option(
-        "--fault", metavar="SPEC", rich_help_panel=HAPPENS, help="As in hang:rank=3,at=500; may be given several times."
+        "--fault",
+        metavar="SPEC",
+        rich_help_panel=HAPPENS,
+        help="For example hang:rank=3,at=500; may be given several times.",
     ),
 ]
-LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=HAPPENS, help="Name all faults, then end.")]
-MIX = Annotated[int, typer.Option("--mix", min=0, rich_help_panel=HAPPENS, help="So many faults as they are usual.")]
+LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=HAPPENS, help="List all faults and exit.")]
+MIX = Annotated[
+    int, typer.Option("--mix", min=0, rich_help_panel=HAPPENS, help="Number of faults drawn as they occur in practice.")
+]
 RANKS = Annotated[int, typer.Option("--ranks", min=RANKS_MIN, max=RANKS_MAX, rich_help_panel=JOB, help="World size.")]
-STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Steps to train.")]
+STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Number of steps.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, rich_help_panel=JOB, help="The same seed gives the same job.")]
 STEP_S = Annotated[
     float,
     typer.Option(
-        "--step-s", min=0.001, max=STEP_S_MAX, callback=_no_nan, rich_help_panel=JOB, help="Seconds of a step."
+        "--step-s", min=0.001, max=STEP_S_MAX, callback=_no_nan, rich_help_panel=JOB, help="Seconds per step."
     ),
 ]
 NOISE = Annotated[
     float,
-    typer.Option("--noise", min=0, max=1, callback=_no_nan, rich_help_panel=JOB, help="Of a rank's step time."),
+    typer.Option(
+        "--noise",
+        min=0,
+        max=1,
+        callback=_no_nan,
+        rich_help_panel=JOB,
+        help="Standard deviation of a rank's step time, as a share.",
+    ),
 ]
 TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
@@ -68,10 +80,15 @@ NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="The job's
 KAFKA = Annotated[
     str | None,
     typer.Option(
-        "--kafka", metavar="HOST:PORT", rich_help_panel=LIVE, help="Send to Kafka, as agents do; else RANKWATCH_KAFKA."
+        "--kafka",
+        metavar="HOST:PORT",
+        rich_help_panel=LIVE,
+        help="Send to Kafka, as agents do. Default: RANKWATCH_KAFKA.",
     ),
 ]
-AS_LIVE = Annotated[bool, typer.Option("--live", rich_help_panel=LIVE, help="Send it to the service as it happens.")]
+AS_LIVE = Annotated[
+    bool, typer.Option("--live", rich_help_panel=LIVE, help="Send the job to the service as it happens.")
+]
 SPEED = Annotated[
     float,
     typer.Option(
@@ -79,7 +96,7 @@ SPEED = Annotated[
         min=0,
         callback=_no_nan,
         rich_help_panel=LIVE,
-        help="1: real time; 10: ten times; 0: at once.",
+        help="1: real time; 10: ten times as fast; 0: as fast as possible.",
     ),
 ]
 
@@ -106,9 +123,9 @@ def simulate(
 ) -> None:
     """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service.
 
-    Beside a file lies NAME.labels.json: which faults were put in, what should
-    be found. `--list-faults` names all faults, their parameters, and what is
-    harmless and should not be found.
+    NAME.labels.json, written beside a file, lists the injected faults that
+    should be found. `--list-faults` lists all faults with their parameters,
+    and harmless events that should not be found.
 
     [bold]Examples[/bold]
 
@@ -117,19 +134,22 @@ def simulate(
       rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
       rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
     """
-    from rankwatch_service.simulate.scenario import Job
+    from rankwatch_service.simulate.job import Job
+    from rankwatch_service.simulate.noise import Noise
+    from rankwatch_service.simulate.placement import Placement
 
     if list_faults:
         _list_faults()
         return
     if live == (output is not None):
-        raise CliError(Status.USAGE, "say where to: -o FILE for a file, or --live for a running service")
-    world = Job(ranks, steps, seed, step_s=step_s, noise=noise, tp=tp, pp=pp, ranks_per_host=ranks_per_host)
-    _let_happen(world, fault or [], mix)
+        raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
+    placement = Placement(tp, pp, ranks_per_host)
+    plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement)
+    world = _with_faults(plain, fault or [], mix)
     if output is not None:
         _write(world, output, job)
     else:
-        with _lines(kafka, url, token) as connect:
+        with _connections(kafka, url, token) as connect:
             _send(world, job, speed, connect)
 
 
@@ -138,35 +158,37 @@ def _list_faults() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from rankwatch_service.simulate.script import FAULTS, HARMLESS, usage
+    from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
+    from rankwatch_service.simulate.script.parse import usage
 
     console = Console()
-    for title, entries in (("Faults: these should be found", FAULTS), ("Harmless: these should not", HARMLESS)):
+    for title, specs in (("Faults: these should be found", FAULTS), ("Harmless: these should not", HARMLESS)):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for name, entry in entries.items():
-            table.add_row(f"[bold]{name}[/]", entry.told)
+        for name, spec in specs.items():
+            table.add_row(f"[bold]{name}[/]", spec.summary)
             table.add_row("", escape(usage(name)))
-            for called, parameter in entry.parameters.items():
-                table.add_row("", f"[dim]  {called}: {escape(parameter.told)}[/]")
+            for called, parameter in spec.parameters.items():
+                table.add_row("", f"[dim]  {called}: {escape(parameter.help)}[/]")
         console.print(table)
         console.print()
 
 
-def _let_happen(world: Job, faults: Iterable[str], mix: int) -> None:
+def _with_faults(job: Job, faults: Iterable[str], mix: int) -> Job:
     from rankwatch_service.simulate.mix import add_mix
-    from rankwatch_service.simulate.script import apply
+    from rankwatch_service.simulate.script.parse import apply
 
     try:
-        world.topology()
+        job.topology()
         for text in faults:
-            apply(text, world)
-        causes = add_mix(world, mix)
+            job = apply(text, job)
+        job, causes = add_mix(job, mix)
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error
     if causes:
         print(f"drawn: {', '.join(causes)}", file=sys.stderr)
+    return job
 
 
 def _write(world: Job, output: Path, name: str) -> None:
@@ -186,17 +208,17 @@ def _write(world: Job, output: Path, name: str) -> None:
             raise CliError(Status.USAGE, f"{output}: {error.strerror or error}") from error
     size_mb, faults = output.stat().st_size / 1e6, len(world.played_labels())
     print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
-    print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} that should be found", file=sys.stderr)
+    print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} to find", file=sys.stderr)
 
 
 @contextmanager
-def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], Line]]:
-    """Ways into the service: Kafka where it is named, else HTTP."""
+def _connections(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], Connection]]:
+    """Opens connections to the service: Kafka where it is named, otherwise HTTP."""
     import os
 
     from rankwatch.kafka.settings import from_environment
     from rankwatch_service.cli.endpoint import find_endpoint, user_places
-    from rankwatch_service.simulate.lines import HttpLine
+    from rankwatch_service.simulate.live.http import HttpConnection
 
     try:
         settings = from_environment(os.environ, kafka or "")
@@ -205,20 +227,20 @@ def _lines(kafka: str | None, url: str | None, token: str | None) -> Iterator[Ca
     if settings is None:
         endpoint = find_endpoint(url, token, os.environ, user_places(os.environ))
         try:
-            HttpLine(endpoint.url, endpoint.token).close()
+            HttpConnection(endpoint.url, endpoint.token).close()
         except ValueError as error:
             raise CliError(Status.USAGE, str(error)) from error
-        yield lambda: HttpLine(endpoint.url, endpoint.token)
+        yield lambda: HttpConnection(endpoint.url, endpoint.token)
         return
-    from rankwatch_service.simulate.kafka_line import kafka_lines
+    from rankwatch_service.simulate.live.kafka import kafka_connections
 
-    with kafka_lines(settings) as connect:
+    with kafka_connections(settings) as connect:
         yield connect
 
 
-def _send(world: Job, name: str, speed: float, connect: Callable[[], Line]) -> None:
+def _send(world: Job, name: str, speed: float, connect: Callable[[], Connection]) -> None:
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.simulate.live import Pace, send_job
+    from rankwatch_service.simulate.live.send import Pace, send_job
 
     clock = SystemClock()
     asked: list[int] = []
@@ -229,15 +251,15 @@ def _send(world: Job, name: str, speed: float, connect: Callable[[], Line]) -> N
     def tell(sent: Sent) -> None:
         if clock.monotonic_s() - last_s[0] >= TELL_EVERY_S:
             last_s[0] = clock.monotonic_s()
-            print(_told(sent), file=sys.stderr, flush=True)
+            print(_status(sent), file=sys.stderr, flush=True)
 
     sent = send_job(world, name, connect, Pace(speed, clock), lambda: bool(asked), tell)
-    print(_told(sent), file=sys.stderr)
+    print(_status(sent), file=sys.stderr)
     if sent.failure:
-        raise CliError(Status.UNREACHABLE, f"not all was sent: {sent.failure}")
+        raise CliError(Status.UNREACHABLE, f"the job was not sent completely: {sent.failure}")
 
 
-def _told(sent: Sent) -> str:
+def _status(sent: Sent) -> str:
     behind = f", {sent.behind_s:.1f} s behind" if sent.behind_s > 1 else ""
-    why = f"; trying again: {sent.put_off}" if sent.put_off and not sent.failure else ""
+    why = f"; retrying: {sent.retry_reason}" if sent.retry_reason and not sent.failure else ""
     return f"{sent.batches:,} batches, {sent.rank_steps:,} rank-steps, {sent.bytes / 1e6:,.1f} MB sent{behind}{why}"

@@ -6,11 +6,27 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence, StepKind, Tick
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.faults import (
+    BitFlip,
+    Hang,
+    HostSilence,
+    Kill,
+    LossSpike,
+    NonFinite,
+    Pause,
+    Restart,
+    ScalerSkip,
+    Slow,
+    Standstill,
+)
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
 
 
 def frames(job: Job) -> list[Frame]:
-    return [observation for observation in job.observations() if isinstance(observation, Frame)]
+    return [observation for observation in generate(job) if isinstance(observation, Frame)]
 
 
 def test_the_same_seed_gives_the_same_job_and_another_seed_another() -> None:
@@ -22,12 +38,12 @@ def test_the_same_seed_gives_the_same_job_and_another_seed_another() -> None:
 
 
 def test_observing_a_job_twice_begins_anew_each_time() -> None:
-    job = Job(8, 60, 3).flip(2, 20).nonfinite(1, 30).restart(40, 10, relaunch=False).kill(3, 50)
-    assert [type(o) for o in job.observations()] == [type(o) for o in job.observations()]
+    job = Job(8, 60, 3).inject(BitFlip(2, 20), NonFinite(1, 30), Restart(40, 10, relaunch=False), Kill(3, 50))
+    assert [type(o) for o in generate(job)] == [type(o) for o in generate(job)]
 
 
 def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
-    observations = list(Job(8, 50, 4).standstill(20, 30.0, "eval").restart(30, 20).observations())
+    observations = list(generate(Job(8, 50, 4).inject(Standstill(20, 30.0, "eval"), Restart(30, 20))))
     times = [o.now_s if isinstance(o, Tick) else o.time_s for o in observations]
     assert times == sorted(times)
     ticks = [o.now_s for o in observations if isinstance(o, Tick)]
@@ -35,7 +51,7 @@ def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
 
 
 def test_all_ranks_of_a_step_take_as_long_as_the_slowest() -> None:
-    for frame in frames(Job(16, 20, 5).slow(3, 0, 2.0)):
+    for frame in frames(Job(16, 20, 5).inject(Slow(3, 0, 2.0))):
         step_s = frame.values["step_time_s"]
         own_s = frame.values["busy_s"] + frame.values["phase.data_wait"]
         assert (step_s == step_s[0]).all()
@@ -45,7 +61,7 @@ def test_all_ranks_of_a_step_take_as_long_as_the_slowest() -> None:
 
 
 def test_a_slow_rank_is_slower_by_its_factor_while_it_lasts() -> None:
-    plain, slowed = frames(Job(8, 60, 6)), frames(Job(8, 60, 6).slow(5, 20, 1.5, until_step=40))
+    plain, slowed = frames(Job(8, 60, 6)), frames(Job(8, 60, 6).inject(Slow(5, 20, 1.5, until_step=40)))
     ratio = np.stack([b.values["busy_s"] / a.values["busy_s"] for a, b in zip(plain, slowed, strict=True)])
     assert ratio[20:40, 5] == pytest.approx(1.5)
     assert ratio[:20, 5] == pytest.approx(1.0)
@@ -53,14 +69,14 @@ def test_a_slow_rank_is_slower_by_its_factor_while_it_lasts() -> None:
 
 
 def test_a_flipped_bit_shows_in_one_replica_from_its_step_on() -> None:
-    for frame in frames(Job(8, 60, 7).flip(2, 25)):
+    for frame in frames(Job(8, 60, 7).inject(BitFlip(2, 25))):
         if "fingerprint" in frame.exact:
             values = frame.exact["fingerprint"]
             assert (np.unique(values).size == 2) == (frame.step >= 25)
 
 
 def test_a_bit_flips_though_the_job_was_rolled_back_before_and_so_does_a_second_one_of_its_rank() -> None:
-    job = Job(8, 60, 7).flip(2, 15).restart(20, 10, relaunch=False).flip(2, 45)
+    job = Job(8, 60, 7).inject(BitFlip(2, 15), Restart(20, 10, relaunch=False), BitFlip(2, 45))
     differing = [
         (frame.attempt, frame.step)
         for frame in frames(job)
@@ -70,15 +86,15 @@ def test_a_bit_flips_though_the_job_was_rolled_back_before_and_so_does_a_second_
 
 
 def test_nan_is_in_one_rank_first_and_then_in_every_loss() -> None:
-    rows = {frame.step: frame for frame in frames(Job(4, 30, 8).nonfinite(1, 20))}
+    rows = {frame.step: frame for frame in frames(Job(4, 30, 8).inject(NonFinite(1, 20)))}
     assert rows[20].exact["nonfinite"].tolist() == [0, 7, 0, 0]
     assert np.isfinite(rows[20].values["loss"]).all()
     assert np.isnan(rows[21].values["loss"]).all()
 
 
 def test_a_rollback_repeats_steps_under_another_attempt_without_the_fault() -> None:
-    job = Job(4, 40, 9).nonfinite(1, 20).restart(22, 15, relaunch=False)
-    starts = [o.attempt for o in job.observations() if isinstance(o, AttemptStart)]
+    job = Job(4, 40, 9).inject(NonFinite(1, 20), Restart(22, 15, relaunch=False))
+    starts = [o.attempt for o in generate(job) if isinstance(o, AttemptStart)]
     assert starts == ["launch0.0", "launch0.1"]
     repeated = [frame for frame in frames(job) if frame.attempt == "launch0.1"]
     assert repeated[0].step == 15
@@ -86,7 +102,7 @@ def test_a_rollback_repeats_steps_under_another_attempt_without_the_fault() -> N
 
 
 def test_a_hang_stops_the_steps_while_ticks_go_on() -> None:
-    observations = list(Job(4, 20, 10).hang(2, 10, 30.0).observations())
+    observations = list(generate(Job(4, 20, 10).inject(Hang(2, 10, 30.0))))
     presences = [o.presence for o in observations if isinstance(o, Tick) and o.presence]
     standing = [p for p in presences if p.step_age_s.max() > 5 and "running" in p.state]
     assert len(standing) >= 24
@@ -99,25 +115,30 @@ def test_late_values_come_in_a_family_of_their_own() -> None:
 
 
 def test_every_fault_leaves_a_label() -> None:
-    job = (
-        Job(8, 100, 12).slow(1, 10, 1.5).hang(2, 20).kill(3, 90).flip(4, 30).loss_spike(40, 3.0).silence("host-0", 5, 9)
+    job = Job(8, 100, 12).inject(
+        Slow(1, 10, 1.5), Hang(2, 20), Kill(3, 90), BitFlip(4, 30), LossSpike(40, 3.0), HostSilence("host-0", 5, 9)
     )
     kinds = [label.kind for label in job.labels]
     assert kinds == [
         Kind.STRAGGLER, Kind.HANG, Kind.RANK_LOST, Kind.CORRUPTION, Kind.LOSS_SPIKE, Kind.TELEMETRY_LOST
     ]  # fmt: skip
-    assert Job(8).slow(1, 10, 0.5).uneven(0.1).hiccups(0.1, 1.0).scaler_skip(5).pause(6, 10.0).labels == []
+    assert (
+        Job(8, noise=Noise(uneven_cv=0.1, hiccup_probability=0.1, hiccup_s=1.0))
+        .inject(Slow(1, 10, 0.5), ScalerSkip(5), Pause(6, 10.0))
+        .labels
+        == ()
+    )
 
 
 def test_nan_in_several_ranks_of_one_step_is_one_fault_and_no_skip_hides_it() -> None:
-    job = Job(8, 30, 8).scaler_skip(20).nonfinite(5, 20).nonfinite((1, 2), 20).scaler_skip(20)
+    job = Job(8, 30, 8).inject(ScalerSkip(20), NonFinite(5, 20), NonFinite((1, 2), 20), ScalerSkip(20))
     rows = {frame.step: frame for frame in frames(job)}
     assert np.flatnonzero(rows[20].exact["nonfinite"]).tolist() == [1, 2, 5]
     assert [(label.kind, label.ranks) for label in job.labels] == [(Kind.NONFINITE, (1, 2, 5))]
 
 
 def test_what_was_to_happen_in_a_step_that_a_process_did_not_finish_happens_when_it_is_repeated() -> None:
-    job = Job(8, 60, 7).nonfinite(1, 40).flip(2, 40).kill(3, 40).restart(40, 35)
+    job = Job(8, 60, 7).inject(NonFinite(1, 40), BitFlip(2, 40), Kill(3, 40), Restart(40, 35))
     (frame,) = [frame for frame in frames(job) if frame.step == 40]
     assert np.flatnonzero(frame.exact["nonfinite"]).tolist() == [1]
     assert np.unique(frame.exact["fingerprint"]).size == 2
@@ -129,27 +150,31 @@ def test_what_lies_behind_the_end_of_the_job_is_not_to_be_found() -> None:
 
     hung, lost = (Kind.HANG, 50), (Kind.RANK_LOST, 50)
     before, after = (Kind.CORRUPTION, 40), (Kind.CORRUPTION, 60)
-    job = Job(8, 100).flip(3, 40).hang(2, 50).kill(2, 50).nonfinite(1, 50).flip(4, 60)
+    job = Job(8, 100).inject(BitFlip(3, 40), Hang(2, 50), Kill(2, 50), NonFinite(1, 50), BitFlip(4, 60))
     assert left(job) == [before, hung, lost]
-    assert left(Job(8, 100).flip(3, 40).kill(2, 50).restart(50, 30).flip(4, 60)) == [before, lost, after]
-    assert left(Job(8, 55).flip(3, 40).flip(4, 60)) == [before]
+    assert left(Job(8, 100).inject(BitFlip(3, 40), Kill(2, 50), Restart(50, 30), BitFlip(4, 60))) == [
+        before,
+        lost,
+        after,
+    ]
+    assert left(Job(8, 55).inject(BitFlip(3, 40), BitFlip(4, 60))) == [before]
 
 
 def test_ranks_leave_at_the_end_and_a_killed_job_does_not() -> None:
     def left(job: Job) -> int:
-        return sum(isinstance(o, Occurrence) and o.kind == "rank_left" for o in job.observations())
+        return sum(isinstance(o, Occurrence) and o.kind == "rank_left" for o in generate(job))
 
     assert left(Job(4, 10)) == 4
-    assert left(Job(4, 10).kill(1, 5)) == 0
+    assert left(Job(4, 10).inject(Kill(1, 5))) == 0
 
 
 def test_topology_follows_the_usual_order_of_dimensions() -> None:
-    topology = Job(32, tp=2, pp=4).topology()
+    topology = Job(32, placement=Placement(tp=2, pp=4)).topology()
     assert topology.tp[:4].tolist() == [0, 1, 0, 1]
     assert np.unique(topology.peer_group).size == 8
     assert topology.pp[-1] == 3
     with pytest.raises(ValueError, match="multiple"):
-        Job(30, tp=4).topology()
+        Job(30, placement=Placement(tp=4)).topology()
 
 
 def test_all_steps_of_training_are_of_kind_train() -> None:

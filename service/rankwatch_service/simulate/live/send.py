@@ -1,7 +1,7 @@
 """Sends a synthetic job into a running service, as its hosts' agents would: in order for each host, until accepted.
 
-A thread for every `HOSTS_PER_LINE` hosts, at most `LINES_MAX`, holds one connection. What cannot be sent yet waits in
-queues of `WAITING_MAX` batches; when one is full, the job itself waits, and is told to be behind.
+Each thread holds one connection for `HOSTS_PER_CONNECTION` hosts; there are at most `CONNECTIONS_MAX`. Batches wait in
+queues of `WAITING_MAX`; when one is full, the job itself waits and reports that it is behind.
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from zlib import crc32
 
 from rankwatch import wire
 from rankwatch_service.clock import Clock
 from rankwatch_service.simulate.batches import batches
-from rankwatch_service.simulate.scenario import Job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.transit import disturbed
 
-HOSTS_PER_LINE: Final = 8
-LINES_MAX: Final = 16
+HOSTS_PER_CONNECTION: Final = 8
+CONNECTIONS_MAX: Final = 16
 WAITING_MAX: Final = 64
-"""Batches for each line: 64 x 20 KB (64 rank-steps of 16 metrics, progress) are about 1 MB."""
+"""Batches for each connection: 64 x 20 KB (64 rank-steps of 16 metrics, progress) are about 1 MB."""
 
 TOGETHER_MAX: Final = 32
-"""Batches of one line that are handed over at a time, where so many wait."""
+"""Batches of one connection that are handed over at a time, where so many wait."""
 
 FLUSH_S: Final = 0.15
 """Steps of so long travel in one batch, as agents send them."""
 
 PATIENCE_S: Final = 60.0
-"""How long one batch is tried before the service counts as gone."""
+"""How long one batch is tried before sending fails."""
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
@@ -39,31 +40,31 @@ PAUSE_MAX_S: Final = 2.0
 
 
 class NotYetError(Exception):
-    """The batch was not taken now, and may be later. `after_s` is when the other side wants it again; 0: not said."""
+    """The batch was not accepted now, but may be later: in `after_s` seconds, if that is not 0."""
 
-    def __init__(self, told: str, after_s: float = 0.0) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
         self.after_s = after_s
 
 
 class RefusedError(Exception):
-    """The batch will never be taken."""
+    """The batch will never be accepted."""
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """One way into the service, used by one thread."""
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:
         """Return once these batches are durable there, in their order.
 
         Raises:
-            NotYetError: try again; what was taken already changes nothing when it comes twice.
+            NotYetError: try again; what was accepted already changes nothing when it arrives twice.
             RefusedError: do not.
         """
         ...
 
     def close(self) -> None:
-        """Hang up."""
+        """Close it."""
         ...
 
 
@@ -74,11 +75,11 @@ class Sent:
     batches: int = 0
     bytes: int = 0
     rank_steps: int = 0
-    tried_again: int = 0
+    retries: int = 0
     behind_s: float = 0.0
-    """How late the last batch was handed over, against its time."""
-    put_off: str = ""
-    """Why batches are tried again just now."""
+    """How late the last batch was handed over."""
+    retry_reason: str = ""
+    """Why batches are being retried; empty if they are not."""
     failure: str = ""
     """Why sending ended early."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -86,7 +87,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the job lives: 1 = real time, 10 = ten times as fast, 0 = as fast as it can be sent."""
+    """How fast the job is played: 1 = real time, 10 = ten times as fast, 0 = as fast as it can be sent."""
 
     speed: float
     clock: Clock
@@ -95,33 +96,34 @@ class Pace:
 def send_job(
     job: Job,
     name: str,
-    connect: Callable[[], Line],
+    connect: Callable[[], Connection],
     pace: Pace,
     stopped: Callable[[], bool] = lambda: False,
-    told: Callable[[Sent], None] = lambda _sent: None,
+    report: Callable[[Sent], None] = lambda _sent: None,
 ) -> Sent:
-    """Send the job to its end, to the first failure, or until `stopped`; `told` is called now and then."""
+    """Send the job to its end, to the first failure, or until `stopped`; `report` is called after each batch."""
     sent = Sent()
-    # Runs of one name are told apart by the time at which they begin, as boots of real agents are.
+    # The time at which a run begins tells it from others of the same name, as with boots of real agents.
     begins_unix_ns = pace.clock.unix_ns()
-    job.launch = f"sim-{begins_unix_ns // 10**9}-"
+    job = replace(job, launch=f"sim-{begins_unix_ns // 10**9}-")
     hosts = len(set(job.topology().host))
-    lines = [
-        _Sender(name, connect, pace.clock, sent, stopped) for _ in range(min(-(-hosts // HOSTS_PER_LINE), LINES_MAX))
+    senders = [
+        _Sender(name, connect, pace.clock, sent, stopped)
+        for _ in range(min(-(-hosts // HOSTS_PER_CONNECTION), CONNECTIONS_MAX))
     ]
-    for line in lines:
-        line.start()
+    for sender in senders:
+        sender.start()
     try:
         for host, body, rank_steps in _paced(job, name, begins_unix_ns, pace, sent, stopped):
             if sent.failure:
                 break
-            lines[crc32(host.encode()) % len(lines)].offer(body, rank_steps)
-            told(sent)
+            senders[crc32(host.encode()) % len(senders)].offer(body, rank_steps)
+            report(sent)
     finally:
-        for line in lines:
-            line.end()
-        for line in lines:
-            line.join()
+        for sender in senders:
+            sender.end()
+        for sender in senders:
+            sender.join()
     return sent
 
 
@@ -131,7 +133,7 @@ def _paced(
     """Each batch at its time: its host, the encoded batch, and how many rank-steps are in it."""
     steps_per_batch = max(round(FLUSH_S / job.step_s), 1)
     boot = f"sim-{begins_unix_ns}"
-    made = batches(name, job.observations(), steps_per_batch, begins_unix_ns, boot=boot, can=())
+    made = batches(name, generate(job), steps_per_batch, begins_unix_ns, boot=boot, can=())
     begins_s = pace.clock.monotonic_s()
     for message in disturbed(made, job.transit, job.seed):
         due_s = begins_s + message.time_s / pace.speed if pace.speed else 0.0
@@ -151,7 +153,7 @@ class _Sender(threading.Thread):
     """Sends what it is offered, one batch after the other."""
 
     def __init__(
-        self, job: str, connect: Callable[[], Line], clock: Clock, sent: Sent, stopped: Callable[[], bool]
+        self, job: str, connect: Callable[[], Connection], clock: Clock, sent: Sent, stopped: Callable[[], bool]
     ) -> None:
         super().__init__(name="simulated hosts", daemon=True)
         self._job = job
@@ -178,7 +180,7 @@ class _Sender(threading.Thread):
                 continue
 
     def run(self) -> None:
-        line: Line | None = None
+        connection: Connection | None = None
         try:
             while not self._sent.failure:
                 try:
@@ -188,17 +190,17 @@ class _Sender(threading.Thread):
                 if entry is None:
                     return
                 entries, ended = self._with_what_waits(entry)
-                line = line or self._connect()
-                self._deliver(line, entries)
+                connection = connection or self._connect()
+                self._deliver(connection, entries)
                 if ended:
                     return
         except (RefusedError, NotYetError) as error:
             self._sent.failure = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the job waits for a thread that is gone otherwise
+        except Exception as error:  # noqa: BLE001 - otherwise the job would wait for a thread that has ended
             self._sent.failure = f"{type(error).__name__}: {error}"
         finally:
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
 
     def _with_what_waits(self, first: tuple[bytes, int]) -> tuple[list[tuple[bytes, int]], bool]:
         """This entry and those behind it, and whether that was the end."""
@@ -213,24 +215,24 @@ class _Sender(threading.Thread):
             entries.append(entry)
         return entries, False
 
-    def _deliver(self, line: Line, entries: Sequence[tuple[bytes, int]]) -> None:
+    def _deliver(self, connection: Connection, entries: Sequence[tuple[bytes, int]]) -> None:
         bodies = [body for body, _ in entries]
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         pause_s = PAUSE_FIRST_S
         while True:
             try:
-                line.send(self._job, bodies)
+                connection.send(self._job, bodies)
                 break
             except NotYetError as error:
                 if self._stopped() or self._clock.monotonic_s() > deadline_s:
                     raise
                 with self._sent.lock:
-                    self._sent.tried_again += 1
-                    self._sent.put_off = str(error)
+                    self._sent.retries += 1
+                    self._sent.retry_reason = str(error)
                 self._clock.sleep(min(max(error.after_s, pause_s), PAUSE_MAX_S))
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
         with self._sent.lock:
-            self._sent.put_off = ""
+            self._sent.retry_reason = ""
             self._sent.batches += len(bodies)
             self._sent.bytes += sum(map(len, bodies))
             self._sent.rank_steps += sum(rank_steps for _, rank_steps in entries)

@@ -1,4 +1,4 @@
-"""The ways by which a synthetic job's batches get into a service."""
+"""Sends a synthetic job's batches over HTTP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 
 import httpx2
 
-from rankwatch_service.simulate.live import NotYetError, RefusedError
+from rankwatch_service.simulate.live.send import NotYetError, RefusedError
 
 TIMEOUT_S: Final = 30.0
 NEVER_TAKEN: Final = frozenset((400, 401, 403, 404, 413, 415, 422))
-"""Answers that another try does not change, as long as nobody changes address or token."""
+"""Statuses that no retry changes, as long as URL and token stay the same."""
 
 
-class HttpLine:
-    """`POST /api/v1/telemetry`, over one connection that is kept."""
+class HttpConnection:
+    """`POST /api/v1/telemetry`, over one connection that stays open."""
 
     def __init__(self, url: str, token: str) -> None:
         """Connect with the first batch.
@@ -26,16 +26,16 @@ class HttpLine:
         try:
             address = httpx2.URL(url)
         except httpx2.InvalidURL as error:
-            raise ValueError(f"{url!r} is no URL of a service: {error}") from error
+            raise ValueError(f"{url!r} is not the URL of a service: {error}") from error
         if address.scheme not in ("http", "https") or not address.host:
-            raise ValueError(f"{url!r} is no URL of a service: it has the form http://HOST:PORT")
+            raise ValueError(f"{url!r} is not the URL of a service: it has the form http://HOST:PORT")
         if not (token.isascii() and token.isprintable()):
-            raise ValueError("the token is none: it has characters that are not printable ASCII")
+            raise ValueError("the token is not valid: it has characters that are not printable ASCII")
         headers = {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:  # noqa: ARG002 - a batch names its job
-        """Send batches one after the other; see `live.Line`."""
+        """Send batches one after the other; see `send.Connection`."""
         for body in bodies:
             self._post(body)
 
@@ -46,12 +46,12 @@ class HttpLine:
             raise NotYetError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
         if answer.is_success:
             return
-        told = f"{answer.url}: {answer.status_code} {answer.text[:300]}"
+        message = f"{answer.url}: {answer.status_code} {answer.text[:300]}"
         if answer.status_code in NEVER_TAKEN:
-            raise RefusedError(told)
+            raise RefusedError(message)
         after = answer.headers.get("Retry-After", "")
-        raise NotYetError(told, float(after) if after.isdecimal() else 0.0)
+        raise NotYetError(message, float(after) if after.isdecimal() else 0.0)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()

@@ -1,4 +1,4 @@
-"""A synthetic job's way into Kafka: one producer, shared by all lines."""
+"""Sends a synthetic job's batches to Kafka: one producer for all connections."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Later, Refused
-from rankwatch_service.simulate.live import Line, NotYetError, RefusedError
+from rankwatch_service.simulate.live.send import Connection, NotYetError, RefusedError
 
 WITHIN_S: Final = 5.0
-"""How long batches wait for their acknowledgements before they count as not yet taken."""
+"""How long batches wait for their acknowledgements before they are retried."""
 END_S: Final = 5.0
 
 
 @contextmanager
-def kafka_lines(settings: KafkaSettings) -> Iterator[Callable[[], Line]]:
-    """Makes lines that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
+def kafka_connections(settings: KafkaSettings) -> Iterator[Callable[[], Connection]]:
+    """Make connections that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
     producer = Producer(settings)
     try:
-        yield lambda: _KafkaLine(producer, settings.telemetry_topic)
+        yield lambda: _KafkaConnection(producer, settings.telemetry_topic)
     finally:
         producer.close(END_S)
 
 
-class _KafkaLine:
+class _KafkaConnection:
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer = producer
         self._topic = topic
@@ -39,4 +39,4 @@ class _KafkaLine:
                 raise NotYetError(f"Kafka: {outcome.reason}", outcome.after_s or 0.0)
 
     def close(self) -> None:
-        """The producer is everybody's, and ends with the job."""
+        """Nothing: the producer is shared, and ends with the job."""

@@ -1,0 +1,84 @@
+"""Synthetic jobs: seeded, with labelled faults.
+
+    job = Job(64, seed=1).inject(Slow(17, from_step=300, factor=1.6), Hang(3, at_step=500))
+    for observation in generate(job): ...
+    job.labels      # what a perfect detector would report
+
+Noise is heavy-tailed, ranks differ by a silicon spread, and training is synchronous: a step lasts as long on every rank
+as on the slowest one. Equal jobs give equal observations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final
+
+from rankwatch_detectors.base import Kind, Topology
+from rankwatch_service.simulate.faults import BatchRamp, Fault, Kill, Label, Restart, labels_of
+from rankwatch_service.simulate.noise import Noise
+from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.transit import Transit
+
+WITHOUT_A_STEP: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST})
+"""Kinds that show even in a step that is not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A scripted synthetic job."""
+
+    world_size: int = 64
+    steps: int = 600
+    """The step before which training ends."""
+    seed: int = 0
+    _: KW_ONLY
+    start_step: int = 0
+    step_s: float = 1.0
+    tick_s: float = 1.0
+    """Seconds between ticks; the stream's is one."""
+    noise: Noise = field(default_factory=Noise)
+    placement: Placement = field(default_factory=Placement)
+    faults: tuple[Fault, ...] = ()
+    """In the order in which they were injected."""
+    transit: Transit = field(default_factory=Transit)
+    expected: tuple[Label, ...] | None = None
+    """Labels, where they are not those of the faults so far; those of faults injected later are added."""
+    late_values: bool = False
+    """Loss and norms arrive as late values, one step after, as on an accelerator."""
+    report_tokens: bool = False
+    """The steps have token counts; they always do under a `BatchRamp`."""
+    fingerprint_every: int = 10
+    """Steps; 0 = never."""
+    launch: str = "launch"
+    """Begins the names of all attempts: LAUNCHn.k."""
+    ends: bool = True
+    """The ranks leave their loops in the end; False = the record just stops."""
+
+    def inject(self, *faults: Fault) -> Job:
+        """The same job with more faults."""
+        expected = None if self.expected is None else self.expected + labels_of(faults)
+        return replace(self, faults=self.faults + faults, expected=expected)
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What should be found."""
+        return labels_of(self.faults) if self.expected is None else self.expected
+
+    def played_labels(self) -> list[Label]:
+        """The labels of the faults that the job lives to see: none after a process that ended for good."""
+        restarts = Counter(fault.at_step for fault in self.faults if isinstance(fault, Restart))
+        kills = Counter(fault.at_step for fault in self.faults if isinstance(fault, Kill))
+        last = min((step for step, count in kills.items() if count > restarts[step]), default=self.steps)
+        return [
+            one for one in self.labels if one.at_step < last or (one.at_step == last and one.kind in WITHOUT_A_STEP)
+        ]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the steps have token counts."""
+        return self.report_tokens or any(isinstance(fault, BatchRamp) for fault in self.faults)
+
+    def topology(self) -> Topology:
+        """Hosts, devices and parallel groups of the ranks; raises ValueError where they do not fit together."""
+        return self.placement.topology(self.world_size)

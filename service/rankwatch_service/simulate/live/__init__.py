@@ -1,0 +1,1 @@
+"""Sends a synthetic job into a running service."""

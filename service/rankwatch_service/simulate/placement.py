@@ -1,0 +1,64 @@
+"""Where the ranks of a synthetic job run, and which part of the model each of them holds."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwatch_detectors.base import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Ranks in Megatron's order: tensor-parallel neighbours first, then data-parallel ones, then pipeline stages."""
+
+    tp: int = 1
+    pp: int = 1
+    ranks_per_host: int = 8
+    accelerated: bool = True
+    """False: ranks are CPU processes without device identities, and their CPU time is reported."""
+    heavy_stage: tuple[int, float] | None = None
+    """A pipeline stage and how many times the work of the others it has."""
+    lean_host: int | None = None
+    """A host that has one device less than the others."""
+
+    def topology(self, world_size: int) -> Topology:
+        """The topology of a job of so many ranks.
+
+        Raises:
+            ValueError: the number of ranks is not a multiple of tp x pp.
+        """
+        ranks = np.arange(world_size, dtype=np.int64)
+        replicas = world_size // (self.tp * self.pp)
+        if replicas * self.tp * self.pp != world_size:
+            raise ValueError(f"world size {world_size} is not a multiple of tp {self.tp} x pp {self.pp}")
+        zero = np.zeros_like(ranks)
+        hosts = tuple(f"host-{number}" for number in self._host_of_ranks(world_size))
+        devices = tuple(f"GPU-{zlib.crc32(b'%d' % rank):08x}" for rank in range(world_size))
+        return Topology(
+            world_size=world_size,
+            host=hosts,
+            device_uuid=devices if self.accelerated else ("",) * world_size,
+            dp=ranks // self.tp % replicas,
+            tp=ranks % self.tp,
+            pp=ranks // (self.tp * replicas),
+            cp=zero,
+            ep=zero,
+            replicated=True,
+            parameters=("embedding.weight", "block.0.weight", "head.weight"),
+        )
+
+    def stage_weights(self) -> tuple[float, ...]:
+        """The work of each stage as a multiple of the usual; empty where all have the same."""
+        if self.heavy_stage is None:
+            return ()
+        heavy, factor = self.heavy_stage
+        return tuple(factor if stage == heavy else 1.0 for stage in range(self.pp))
+
+    def _host_of_ranks(self, world_size: int) -> list[int]:
+        ranks = np.arange(world_size)
+        if self.lean_host is not None:
+            ranks = ranks + (ranks >= (self.lean_host + 1) * self.ranks_per_host - 1)
+        return [int(number) for number in ranks // self.ranks_per_host]

@@ -1,0 +1,1 @@
+"""Faults written as text."""
