@@ -12,9 +12,10 @@ from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.incidents.model import incident_id
-from rankwatch_service.log.base import ALL_JOBS, Entry, Log
+from rankwatch_service.log.base import Entry, Log
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter

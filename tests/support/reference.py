@@ -9,8 +9,9 @@ from pathlib import Path
 from rankwatch import wire
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream.loop import Stream

@@ -1,10 +1,11 @@
-"""What the stream wants to change outside of itself. Collected while records are processed, written by `commit`.
+"""What follows from records and ticks and has to be stored. Collected while they are processed, written by `commit`.
 
-During a replay the same effects come about and are thrown away: they were committed before.
+During a replay the same effects arise again and are discarded: they were committed before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job.detector_bank import Failure
+from rankwatch_service.job.summary import AttemptChange, JobSummary
 from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
@@ -28,9 +30,21 @@ class Refused:
     at_unix_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class FeedEntry:
+    """A change that open dashboards are notified of."""
+
+    topic: str
+    """incident, checkpoint, job."""
+    job: str
+    data: Mapping[str, Any]
+    """JSON types."""
+    at_unix_ns: int
+
+
 @dataclass(slots=True)
 class Effects:
-    """Changes of one or more jobs, in the order in which they came about. Rows are columns of the tables they name."""
+    """Changes of one or more jobs, in the order in which they arose."""
 
     transitions: list[Transition] = field(default_factory=list)
     notifications: list[Notification] = field(default_factory=list)
@@ -38,13 +52,17 @@ class Effects:
     checkpoints: list[tuple[str, Entry]] = field(default_factory=list)
     """(job, entry)"""
     host_incidents: list[HostIncident] = field(default_factory=list)
-    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By name; the newest row counts."""
-    attempts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    """By (job, attempt); the newest columns count, columns not named stay as they are."""
-    feed: list[dict[str, Any]] = field(default_factory=list)
+    jobs: dict[str, JobSummary] = field(default_factory=dict)
+    """By name; the newest counts."""
+    attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
+    """By (job, attempt), merged."""
+    feed: list[FeedEntry] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
     """(job, frame): for the series, which are written beside."""
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
+
+    def change_attempt(self, job: str, attempt: str, change: AttemptChange) -> None:
+        """Add a change of an attempt to those before it."""
+        self.attempts[job, attempt] = self.attempts.get((job, attempt), AttemptChange()).merged(change)

@@ -17,9 +17,9 @@ from rankwatch_service.incidents.stack_dumps import attach_stack
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.detection import Judge, MakeDetectors
-from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import Books
-from rankwatch_service.job.summary import Portrait
+from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
 from rankwatch_service.policy.response import Responder, Situation
@@ -53,7 +53,7 @@ class JobStream:
         self._assembler = Assembler()
         self._judge = Judge(job, make_detectors)
         self._responder = Responder()
-        self._portrait = Portrait(job)
+        self._summary = SummaryBuilder(job)
         self._heard_s = 0.0
         self._resting = False
 
@@ -70,11 +70,11 @@ class JobStream:
     def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
         """Its past is not known any more: it rests, and its row stays as it is, until it is heard of again."""
         self._resting = True
-        self._portrait.begin_cold(first_seen_unix_ns, attempt, attempts)
+        self._summary.begin_cold(first_seen_unix_ns, attempt, attempts)
 
     def may_join(self, batch: wire.Batch) -> bool:
         """Whether a batch may be one of several in a bundle for `take`."""
-        return not self._portrait.is_new and self._assembler.may_join(batch)
+        return not self._summary.is_new and self._assembler.may_join(batch)
 
     def take(self, bundle: Bundle, now_s: float, effects: Effects) -> bool:
         """The next batches in log order: as one after the other, at less cost.
@@ -86,15 +86,15 @@ class JobStream:
             return False
         self._heard_s, self._resting = now_s, False
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
-        if self._portrait.is_new:
-            self._portray(now_s, effects)
+        if self._summary.is_new:
+            self._summarize(now_s, effects)
         return True
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """The next control record about this job, or about all jobs."""
         match record:
             case OrderPhase():
-                self._portrait.order(record.action, record.phase, now_s)
+                self._summary.order(record.action, record.phase, now_s)
                 if record.phase in ("do", "go", "kill"):
                     what = f"{record.action} ({record.mode})" if record.mode else record.action
                     self.books.note(f"{what}: {record.phase}", record.step, now_s)
@@ -123,7 +123,7 @@ class JobStream:
                 effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
-        self._portray(now_s, effects)
+        self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
             self._resting = True
             self._assembler = Assembler()
@@ -144,19 +144,19 @@ class JobStream:
                 self._occurrence(observation, now_s, effects)
 
     def _attempt_start(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
-        before = self._portrait.attempt
+        before = self._summary.attempt
         if start.attempt != before:
             if before:
-                effects.attempts.setdefault((self.job, before), {})["ended_unix_ns"] = unix_ns(now_s)
+                effects.change_attempt(self.job, before, AttemptChange(ended_unix_ns=unix_ns(now_s)))
             self.books.begin(start.attempt, now_s)
-        row = self._portrait.attempt_row(start, self._assembler.roster, now_s)
-        effects.attempts.setdefault((self.job, start.attempt), {}).update(row)
+        change = self._summary.attempt_started(start, self._assembler.roster, now_s)
+        effects.change_attempt(self.job, start.attempt, change)
 
     def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
         effects.frames.append((self.job, frame))
         if frame.late:
             return
-        self._portrait.frame(frame, now_s)
+        self._summary.frame(frame, now_s)
         if frame.family != "steps":
             return
         self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
@@ -195,7 +195,7 @@ class JobStream:
         if what is TransitionKind.RESOLVED:
             # What detectors still see is accepted: the level that it has come to is the one to be kept up.
             fields = {"kinds": standing}
-            accepted = Occurrence("accepted", self._portrait.attempt, "", now_s, None, None, fields)
+            accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, fields)
             self._observe([accepted], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
@@ -240,15 +240,15 @@ class JobStream:
             brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
             effects.feed.append(self._feed("checkpoint", brief, now_s))
 
-    def _portray(self, now_s: float, effects: Effects) -> None:
-        row = self._portrait.job_row(self._assembler, self._heard_s, now_s, self._hung())
-        if row is None:
+    def _summarize(self, now_s: float, effects: Effects) -> None:
+        summary = self._summary.changed(self._assembler, self._heard_s, now_s, self._hung())
+        if summary is None:
             return
-        effects.jobs[self.job] = row
-        ended_ns = unix_ns(now_s) if row["state"] == "ended" else None
-        for attempt, columns in self._portrait.attempt_steps(ended_ns).items():
-            effects.attempts.setdefault((self.job, attempt), {}).update(columns)
-        brief = {name: row[name] for name in SHOWN}
+        effects.jobs[self.job] = summary
+        ended_ns = unix_ns(now_s) if summary.state == "ended" else None
+        for attempt, change in self._summary.attempts_progressed(ended_ns).items():
+            effects.change_attempt(self.job, attempt, change)
+        brief = {name: getattr(summary, name) for name in SHOWN}
         effects.feed.append(self._feed("job", brief, now_s))
 
     def _hung(self) -> bool:
@@ -257,8 +257,8 @@ class JobStream:
         parts = (part for one in self.correlator.open for part in one.parts)
         return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)
 
-    def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> dict[str, Any]:
-        return {"topic": topic, "job": self.job, "data": data, "at_unix_ns": unix_ns(now_s)}
+    def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> FeedEntry:
+        return FeedEntry(topic, self.job, data, unix_ns(now_s))
 
     def _situation(self, now_s: float) -> Situation:
         assembler = self._assembler
@@ -281,7 +281,7 @@ class JobStream:
             **self._judge.state(),
             "books": self.books.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
-            "portrait": self._portrait.state(),
+            "portrait": self._summary.state(),
             "heard_s": self._heard_s,
             "resting": self._resting,
         }
@@ -296,5 +296,5 @@ class JobStream:
         self.cold = self._judge.restore(state, start)
         self.books = Books.restored(state["books"])
         self._responder.restore(state["history"])
-        self._portrait.restore(state["portrait"])
+        self._summary.restore(state["portrait"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]

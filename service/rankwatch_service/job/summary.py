@@ -1,13 +1,14 @@
-"""The rows by which people see a job and its attempts. Pure; decides nothing."""
+"""What people see of a job and of its attempts. Pure; nothing is decided by it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
+from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame
 from rankwatch_service.incidents.model import unix_ns
 from rankwatch_service.job.assembler import Assembler
@@ -29,13 +30,67 @@ LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoin
 """Phases in which a rank says that no step is to be expected."""
 
 
-class Portrait:
-    """What one job looks like from outside."""
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job as people see it."""
+
+    name: str
+    state: str
+    """running, paused, stalled, lost, ended."""
+    attempt: str
+    world_size: int
+    ranks_reporting: int
+    step: int
+    """The newest step that all ranks have finished; -1 before the first."""
+    step_time_s: float | None
+    loss: float | str | None
+    """Mean over the ranks that report it; NaN, Inf and -Inf as words."""
+    first_seen_unix_ns: int
+    last_seen_unix_ns: int
+    last_progress_unix_ns: int | None
+    dropped: Mapping[str, int]
+    """What did not reach the detectors, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTopology:
+    """Who the ranks of an attempt are, as far as they have reported."""
+
+    world_size: int
+    ranks: tuple[wire.RankInfo, ...]
+    """By rank, without parameter names."""
+    can: frozenset[str]
+    """The actions that every rank can carry out."""
+    replicated: bool
+    watched: str
+    """What the ranks say is watched in their training loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptChange:
+    """What became known of an attempt. A field that is None stays as it was."""
+
+    number: int | None = None
+    """1 for the first attempt of the job; set when the attempt starts."""
+    started_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    topology: AttemptTopology | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+
+    def merged(self, later: AttemptChange) -> AttemptChange:
+        """Both changes as one; where both set a field, the later one counts."""
+        values = {one.name: getattr(later, one.name) for one in fields(later)}
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
+
+class SummaryBuilder:
+    """Collects what the summary of one job says."""
 
     def __init__(self, job: str) -> None:
         self.attempt = ""
         self._job = job
-        self._row: dict[str, Any] | None = None
+        self._newest: JobSummary | None = None
         self._attempts = 0
         self._first_seen_ns: int | None = None
         self._paused = False
@@ -46,8 +101,8 @@ class Portrait:
 
     @property
     def is_new(self) -> bool:
-        """Whether no row of this job was made yet."""
-        return self._row is None
+        """Whether there was no summary of this job yet."""
+        return self._newest is None
 
     def order(self, action: str, phase: str, now_s: float) -> None:
         """An order entered a phase."""
@@ -65,67 +120,66 @@ class Portrait:
             told = frame.values["loss"][frame.present["loss"]]
             self._loss = as_json(float(np.mean(told))) if len(told) else None
 
-    def attempt_row(self, start: AttemptStart, roster: Roster, now_s: float) -> dict[str, Any]:
-        """Columns of the attempt that starts, or whose topology became better known."""
-        columns: dict[str, Any] = {
-            "world_size": roster.world_size,
-            "topology": {
-                "ranks": [
-                    {
-                        name: value
-                        for name, value in msgspec.structs.asdict(info).items()
-                        if name not in ("world_size", "parameters", "replicated", "can", "watched")
-                    }
-                    for info in roster.infos
-                ],
-                "can": sorted(roster.can),
-                "replicated": start.topology.replicated,
-                "watched": next((info.watched for info in roster.infos if info.watched), ""),
-            },
-        }
-        if start.attempt != self.attempt:
-            self.attempt, self._paused = start.attempt, False
-            self._attempts += 1
-            columns |= {"number": self._attempts, "started_unix_ns": unix_ns(now_s), "ended_unix_ns": None}
-        return columns
+    def attempt_started(self, start: AttemptStart, roster: Roster, now_s: float) -> AttemptChange:
+        """The change when an attempt starts, or when its topology became better known."""
+        topology = AttemptTopology(
+            world_size=roster.world_size,
+            ranks=tuple(roster.infos),
+            can=roster.can,
+            replicated=start.topology.replicated,
+            watched=next((info.watched for info in roster.infos if info.watched), ""),
+        )
+        if start.attempt == self.attempt:
+            return AttemptChange(topology=topology)
+        self.attempt, self._paused = start.attempt, False
+        self._attempts += 1
+        return AttemptChange(number=self._attempts, started_unix_ns=unix_ns(now_s), topology=topology)
 
-    def attempt_steps(self, ended_unix_ns: int | None) -> dict[str, dict[str, Any]]:
-        """Columns of attempts that have finished steps since the last call; earlier attempts are over."""
-        rows: dict[str, dict[str, Any]] = {}
-        for attempt, (first, last) in self._steps.items():
-            rows[attempt] = {"first_step": first, "last_step": last}
+    def attempts_progressed(self, ended_unix_ns: int | None) -> dict[str, AttemptChange]:
+        """By attempt, the steps finished since the last call, and the end of the newest one if there is one."""
+        changes = {
+            attempt: AttemptChange(first_step=first, last_step=last) for attempt, (first, last) in self._steps.items()
+        }
         if ended_unix_ns is not None and self.attempt:
-            rows.setdefault(self.attempt, {})["ended_unix_ns"] = ended_unix_ns
+            ended = AttemptChange(ended_unix_ns=ended_unix_ns)
+            changes[self.attempt] = changes.get(self.attempt, AttemptChange()).merged(ended)
         self._steps = {attempt: steps for attempt, steps in self._steps.items() if attempt == self.attempt}
-        return rows
+        return changes
 
     def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
         """Take over what the tables say and telemetry does not: the newest attempt, and how many there were."""
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
-    def job_row(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> dict[str, Any] | None:
-        """Columns of the job, or None if none of them changed. `hung`: a hang is open."""
+    def changed(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> JobSummary | None:
+        """The summary as of now, or None if it is what it was.
+
+        Args:
+            assembler: the job's.
+            heard_s: when telemetry of it came last.
+            now_s: stream time.
+            hung: whether a hang is open.
+        """
         if self._first_seen_ns is None:
             self._first_seen_ns = unix_ns(now_s)
         board = assembler.board
-        row = {
-            "name": self._job,
-            "state": self._state(assembler, heard_s, now_s, hung),
-            "attempt": assembler.attempt or self.attempt,
-            "world_size": assembler.roster.world_size,
-            "ranks_reporting": 0 if board is None else board.reporting(now_s, REPORTING_S),
-            "step": assembler.last_step,
-            "step_time_s": assembler.step_time_s,
-            "loss": self._loss,
-            "first_seen_unix_ns": self._first_seen_ns,
-            "last_seen_unix_ns": unix_ns(heard_s),
-            "last_progress_unix_ns": self._progress_ns,
-            "dropped": assembler.dropped,
-        }
-        if row == self._row:
+        summary = JobSummary(
+            name=self._job,
+            state=self._state(assembler, heard_s, now_s, hung),
+            attempt=assembler.attempt or self.attempt,
+            world_size=assembler.roster.world_size,
+            ranks_reporting=0 if board is None else board.reporting(now_s, REPORTING_S),
+            step=assembler.last_step,
+            step_time_s=assembler.step_time_s,
+            loss=self._loss,
+            first_seen_unix_ns=self._first_seen_ns,
+            last_seen_unix_ns=unix_ns(heard_s),
+            last_progress_unix_ns=self._progress_ns,
+            dropped=assembler.dropped,
+        )
+        if summary == self._newest:
             return None
-        self._row = row
-        return row
+        self._newest = summary
+        return summary
 
     def _state(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> str:
         if assembler.ended:
@@ -147,7 +201,7 @@ class Portrait:
         """Everything, as JSON types."""
         return {
             "attempt": self.attempt,
-            "row": self._row,
+            "row": None if self._newest is None else asdict(self._newest),
             "attempts": self._attempts,
             "first_seen_ns": self._first_seen_ns,
             "paused": self._paused,
@@ -159,7 +213,8 @@ class Portrait:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
-        self.attempt, self._row, self._attempts = state["attempt"], state["row"], state["attempts"]
+        self.attempt, self._attempts = state["attempt"], state["attempts"]
+        self._newest = None if state["row"] is None else JobSummary(**state["row"])
         self._first_seen_ns, self._paused = state["first_seen_ns"], state["paused"]
         self._loss, self._steps = state["loss"], dict(state["steps"])
         self._progress_ns, self._ordered_ns = state.get("progress_ns"), state.get("ordered_ns", 0)

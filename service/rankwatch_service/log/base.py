@@ -11,9 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-ALL_JOBS: Final = "*"
-"""Key of control records that concern every job."""
-
 READ_BYTES_MAX: Final = 32 * 1024 * 1024
 """Values returned by one read, unless the first alone is larger: four batches of the largest accepted size."""
 

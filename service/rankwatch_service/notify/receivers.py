@@ -7,8 +7,9 @@ from typing import Final
 from sqlalchemy import Connection, Engine, insert, select
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.store import audit_trail

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.job.effects import FeedEntry
+from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain
+from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
 
@@ -125,3 +130,68 @@ def command_row(request: CommandRequest) -> dict[str, Any]:
         "applied_unix_ns": None,
         "finished_unix_ns": None,
     }
+
+
+def job_row(summary: JobSummary) -> dict[str, Any]:
+    """Columns of `job`."""
+    return asdict(summary)
+
+
+def attempt_columns(change: AttemptChange) -> dict[str, Any]:
+    """Columns of `attempt` that a change sets."""
+    names = ("number", "started_unix_ns", "ended_unix_ns", "first_step", "last_step")
+    columns = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
+    if change.number is not None:
+        columns["ended_unix_ns"] = change.ended_unix_ns
+    if change.topology is not None:
+        columns |= {"world_size": change.topology.world_size, "topology": _topology(change.topology)}
+    return columns
+
+
+def attempt_row(job: str, attempt: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of `attempt` for one that has no row yet, of which `columns` are known."""
+    unknown: dict[str, Any] = {
+        "started_unix_ns": 0,
+        "ended_unix_ns": None,
+        "world_size": 0,
+        "first_step": None,
+        "last_step": None,
+        "topology": {},
+        "number": 0,
+    }
+    return {"job": job, "attempt": attempt, **unknown, **columns}
+
+
+def _topology(topology: AttemptTopology) -> dict[str, Any]:
+    elsewhere = ("world_size", "parameters", "replicated", "can", "watched")
+    ranks = [msgspec.structs.asdict(info) for info in topology.ranks]
+    return {
+        "ranks": [{name: value for name, value in info.items() if name not in elsewhere} for info in ranks],
+        "can": sorted(topology.can),
+        "replicated": topology.replicated,
+        "watched": topology.watched,
+    }
+
+
+def checkpoint_row(job: str, entry: Entry) -> dict[str, Any]:
+    """Columns of `checkpoint`."""
+    return {
+        "job": job,
+        "id": entry.id,
+        "attempt": entry.attempt,
+        "step": entry.step,
+        "tier": str(entry.tier),
+        "location": entry.location,
+        "shards_expected": entry.shards_expected,
+        "shards": list(entry.shards),
+        "seconds": entry.seconds,
+        "bytes": entry.bytes,
+        "verdict": str(entry.verdict),
+        "verdict_reason": entry.reason,
+        "saved_unix_ns": entry.saved_unix_ns,
+    }
+
+
+def feed_row(entry: FeedEntry) -> dict[str, Any]:
+    """Columns of `feed`."""
+    return {"topic": entry.topic, "job": entry.job, "data": dict(entry.data), "at_unix_ns": entry.at_unix_ns}

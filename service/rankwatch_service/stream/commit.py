@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders.commands import record_request
-from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -31,22 +30,23 @@ from rankwatch_service.store.models import (
     StreamPosition,
     StreamTick,
 )
-from rankwatch_service.store.rows import command_row, host_record_row, incident_row, outbox_row, transition_row
+from rankwatch_service.store.rows import (
+    attempt_columns,
+    attempt_row,
+    checkpoint_row,
+    command_row,
+    feed_row,
+    host_record_row,
+    incident_row,
+    job_row,
+    outbox_row,
+    transition_row,
+)
 from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.place import Claim, Place, StoredTick
 
 TRIM_RECORDS: Final = 1_000
 """Control records removed in one transaction."""
-
-_NEW_ATTEMPT: Final[dict[str, Any]] = {
-    "started_unix_ns": 0,
-    "ended_unix_ns": None,
-    "world_size": 0,
-    "first_step": None,
-    "last_step": None,
-    "topology": {},
-    "number": 0,
-}
 
 
 class FencedError(Exception):
@@ -144,21 +144,22 @@ def commit(
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)
     for job, entry in effects.checkpoints:
-        row = _checkpoint(job, entry)
+        row = checkpoint_row(job, entry)
         connection.execute(upsert(connection, Checkpoint, row), row)
     for refused in effects.refused:
         detail = f"partition {partition}, position {refused.position}: {refused.detail}"
         dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, refused.at_unix_ns)
     if effects.feed:
-        connection.execute(insert(Feed), effects.feed)
+        connection.execute(insert(Feed), list(map(feed_row, effects.feed)))
 
 
 def _jobs(connection: Connection, effects: Effects) -> None:
-    for row in effects.jobs.values():
+    for summary in effects.jobs.values():
+        row = job_row(summary)
         connection.execute(upsert(connection, Job, row), row)
-    for (job, attempt), columns in effects.attempts.items():
-        row = {"job": job, "attempt": attempt} | _NEW_ATTEMPT | columns
-        connection.execute(upsert(connection, Attempt, columns), row)
+    for (job, attempt), change in effects.attempts.items():
+        columns = attempt_columns(change)
+        connection.execute(upsert(connection, Attempt, columns), attempt_row(job, attempt, columns))
 
 
 def _incidents(connection: Connection, effects: Effects) -> None:
@@ -180,21 +181,3 @@ def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> Non
         row = command_row(request) | {"requested_unix_ns": now_unix_ns}
         if connection.execute(upsert(connection, Command), row).rowcount:
             record_request(connection, request, now_unix_ns)
-
-
-def _checkpoint(job: str, entry: Entry) -> dict[str, Any]:
-    return {
-        "job": job,
-        "id": entry.id,
-        "attempt": entry.attempt,
-        "step": entry.step,
-        "tier": str(entry.tier),
-        "location": entry.location,
-        "shards_expected": entry.shards_expected,
-        "shards": list(entry.shards),
-        "seconds": entry.seconds,
-        "bytes": entry.bytes,
-        "verdict": str(entry.verdict),
-        "verdict_reason": entry.reason,
-        "saved_unix_ns": entry.saved_unix_ns,
-    }

@@ -17,8 +17,9 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, Refused
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log.base import ALL_JOBS, Log, LogError, Record
+from rankwatch_service.log.base import Log, LogError, Record
 from rankwatch_service.log.control_log import Control, Controls
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream import idle_jobs, snapshots

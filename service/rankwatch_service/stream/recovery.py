@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.stream.place import Claim, Place, Saved, earliest
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Snapshot, SnapshotChunk, StreamPosition
 from rankwatch_service.stream.commit import FencedError

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch import wire
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 
 WORLD_SIZE_MAX: Final = 131_072
 """Largest accepted attempt: twice the largest published training job, and 1 MB for each metric of a frame."""

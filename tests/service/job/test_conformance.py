@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import ALL_JOBS, Record
+from rankwatch_service.log.base import Record
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
 from rankwatch_service.simulate.generate import generate

@@ -4,6 +4,7 @@ from rankwatch import wire
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.policy.control_records import OrderPhase
+from rankwatch_service.store.rows import attempt_columns
 from tests.support.batches import progress, ranks, table
 from tests.support.scripted_job import World
 
@@ -14,12 +15,14 @@ def test_the_job_row_shows_where_training_stands():
     world.send(progress=tuple(progress(rank, 8) for rank in range(4)))
     world.tick()
     row = world.effects.jobs["gpt"]
-    assert (row["state"], row["attempt"], row["world_size"], row["step"]) == ("running", "l.0", 4, 7)
-    assert (row["ranks_reporting"], row["loss"], row["step_time_s"]) == (4, 2.0, 0.5)
+    assert (row.state, row.attempt, row.world_size, row.step) == ("running", "l.0", 4, 7)
+    assert (row.ranks_reporting, row.loss, row.step_time_s) == (4, 2.0, 0.5)
     attempt = world.effects.attempts["gpt", "l.0"]
-    assert (attempt["number"], attempt["first_step"], attempt["last_step"]) == (1, 7, 7)
-    assert attempt["topology"]["ranks"][3]["host"] == "node-1"
-    assert attempt["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
+    assert (attempt.number, attempt.first_step, attempt.last_step) == (1, 7, 7)
+    columns = attempt_columns(attempt)
+    assert (columns["world_size"], columns["ended_unix_ns"]) == (4, None)
+    assert columns["topology"]["ranks"][3]["host"] == "node-1"
+    assert columns["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
 
 
 def test_a_row_that_did_not_change_is_not_written_again():
@@ -37,12 +40,12 @@ def test_a_paused_job_is_shown_as_paused_until_it_goes_on():
         order = OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9)
         world.job.control(order, world.now_s, world.effects)
         world.tick()
-        states.append(world.effects.jobs["gpt"]["state"])
+        states.append(world.effects.jobs["gpt"].state)
     assert states == ["running", "paused", "running"]
 
 
 def shown(world):
-    return world.effects.jobs["gpt"]["state"]
+    return world.effects.jobs["gpt"].state
 
 
 def stand_still(world, seconds, phase="forward"):
@@ -60,7 +63,7 @@ def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
     world.find("hang", ranks=[3])
     world.tick()
     row = world.effects.jobs["gpt"]
-    assert (row["state"], row["last_progress_unix_ns"]) == ("stalled", int(moved_s * 1e9))
+    assert (row.state, row.last_progress_unix_ns) == ("stalled", int(moved_s * 1e9))
     world.send("m.0", ranks=ranks(4))
     world.tick()
     assert shown(world) == "running"
@@ -102,8 +105,8 @@ def test_a_loss_that_is_not_a_number_is_shown_as_such():
     world = World()
     world.send(steps=table([7] * 4, [0, 1, 2, 3], loss=[float("nan")] * 4))
     world.tick()
-    assert world.effects.jobs["gpt"]["loss"] == "NaN"
-    assert world.effects.feed[-1]["data"]["loss"] == "NaN"
+    assert world.effects.jobs["gpt"].loss == "NaN"
+    assert world.effects.feed[-1].data["loss"] == "NaN"
 
 
 def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
@@ -111,8 +114,8 @@ def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
     world.find("loss_divergence")
     world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
     world.tick()
-    assert world.effects.jobs["gpt"]["state"] == "ended"
-    assert world.effects.attempts["gpt", "l.0"]["ended_unix_ns"] is not None
+    assert world.effects.jobs["gpt"].state == "ended"
+    assert world.effects.attempts["gpt", "l.0"].ended_unix_ns is not None
     assert world.told() == ["opened", "resolved"]
 
 
@@ -120,7 +123,7 @@ def test_a_silent_job_is_lost_then_rests_and_wakes_up():
     world = World()
     world.find("loss_divergence")
     world.tick(60)
-    assert world.effects.jobs["gpt"]["state"] == "lost"
+    assert world.effects.jobs["gpt"].state == "lost"
     world.tick(REST_AFTER_S)
     assert world.job.resting
     world.send("m.0", ranks=ranks(4))

@@ -2,8 +2,9 @@
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
-from rankwatch_service.job.summary import Portrait
+from rankwatch_service.job.summary import SummaryBuilder
 from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.store.rows import attempt_columns
 
 LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
 
@@ -11,7 +12,8 @@ LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerpr
 def test_the_line_of_the_one_rank_that_says_it_is_the_jobs():
     roster = Roster()
     roster.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
-    topology = Portrait("gpt").attempt_row(AttemptStart("l.0", roster.topology(), 0.0), roster, 0.0)["topology"]
+    start = AttemptStart("l.0", roster.topology(), 0.0)
+    topology = attempt_columns(SummaryBuilder("gpt").attempt_started(start, roster, 0.0))["topology"]
     assert topology["watched"] == LINE
     assert all("watched" not in rank for rank in topology["ranks"])
 

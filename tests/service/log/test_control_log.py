@@ -2,8 +2,9 @@ import threading
 
 import pytest
 
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import Control, ControlLog, trim
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import write
 from tests.support.clock import FakeClock
 

@@ -7,8 +7,9 @@ from rankwatch import wire
 from rankwatch.kafka.settings import partition_of
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.job import REST_AFTER_S
-from rankwatch_service.log.base import ALL_JOBS, Entry, Record
+from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import ControlLog, trim
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models

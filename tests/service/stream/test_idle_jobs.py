@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from rankwatch_service.job.job import REST_AFTER_S
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 from sqlalchemy import delete, func, select, update
 
 from rankwatch import wire
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.store import models

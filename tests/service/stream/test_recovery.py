@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.log.base import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.stream.place import Claim, Place, Saved
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 

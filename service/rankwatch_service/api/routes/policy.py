@@ -15,7 +15,8 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy import policy
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.policy.rollback import RollbackMode

@@ -18,7 +18,8 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.log.base import ALL_JOBS, Entry
+from rankwatch_service.log.base import Entry
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.control_records import SilenceSet, encode_control
 from rankwatch_service.store import audit_trail
