@@ -39,19 +39,21 @@ from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log import kafka_buffer
-from rankwatch_service.log.base import Log, Record
+from rankwatch_service.log.base import Record
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.log.kafka_log import KafkaLog
 from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.series.sink import SeriesSink
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.stream.loop import RECORDS_MAX, SeriesSink, Stream
+from rankwatch_service.stream.loop import RECORDS_MAX, Stream
 from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.packing import pack
 from rankwatch_service.stream.partition import TOGETHER_MAX
+from rankwatch_service.stream.sources import kafka_buffer
+from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources.kafka import KafkaSource
 from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.text_log import configure
@@ -139,9 +141,8 @@ class Memory:
         """How many there are."""
         return len(self.records)
 
-    def trim(self, _partition: int, _before: int, _limit: int) -> int:
-        """Nothing goes."""
-        return 0
+    def processed(self, _partition: int, _committed: int, _needed: int) -> None:
+        """It keeps everything."""
 
 
 def fill(kafka: KafkaSettings, messages: Sequence[Sent]) -> None:
@@ -190,7 +191,7 @@ class StandingClock(SystemClock):
         return START_UNIX_NS
 
 
-def reading(log: Log, load: Load, take: Callable[[list[Record]], object]) -> float:
+def reading(log: Source, load: Load, take: Callable[[list[Record]], object]) -> float:
     """CPU seconds for the records behind the warm-up."""
     position, began_s = 0, 0.0
     while position < load.messages_in_all:
@@ -207,7 +208,7 @@ def decode(records: list[Record]) -> object:
     return read_bundle([decode_envelope(record.value) for record in records])
 
 
-def streaming(log: Log, load: Load, folder: Path, charts: bool) -> tuple[float, float, Stream]:
+def streaming(log: Source, load: Load, folder: Path, charts: bool) -> tuple[float, float, Stream]:
     """CPU seconds and seconds for the records behind the warm-up, and the stream as it is after them."""
     engine = open_engine(f"sqlite:///{folder / 'rankwatch.db'}")
     upgrade(engine)
@@ -219,7 +220,7 @@ def streaming(log: Log, load: Load, folder: Path, charts: bool) -> tuple[float, 
     while (position := stream.partition.place.position) < load.messages_in_all:
         if position == load.warm_messages:
             began = (time.process_time(), time.monotonic())
-        if isinstance(log, KafkaLog):
+        if isinstance(log, KafkaSource):
             log.fetch(0.0 if done else 0.01)
         done = stream.step(load.at_once(position))
         stream.save_due()
@@ -247,7 +248,13 @@ class Line:
 
 
 def measure(
-    load: Load, source: str, open_log: Callable[[], Log], messages: Sequence[Sent], repeats: int, *, with_charts: bool
+    load: Load,
+    source: str,
+    open_log: Callable[[], Source],
+    messages: Sequence[Sent],
+    repeats: int,
+    *,
+    with_charts: bool,
 ) -> Line:
     seconds: dict[str, list[float]] = defaultdict(list)
     state_bytes = 0.0
@@ -298,7 +305,7 @@ def main() -> None:
                 kafka = KafkaSettings(bootstrap, prefix=f"benchmark-{os.getpid()}-{load.ranks}-{load.rows}")
                 fill(kafka, messages)
                 kafka_buffer.appended_unix_ns = as_sent(messages)
-                open_log = partial(KafkaLog, kafka, SystemClock())
+                open_log = partial(KafkaSource, kafka, SystemClock())
                 show(measure(load, "Kafka", open_log, messages, repeats, with_charts=True))
             show(measure(load, MEMORY, partial(Memory, messages), messages, repeats, with_charts=not bootstrap))
 

@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from rankwatch_service.log import kafka_buffer
 from rankwatch_service.stream import loop
+from rankwatch_service.stream.sources import kafka_buffer
 from tests.support.faulty_calls import CrashError, Faults, When
 from tests.support.kafka_broker import missing, shared
 from tests.support.recorded_forms import KafkaForm, SqliteForm

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from rankwatch_service.log.base import Log, Record
+from rankwatch_service.log.base import Record
+from rankwatch_service.stream.sources.base import Source
 
 
 class When(Enum):
@@ -52,25 +53,25 @@ class Faults:
         setattr(dialect, name, lambda *args, **how: self.call(lambda: real(*args, **how)))
 
 
-class FaultyLog:
-    """A log whose reads are such calls. They wait until there is something or the end is known, so that their number
+class FaultySource:
+    """A source whose reads are such calls. They wait until there is something or the end is known, so that their number
     does not depend on how quickly a broker answers.
     """
 
     WAIT_S = 30.0
 
-    def __init__(self, log: Log, faults: Faults) -> None:
-        self._log = log
+    def __init__(self, source: Source, faults: Faults) -> None:
+        self._source = source
         self._faults = faults
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
-        return self._faults.call(lambda: self._log.read(partition, position, limit, max(wait_s, self.WAIT_S)))
+        return self._faults.call(lambda: self._source.read(partition, position, limit, max(wait_s, self.WAIT_S)))
 
     def begin(self, partition: int) -> int:
-        return self._faults.call(lambda: self._log.begin(partition))
+        return self._faults.call(lambda: self._source.begin(partition))
 
     def end(self, partition: int) -> int:
-        return self._faults.call(lambda: self._log.end(partition))
+        return self._faults.call(lambda: self._source.end(partition))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
+        return getattr(self._source, name)

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from sqlalchemy import Engine, event
 
-from rankwatch_service.log.kafka_log import KafkaLog
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.stream.loop import Stream
-from tests.support.faulty_calls import Faults, FaultyLog
+from rankwatch_service.stream.sources.kafka import KafkaSource
+from rankwatch_service.stream.sources.sql import SqlSource
+from tests.support.faulty_calls import Faults, FaultySource
 from tests.support.kafka_broker import Broker, GivenBroker, new_prefix
 from tests.support.postgres import PostgresDatabases
 from tests.support.recording import Timed, end_of, record_controls, record_log, stream_over
@@ -60,9 +60,9 @@ class SqliteForm:
         # Processes crash here, the machine does not.
         event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA synchronous=OFF"))
         clock = end_of(self._entries)
-        log = FaultyLog(SqlLog(engine, clock), faults or Faults())
+        source = FaultySource(SqlSource(engine, clock), faults or Faults())
         try:
-            yield _opened(engine, self._entries, log, faults)
+            yield _opened(engine, self._entries, source, faults)
         finally:
             engine.dispose()
 
@@ -93,15 +93,15 @@ class KafkaForm:
     @contextmanager
     def opened(self, url: str, faults: Faults | None = None) -> Iterator[tuple[Engine, Stream]]:
         engine = open_engine(url)
-        kafka = KafkaLog(self._kafka, end_of(self._entries))
+        kafka = KafkaSource(self._kafka, end_of(self._entries))
         try:
-            yield _opened(engine, self._entries, FaultyLog(kafka, faults or Faults()), faults)
+            yield _opened(engine, self._entries, FaultySource(kafka, faults or Faults()), faults)
         finally:
             kafka.close()
             engine.dispose()
 
 
-def _opened(engine: Engine, entries: list[Timed], log: FaultyLog, faults: Faults | None) -> tuple[Engine, Stream]:
+def _opened(engine: Engine, entries: list[Timed], source: FaultySource, faults: Faults | None) -> tuple[Engine, Stream]:
     if faults is not None:
         faults.install(engine)
-    return engine, stream_over(engine, end_of(entries), log=log)
+    return engine, stream_over(engine, end_of(entries), source=source)

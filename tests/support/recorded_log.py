@@ -4,7 +4,7 @@ from rankwatch_service.log.base import Entry, Record
 
 
 class RecordedLog:
-    """Implements rankwatch_service.log.base.Log."""
+    """What a stream needs of `rankwatch_service.stream.sources.base.Source`."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -31,5 +31,5 @@ class RecordedLog:
     def begin(self, partition: int) -> int:
         return 0
 
-    def trim(self, partition: int, before: int, limit: int) -> int:
-        return 0
+    def processed(self, partition: int, committed: int, needed: int) -> None:
+        """It keeps everything."""

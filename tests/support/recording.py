@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.incidents.model import incident_id
-from rankwatch_service.log.base import Entry, Log
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
@@ -27,6 +27,8 @@ from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
 
@@ -130,12 +132,12 @@ def record_controls(engine: Engine, entries: list[Timed]) -> None:
                 controls.append_in(connection, [timed.entry])
 
 
-def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors, log: Log | None = None) -> Stream:
+def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors, source: Source | None = None) -> Stream:
     """A stream over the log in the store, or over another one."""
     series = SeriesWriter(engine, clock)
     return Stream(
         engine,
-        log or SqlLog(engine, clock),
+        source or SqlSource(engine, clock),
         ControlLog(engine, clock),
         clock,
         make_detectors,

@@ -14,15 +14,13 @@ from kafka import KafkaProducer
 from sqlalchemy import event
 
 from rankwatch.kafka.settings import partition_of
-from rankwatch_service.log import kafka_buffer
 from rankwatch_service.log.kafka_topics import ensure_topics
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.stream import loop, serve
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.process import Stop
-from rankwatch_service.stream.sources import kafka
+from rankwatch_service.stream.sources import kafka_buffer
 from tests.support.recording import START_NS, Timed
 
 SESSION_MS = 2_000
@@ -84,9 +82,9 @@ def main(database_url: str, end_unix_ns: int, records_max: int, bootstrap: str =
     clock = StandingClock(end_unix_ns)
     if bootstrap:
         settings = Settings(kafka=bootstrap, kafka_prefix=prefix)
-        kafka.follow_kafka(engine, settings, clock, links, stop, SESSION_MS)
+        serve.follow_kafka(engine, settings, clock, links, stop, SESSION_MS)
     else:
-        serve.follow(engine, SqlLog(engine, clock), clock, links, stop)
+        serve.follow_sql(engine, clock, links, stop)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.batches import batch, ranks, table
 from tests.support.clock import FakeClock
 from tests.support.reference import NoCharts
@@ -25,7 +25,7 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.clock = FakeClock()
-        self.log = SqlLog(self.engine, self.clock)
+        self.log = SqlSource(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)
         self.seq: dict[str, int] = {}
 

@@ -20,20 +20,11 @@ PARTITION: Final = 0
 
 
 class SqlLog:
-    """The `Log` in the store's database, and its writer. Thread-safe; opens no transaction longer than one append."""
+    """Appends to the table, reads it and removes from it. Thread-safe; no transaction is longer than one append."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-
-    @property
-    def partitions(self) -> int:
-        """One."""
-        return 1
-
-    def partition_of(self, key: str) -> int:  # noqa: ARG002
-        """The partition that holds the records of `key`."""
-        return PARTITION
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Append in order, in one transaction: all of them are durable when this returns, and none if it raises.
@@ -58,7 +49,7 @@ class SqlLog:
                 connection.execute(insert(LogRecord), rows)
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:  # noqa: ARG002
-        """Up to `limit` records from `position` on, in order. What lies there is at hand: `wait_s` is not needed."""
+        """Up to `limit` records from `position` on, in order. All that exist are at hand: `wait_s` is not needed."""
         query = (
             select(LogRecord.__table__)
             .where(LogRecord.partition == partition, LogRecord.position >= position)
@@ -78,10 +69,6 @@ class SqlLog:
                 records.append(Record(*row))
         return records
 
-    def drained(self, partition: int, position: int) -> bool:
-        """Whether nothing lies at `position` or behind it."""
-        return position >= self.end(partition)
-
     def end(self, partition: int) -> int:
         """The position that the next record will have."""
         with read(self._engine) as connection:
@@ -94,7 +81,7 @@ class SqlLog:
         return self.end(partition) if oldest is None else oldest
 
     def trim(self, partition: int, before: int, limit: int) -> int:
-        """Forget up to `limit` of the oldest records with positions below `before`; returns how many went."""
+        """Remove up to `limit` of the oldest records with positions below `before`; returns how many."""
         with write(self._engine) as connection:
             oldest = connection.scalar(select(func.min(LogRecord.position)).filter_by(partition=partition))
             if oldest is None or oldest >= before:

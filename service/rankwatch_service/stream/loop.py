@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from sqlalchemy import Engine, select
 
-from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, Refused
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log.base import Log, LogError, Record
+from rankwatch_service.log.base import LogError, Record
 from rankwatch_service.log.control_log import Control, Controls
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.series.sink import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream import idle_jobs, snapshots
@@ -29,6 +29,7 @@ from rankwatch_service.stream.place import Claim, Place, StoredTick
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 from rankwatch_service.stream.replay import Past, Replay
 from rankwatch_service.stream.restore import restore_from_tables
+from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.ticks import CONTROLS_MAX, applied_controls, stored_ticks
 
 RECORDS_MAX: Final = 2_048
@@ -45,33 +46,14 @@ seconds."""
 EVICTED_TOGETHER: Final = 256
 """Jobs evicted in one transaction: a tenth of a second."""
 
-TRIM_RECORDS: Final = 1_000
-"""Records removed in one transaction."""
-
 REPLAY_WAIT_S: Final = 10.0
 """How long a start waits for records that lie in the log."""
 
 _log = structlog.get_logger(__name__)
 
 
-TellRefused = Callable[[int, Sequence[Refused]], None]
+PublishRefused = Callable[[int, Sequence[Refused]], None]
 """(partition, records of it that could not be used)"""
-
-
-class SeriesSink(Protocol):
-    """Where closed frames go besides the detectors: the charts."""
-
-    def add(self, job: str, frame: Frame) -> None:
-        """Take up a frame; the same one may come again after a restart."""
-        ...
-
-    def flush(self, job: str) -> None:
-        """Write what is held for a job."""
-        ...
-
-    def flush_due(self) -> None:
-        """Write what has been held long enough."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +78,30 @@ class Stream:
     def __init__(
         self,
         engine: Engine,
-        log: Log,
+        source: Source,
         controls: Controls,
         clock: Clock,
         make_detectors: MakeDetectors,
         links: Links,
         series: SeriesSink,
         partition: int = 0,
-        tell_refused: TellRefused | None = None,
+        publish_refused: PublishRefused | None = None,
     ) -> None:
         """Nothing is claimed or read yet.
 
         Args:
             engine: the store.
-            log: telemetry.
+            source: of telemetry.
             controls: what people and the api decide.
             clock: the only one.
             make_detectors: a new set, for each job.
             links: where receivers can read on.
             series: where closed frames go.
-            partition: of the log.
-            tell_refused: hears of records that could not be used, before that is committed; it must not raise.
+            partition: of the source.
+            publish_refused: gets records that could not be used, before that is committed; it must not raise.
         """
         self._engine = engine
-        self._log = log
+        self._source = source
         self._controls = controls
         self._waiting: list[Control] = []
         """Control records that were read and not applied yet."""
@@ -128,8 +110,11 @@ class Stream:
         self._series = series
         self._number = partition
         self._partition = Partition(make_detectors, links, self._owns, self._load_idle)
-        self._tell_refused = tell_refused
+        self._publish_refused = publish_refused
         self._epoch = 0
+        self._needed_position = 0
+        """No start needs an older record."""
+        self._lost_records = 0
         self._saved_ns: dict[str, int] = {}
         self._saved: set[str] = set()
         """Jobs in memory that have a snapshot since they began or came back."""
@@ -141,6 +126,11 @@ class Stream:
     def epoch(self) -> int:
         """Of our claim; 0 before the start."""
         return self._epoch
+
+    def take_lost(self) -> int:
+        """How many records were removed before they could be processed, since the last call."""
+        lost, self._lost_records = self._lost_records, 0
+        return lost
 
     @property
     def partition(self) -> Partition:
@@ -161,7 +151,8 @@ class Stream:
             FencedError: another process owns the partition now.
             Exception: the database failed; start anew, since it may or may not have taken the batch.
         """
-        records = self._log.read(self._number, self._partition.place.position, records_max)
+        position = self._partition.place.position
+        records = self._source.read(self._number, position, records_max)
         self._read_controls()
         effects, ticks = Effects(), list[StoredTick]()
         began_s = self._clock.monotonic_s()
@@ -171,10 +162,11 @@ class Stream:
             part = _appended_before(self._next_tick_ns(), records[done : done + TOGETHER_MAX])
             self._partition.records(part, effects)
             done += len(part)
-        if done == len(records) < records_max and self._log.drained(self._number, self._partition.place.position):
+        if done == len(records) < records_max and self._source.drained(self._number, self._partition.place.position):
             self._live_up_to_now(ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
+        self._count_lost(self._partition.place.position - position - done)
         return done
 
     def save_due(self) -> int:
@@ -198,6 +190,7 @@ class Stream:
             kept = snapshots.needed_from(self._engine, self._number, (ALL_JOBS, *self._partition.jobs))
             if kept is not None:
                 self._forget(kept)
+        self._source.processed(self._number, self._partition.place.position, self._needed_position)
         return len(due)
 
     def save(self, name: str) -> None:
@@ -294,11 +287,11 @@ class Stream:
         return control.key == ALL_JOBS or self._owns(control.key)
 
     def _owns(self, job: str) -> bool:
-        return self._log.partition_of(job) == self._number
+        return self._source.partition_of(job) == self._number
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
-        if effects.refused and self._tell_refused is not None:
-            self._tell_refused(self._number, effects.refused)
+        if effects.refused and self._publish_refused is not None:
+            self._publish_refused(self._number, effects.refused)
         with write(self._engine) as connection:
             now = self._clock.unix_ns()
             commit(connection, self._number, self._epoch, self._partition.place, ticks, effects, now)
@@ -313,6 +306,12 @@ class Stream:
             self._rows[job] = self._rows.get(job, 0) + max((p.size for p in frame.present.values()), default=0)
             self._series.add(job, frame)
 
+    def _count_lost(self, records: int) -> None:
+        if records:
+            before = self._partition.place.position
+            _log.error("records_lost", partition=self._number, before=before, records=records)
+            self._lost_records += records
+
     def _is_due(self, name: str) -> bool:
         # Jobs that appeared together are saved one after the other: each waits a share of its own before the first.
         share = (sum(name.encode()) % 16) / 16
@@ -322,9 +321,8 @@ class Stream:
 
     def _forget(self, kept: Place) -> None:
         with write(self._engine) as connection:
-            forget(connection, self._number, kept, self._log.partitions)
-        while self._log.trim(self._number, kept.position, TRIM_RECORDS):
-            pass
+            forget(connection, self._number, kept, self._source.partitions)
+        self._needed_position = kept.position
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
@@ -334,8 +332,8 @@ class Stream:
             names = connection.scalars(select(Job.name)).all()
         return Facts(
             claim=held,
-            log_begin=self._log.begin(self._number),
-            log_end=self._log.end(self._number),
+            log_begin=self._source.begin(self._number),
+            log_end=self._source.end(self._number),
             snapshots=found,
             unreadable=unreadable,
             idle=idle_jobs.places(self._engine, self._number),
@@ -367,6 +365,7 @@ class Stream:
             own(connection, self._number, self._epoch, position_needed=plan.needed_position)
         for name in plan.save:
             self.save(name)
+        self._needed_position, self._lost_records = plan.needed_position, plan.lost_records
         return Started(replay.records, replay.ticks, without_snapshot, begin_anew, plan.lost_records, plan.is_new_log)
 
     def _begin_from_tables(self, names: Iterable[str], place: Place) -> None:
@@ -380,9 +379,9 @@ class Stream:
 
     def _records(self, position: int, end: int) -> Iterator[list[Record]]:
         while position < end:
-            records = self._log.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
+            records = self._source.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
             if not records:
-                if self._log.end(self._number) > position:
+                if self._source.end(self._number) > position:
                     raise LogError(f"partition {self._number}: nothing came from position {position} on")
                 return
             position = records[-1].position + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
@@ -11,17 +12,17 @@ from sqlalchemy import Engine
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.job.job import Links
-from rankwatch_service.log.base import Log
 from rankwatch_service.log.control_log import ControlLog, ControlTail
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.stream.loop import Stream, TellRefused
+from rankwatch_service.stream.loop import PublishRefused, Stream
 from rankwatch_service.stream.malloc_tuning import tune
-from rankwatch_service.stream.process import Member, Source, Stop
-from rankwatch_service.stream.sources.sql import SoleReader
+from rankwatch_service.stream.process import Stop, StreamProcess
+from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.status import new_counts
 from rankwatch_service.text_log import configure
 
 
@@ -36,22 +37,41 @@ def run(settings: Settings) -> None:
     upgrade(engine)
     clock, links = SystemClock(), links_of(settings.public_url)
     if settings.kafka:
-        # The client is an extra, which those who keep telemetry in the store need not install.
-        from rankwatch_service.stream.sources.kafka import follow_kafka  # noqa: PLC0415
-
         follow_kafka(engine, settings, clock, links, stop)
     else:
-        follow(engine, SqlLog(engine, clock), clock, links, stop)
+        follow_sql(engine, clock, links, stop)
     engine.dispose()
 
 
-def follow(engine: Engine, log: SqlLog, clock: Clock, links: Links, stop: Stop) -> None:
-    """Keep the streams of a log in the store going until asked to stop.
+def follow_sql(engine: Engine, clock: Clock, links: Links, stop: Stop) -> None:
+    """Keep the stream of the log in the store going until asked to stop.
 
     Raises:
         FencedError: another process owns the log; this one must end.
     """
-    member_over(engine, log, SoleReader(log, clock), clock, links).run(stop)
+    process_over(engine, SqlSource(engine, clock), clock, links, new_counts()).run(stop)
+
+
+def follow_kafka(
+    engine: Engine, settings: Settings, clock: Clock, links: Links, stop: Stop, session_ms: int | None = None
+) -> None:
+    """Keep the streams of the partitions that the consumer group gives us going until asked to stop.
+
+    Args:
+        engine: the store.
+        settings: name the brokers, and how topics are made that are missing.
+        clock: the only one.
+        links: where receivers can read on.
+        stop: when to end.
+        session_ms: after so long without a sign of life the group gives our partitions to others; None: the default.
+    """
+    # The client is an extra, which those who keep telemetry in the store need not install.
+    from rankwatch_service.stream.sources.kafka_open import open_kafka  # noqa: PLC0415
+
+    counts = new_counts()
+    session = {} if session_ms is None else {"session_ms": session_ms}
+    with open_kafka(settings, clock, counts, lambda: stop.asked, **session) as (source, dead_letters):
+        process_over(engine, source, clock, links, counts, dead_letters.publish).run(stop)
 
 
 def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
@@ -63,14 +83,19 @@ def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
     return links
 
 
-def member_over(
-    engine: Engine, log: Log, source: Source, clock: Clock, links: Links, tell_refused: TellRefused | None = None
-) -> Member:
-    """What keeps the streams of the source's partitions of the log going, with the detectors of the catalogue."""
+def process_over(
+    engine: Engine,
+    source: Source,
+    clock: Clock,
+    links: Links,
+    counts: Counter[str],
+    publish_refused: PublishRefused | None = None,
+) -> StreamProcess:
+    """What keeps the streams of the source's partitions going, with the detectors of the catalogue."""
     controls = ControlTail(ControlLog(engine, clock))
 
     def make_stream(partition: int) -> Stream:
         series = SeriesWriter(engine, clock)
-        return Stream(engine, log, controls, clock, detectors, links, series, partition, tell_refused)
+        return Stream(engine, source, controls, clock, detectors, links, series, partition, publish_refused)
 
-    return Member(engine, source, controls, clock, make_stream)
+    return StreamProcess(engine, source, controls, clock, make_stream, counts)

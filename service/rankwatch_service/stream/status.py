@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -17,16 +18,13 @@ FORGET_S: Final = 24 * 3_600.0
 """Reports of processes and partitions that were not heard of for so long leave."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What happened in a process since it began."""
+def new_counts() -> Counter[str]:
+    """What happens in one process, counted by name; its source adds names of its own.
 
-    restarts: int = 0
-    """Streams, or the whole loop, begun anew after a failure."""
-    fenced: int = 0
-    """Partitions that another process had taken over when we wanted to commit."""
-    away: int = 0
-    """Times that the log did not answer at all."""
+    `restarts`: streams, or the whole loop, that began anew after a failure; `fenced`: partitions that another process
+    had taken over when this one wanted to commit; `away`: times that the source did not answer.
+    """
+    return Counter(restarts=0, fenced=0, away=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ class Reporter:
         self._owner = owner
         self._started_unix_ns = clock.unix_ns()
 
-    def report(self, partitions: Sequence[PartitionReport], counts: Counts, of_source: Mapping[str, int]) -> None:
+    def report(self, partitions: Sequence[PartitionReport], counts: Mapping[str, int]) -> None:
         """Replace what was said before, in one transaction."""
         now = self._clock.unix_ns()
         said = {"owner": self._owner, "at_unix_ns": now}
-        process = said | {"started_unix_ns": self._started_unix_ns, "counters": {**asdict(counts), **of_source}}
+        process = said | {"started_unix_ns": self._started_unix_ns, "counters": dict(counts)}
         rows = [said | asdict(partition) for partition in sorted(partitions, key=lambda report: report.partition)]
         old = now - int(FORGET_S * 1e9)
         with write_aside(self._engine) as connection:

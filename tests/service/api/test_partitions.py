@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 from sqlalchemy import insert
 
@@ -5,7 +7,7 @@ from rankwatch_service.api.background.stream_status import partitions
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import StreamPosition
-from rankwatch_service.stream.status import Counts, PartitionReport, Reporter
+from rankwatch_service.stream.status import PartitionReport, Reporter, new_counts
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def committed(api, partition: int, position: int) -> None:
 def test_partitions_tell_how_far_they_are_and_who_looks_after_them(api, reporter):
     api.log.append([Entry("j", b"x")] * 9)
     committed(api, 0, 7)
-    reporter.report([PartitionReport(0, 3, 7, 7, 5, 0)], Counts(fenced=2), {"rebuilds": 1})
+    reporter.report([PartitionReport(0, 3, 7, 7, 5, 0)], Counter(restarts=0, fenced=2, away=0, rebuilds=1))
     state = api.get("/api/v1/stream").json()
     [partition] = state["partitions"]
     told = {name: partition[name] for name in ("partition", "owner", "epoch", "position", "end", "lag")}
@@ -33,7 +35,7 @@ def test_partitions_tell_how_far_they_are_and_who_looks_after_them(api, reporter
 
 def test_where_the_log_is_kafka_the_end_is_what_the_owner_last_knew(api, reporter):
     committed(api, 4, 100)
-    reporter.report([PartitionReport(4, 3, 90, 130, 5, 11)], Counts(), {})
+    reporter.report([PartitionReport(4, 3, 90, 130, 5, 11)], new_counts())
     with read(api.engine) as connection:
         [partition] = partitions(connection, in_store=False)
     assert (partition.partition, partition.lag, partition.lost_records) == (4, 30, 11)
@@ -42,7 +44,7 @@ def test_where_the_log_is_kafka_the_end_is_what_the_owner_last_knew(api, reporte
 def test_the_newest_report_replaces_the_one_before(api, reporter):
     committed(api, 0, 1)
     for epoch in (1, 2):
-        reporter.report([PartitionReport(0, epoch, 1, 1, 5, epoch)], Counts(restarts=epoch), {})
+        reporter.report([PartitionReport(0, epoch, 1, 1, 5, epoch)], Counter(restarts=epoch))
     state = api.get("/api/v1/stream").json()
     assert [one["lost_records"] for one in state["partitions"]] == [2]
     assert [one["counters"]["restarts"] for one in state["processes"]] == [2]
@@ -51,7 +53,7 @@ def test_the_newest_report_replaces_the_one_before(api, reporter):
 def test_metrics_have_a_line_for_each_partition(api, reporter):
     committed(api, 0, 0)
     api.log.append([Entry("j", b"x")] * 3)
-    reporter.report([PartitionReport(0, 3, 0, 3, 5, 0)], Counts(), {"rebuilds": 4})
+    reporter.report([PartitionReport(0, 3, 0, 3, 5, 0)], Counter(rebuilds=4))
     lines = api.get("/metrics").text.splitlines()
     assert 'rankwatch_stream_lag_records{partition="0"} 3.0' in lines
     assert 'rankwatch_stream_epoch{partition="0"} 3.0' in lines

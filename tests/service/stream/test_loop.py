@@ -6,7 +6,6 @@ from sqlalchemy import delete, func, select, update
 
 from rankwatch import wire
 from rankwatch_service.log.base import Entry
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
@@ -16,6 +15,7 @@ from rankwatch_service.stream import loop, partition, snapshots
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.packing import pack
+from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.batches import batch, progress, ranks, table
 from tests.support.database import new_database
 from tests.support.stream_service import Service
@@ -343,7 +343,7 @@ def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service):
         assert connection.execute(places).all() == [(0, 0), (1, 1), (2, 2)]
 
 
-class FirstOfTwo(SqlLog):
+class FirstOfTwo(SqlSource):
     def partition_of(self, key: str) -> int:
         return 1 if key == "elsewhere" else 0
 

@@ -11,7 +11,8 @@ from rankwatch_service.stream import process
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Started
 from rankwatch_service.stream.place import Place
-from rankwatch_service.stream.process import Member, Stop
+from rankwatch_service.stream.process import Stop, StreamProcess
+from rankwatch_service.stream.status import new_counts
 from tests.support.clock import FakeClock
 from tests.support.database import new_database
 
@@ -44,6 +45,9 @@ class OneStream:
     def save_due(self) -> int:
         return 0
 
+    def take_lost(self) -> int:
+        return 1 if self.steps == 1 else 0
+
     def close(self) -> None:
         self.closed = True
 
@@ -51,13 +55,10 @@ class OneStream:
 class Script:
     """A source whose assignment changes from turn to turn; asks to stop after the last."""
 
-    counts: dict[str, int]
-    sole = False
-
     def __init__(self, clock: FakeClock, turns: list) -> None:
         self.stop = Stop()
-        self.counts = {"rebuilds": 3}
-        self.closed = False
+        self.fenced_in: list[int] = []
+        self.only_reader = False
         self._clock = clock
         self._turns = iter(turns)
         self.assigned: frozenset[int] = frozenset()
@@ -75,17 +76,14 @@ class Script:
             self.assigned = frozenset(turn)
         return False
 
-    def end(self, partition, position) -> int:
-        return position + 10
+    def last_known_end(self, partition) -> int:
+        return 100
 
-    def processed(self, positions) -> None:
-        self.told = dict(positions)
-
-    def lost(self, partition) -> int:
-        return 0
-
-    def close(self) -> None:
-        self.closed = True
+    def fenced(self, partition) -> None:
+        self.fenced_in.append(partition)
+        self.assigned -= {partition}
+        if self.only_reader:
+            raise FencedError("another reads it")
 
 
 class World:
@@ -95,12 +93,14 @@ class World:
         self.made: list[OneStream] = []
         self.fails: dict[int, Exception] = {}
 
-    def run(self, *turns, sole=False) -> Script:
+    def run(self, *turns, only_reader=False) -> Script:
         self.source = Script(self.clock, list(turns))
-        self.source.sole = sole
+        self.source.only_reader = only_reader
+        self.counts = new_counts()
+        self.counts["rebuilds"] = 3  # by the source
         controls = ControlTail(ControlLog(self.engine, self.clock))
-        self.member = Member(self.engine, self.source, controls, self.clock, self.make)
-        self.member.run(self.source.stop)
+        process = StreamProcess(self.engine, self.source, controls, self.clock, self.make, self.counts)
+        process.run(self.source.stop)
         return self.source
 
     def make(self, partition: int) -> OneStream:
@@ -120,11 +120,10 @@ def world(tmp_path):
 
 
 def test_each_partition_that_is_ours_has_a_stream_as_long_as_it_is_ours(world):
-    source = world.run([0, 1], [0, 1], [1, 2], [1, 2])
+    world.run([0, 1], [0, 1], [1, 2], [1, 2])
     assert [stream.number for stream in world.made] == [0, 1, 2]
     assert {stream.number: stream.steps for stream in world.made} == {0: 2, 1: 5, 2: 3}
     assert {stream.number: stream.closed for stream in world.made} == {0: False, 1: True, 2: True}
-    assert source.closed
 
 
 def test_a_stream_that_fails_is_begun_anew_after_ever_longer_pauses_and_the_others_go_on(world):
@@ -132,7 +131,7 @@ def test_a_stream_that_fails_is_begun_anew_after_ever_longer_pauses_and_the_othe
     world.run([0, 1], *[[0, 1]] * 20)
     begun = sum(stream.number == 0 for stream in world.made)
     assert begun == 5  # after 1, 2, 4 and 8 s
-    assert world.member.counts.restarts == 5
+    assert world.counts["restarts"] == 5
     assert [stream.steps for stream in world.made if stream.number == 1] == [22]
 
 
@@ -142,33 +141,36 @@ def test_a_stream_that_works_again_forgets_its_failures(world):
     assert len(world.made) == 5  # at 1, 2, 4, 7 and 9 s
 
 
-def test_a_partition_that_another_took_is_claimed_again_only_if_it_stays_ours(world):
+def test_a_partition_that_another_took_is_claimed_again_only_when_it_is_assigned_again(world):
     world.fails[0] = FencedError("taken")
-    world.run([0], [0], [0], [], *[[]] * 10)
+    nothing = lambda: None  # noqa: E731 - the assignment stays as the source left it
+    world.run([0], *[nothing] * 10)
     assert len(world.made) == 1
-    assert world.member.counts.fenced == 1
+    assert world.counts["fenced"] == 1
+    assert world.source.fenced_in == [0]
     world.made.clear()
-    world.run([0], *[[0]] * int(process.FENCED_S))
+    world.run([0], nothing, nothing, [0])
     assert len(world.made) == 2
 
 
-def test_the_sole_owner_of_a_log_ends_when_another_takes_it(world):
+def test_the_only_reader_of_a_log_ends_when_another_takes_it(world):
     world.fails[0] = FencedError("taken")
     with pytest.raises(FencedError):
-        world.run([0], [0], sole=True)
+        world.run([0], [0], only_reader=True)
 
 
 def test_a_log_that_does_not_answer_is_waited_for(world):
     world.run([0], LogError("no broker"), LogError("no broker"), [0])
-    assert world.member.counts.away == 2
+    assert world.counts["away"] == 2
     assert [stream.steps for stream in world.made] == [5]
 
 
 def test_it_tells_how_far_it_is(world):
     world.run([3], *[[3]] * int(process.REPORT_S))
     [partition] = world.rows(models.StreamReport)
-    assert (partition["partition"], partition["epoch"], partition["end"] - partition["position"]) == (3, 1, 10)
+    assert (partition["partition"], partition["epoch"], partition["end"]) == (3, 1, 100)
+    assert 0 < partition["position"] <= process.REPORT_S + 1
+    assert partition["lost_records"] == 1
     [row] = world.rows(models.StreamProcess)
     assert row["owner"] == partition["owner"]
-    assert row["counters"]["rebuilds"] == 3
-    assert world.source.told == {3: partition["position"]}
+    assert row["counters"] == {"restarts": 0, "fenced": 0, "away": 0, "rebuilds": 3, "lost_records": 1}

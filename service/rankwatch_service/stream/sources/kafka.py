@@ -1,130 +1,326 @@
-"""The partitions of the telemetry topic that the consumer group gives to this process. Needs the extra `kafka`."""
+"""A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
+
+One consumer fills a bounded buffer for each of its partitions; reading at another position than its buffer's makes it
+seek. The store decides where a partition is read from: what is committed to Kafka is for its tools. A consumer that
+hears nothing is replaced: it never goes back to the addresses that it began with, and polling it does not tell that no
+broker answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import structlog
-from sqlalchemy import Engine
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
 
-from rankwatch.kafka.client import KafkaAwayError
-from rankwatch.kafka.producer import Message, Producer
-from rankwatch.outcome import Accepted
+from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch_service.clock import Clock
-from rankwatch_service.job.effects import Refused
-from rankwatch_service.job.job import Links
-from rankwatch_service.log.kafka_log import SESSION_MS, KafkaLog
-from rankwatch_service.log.kafka_topics import ensure_topics
-from rankwatch_service.settings import Settings
+from rankwatch_service.log.base import LogError, Record
 from rankwatch_service.store.change_watch import ChangeWatch
-from rankwatch_service.stream.process import Stop
-from rankwatch_service.stream.serve import member_over
+from rankwatch_service.stream.sources.kafka_buffer import Buffer
+from rankwatch_service.stream.sources.kafka_consumer import (
+    CLOSE_MS,
+    FETCH_RECORDS_MAX,
+    SESSION_MS,
+    Assignment,
+    open_consumer,
+)
+
+BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Held for one partition, beyond which it is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
 
 WAIT_S: Final = 0.1
 """A wait ends after so long, so that what people decide is acted on in time. Records end it at once."""
 
-TELL_S: Final = 2.0
-"""How long telling of records that cannot be used may hold up their batch. The store keeps them in any case."""
+ENDS_S: Final = 1.0
+"""Between questions where the partitions end. One request for each broker, and the proof that it answers."""
 
-RETRY_S: Final = 1.0
-"""Between tries to find a broker at the start; each has waited for one already."""
+ENDS_WAIT_MS: Final = 2_000
+HEARD_S: Final = 2.5
+"""What is known of the ends is believed for so long: two questions fit. Later, nobody's silence can be judged."""
 
-CLOSE_S: Final = 2.0
+SILENCE_S: Final = 15.0
+"""Watchdog: no broker has answered for so long; a broker that is started again takes 2 to 7 s."""
+
+STUCK_S: Final = 30.0
+"""Watchdog: a partition goes on beyond our position, brokers answer, and for so long it brought nothing."""
+
+REOPEN_S: Final = 1.0
+"""Between tries to make a consumer."""
+
+COMMIT_S: Final = 5.0
+"""Between commits to Kafka."""
+
+FENCED_S: Final = 5.0
+"""Before a partition that another process took is read again: a heartbeat fits in, and tells whether it is ours."""
 
 _log = structlog.get_logger(__name__)
 
 
-class DeadLetterTopic:
-    """Publishes records that could not be used, as they were, for whoever wants to look at them or send them again."""
+class KafkaSource:
+    """A `Source` over the topic of telemetry."""
 
-    def __init__(self, producer: Producer, topic: str) -> None:
-        self._producer = producer
-        self._topic = topic
-        self.failures = 0
-        """Records that the topic did not take in time; the store has them."""
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        clock: Clock,
+        *,
+        group: str | None = None,
+        session_ms: int = SESSION_MS,
+        counts: Counter[str] | None = None,
+    ) -> None:
+        """Nothing is connected yet.
 
-    def tell(self, partition: int, refused: Sequence[Refused]) -> None:
-        """Publish with reason, detail and where they were read. Never raises."""
-        outcomes = self._producer.publish([self._message(partition, one) for one in refused], TELL_S)
-        self.failures += sum(not isinstance(outcome, Accepted) for outcome in outcomes)
+        Args:
+            settings: how to reach the brokers.
+            clock: stamps records of brokers that do not stamp them, and measures durations.
+            group: the consumer group that shares out the partitions; None: all of them are read.
+            session_ms: see `SESSION_MS`; brokers have a least one.
+            counts: gets `rebuilds` of the consumer and `commit_failures`.
+        """
+        self.counts = Counter() if counts is None else counts
+        self._settings = settings
+        self._clock = clock
+        self._group = group
+        self._session_ms = session_ms
+        self._consumer: KafkaConsumer | None = None
+        self._opened_s = float("-inf")
+        self._assignment = Assignment()
+        self._partitions = 0
+        self._buffers: dict[int, Buffer] = {}
+        self._broken: dict[int, str] = {}
+        """Partitions that are not what they were, with the reason, until their reader has heard of it."""
+        self._ends: dict[int, int] = {}
+        self._processed: dict[int, int] = {}
+        """Committed positions of partitions that Kafka is not told yet."""
+        self._fenced_until_s: dict[int, float] = {}
+        self._asked_s = self._heard_s = self._committed_s = float("-inf")
 
-    def _message(self, partition: int, refused: Refused) -> Message:
-        headers = {
-            "reason": refused.reason,
-            "detail": refused.detail,
-            "partition": str(partition),
-            "position": str(refused.position),
-        }
-        encoded = tuple((name, value.encode()) for name, value in headers.items())
-        return Message(self._topic, "", refused.value, encoded)
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has.
 
+        Raises:
+            LogError: it is not known, since no broker answers or there is no such topic.
+        """
+        if not self._partitions:
+            self._open()
+        return self._partitions
 
-class GroupReader:
-    """A `stream.member.Source` over the topic of telemetry."""
+    def partition_of(self, key: str) -> int:
+        """The partition that holds the records of `key`."""
+        return partition_of(key, self.partitions)
 
-    sole = False
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        """Up to `limit` records from `position` on, in order."""
+        buffer = self._at(partition, position)
+        deadline_s = self._clock.monotonic_s() + wait_s
+        while not buffer and wait_s:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0 or self.drained(partition, position):
+                break
+            self.fetch(min(left_s, 0.1))
+            buffer = self._at(partition, position)
+        return buffer.give(limit)
 
-    def __init__(self, log: KafkaLog, letters: DeadLetterTopic) -> None:
-        self._log = log
-        self._letters = letters
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether it is known, as of about now, that nothing lies at `position` or behind it."""
+        buffer = self._buffers.get(partition)
+        if buffer:
+            return False
+        known = partition in self._ends and self._clock.monotonic_s() - self._heard_s < HEARD_S
+        return known and position >= self._ends[partition]
+
+    def end(self, partition: int) -> int:
+        """The position that the next record will have."""
+        return self._offsets("end_offsets", partition)
+
+    def begin(self, partition: int) -> int:
+        """The position of the oldest record kept; `end` where there is none."""
+        return self._offsets("beginning_offsets", partition)
+
+    def last_known_end(self, partition: int) -> int:
+        """Where the partition ended when brokers last answered."""
+        return self._ends.get(partition, 0)
 
     @property
     def assigned(self) -> frozenset[int]:
-        """What the group gave us."""
-        return self._log.assigned
+        """The partitions that the group gives to this process, but for those that another one took just now."""
+        if self._consumer is None:
+            return frozenset()
+        now_s = self._clock.monotonic_s()
+        ours = (place.partition for place in self._consumer.assignment())
+        return frozenset(number for number in ours if now_s >= self._fenced_until_s.get(number, now_s))
+
+    def fenced(self, partition: int) -> None:
+        """Leave the partition alone until the group has had the time to say whose it is."""
+        self._fenced_until_s[partition] = self._clock.monotonic_s() + FENCED_S
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Take up what came; where `idle`, wait a moment for it. Returns whether the store has changed."""
-        self._log.fetch(WAIT_S if idle else 0.0)
+        """Fetch; where `idle`, wait for a message for `WAIT_S` at most. Returns whether the store has changed."""
+        self.fetch(WAIT_S if idle else 0.0)
         return changes.changed()
 
-    def end(self, partition: int, position: int) -> int:
-        """Where the partition ended when brokers last answered."""
-        return self._log.known_ends.get(partition, position)
+    def fetch(self, wait_s: float) -> None:
+        """Take up what came, waiting for at most about `wait_s`; replace the consumer when it is of no use any more.
 
-    def processed(self, positions: Mapping[int, int]) -> None:
-        """Tell Kafka's tools."""
-        self._log.commit(positions)
+        Raises:
+            LogError: no broker answers.
+        """
+        self._open()
+        assert self._consumer is not None
+        try:
+            found = self._consumer.poll(round(wait_s * 1000), FETCH_RECORDS_MAX)
+        except KafkaError as error:
+            self._close(f"fetching failed: {explained(error)}")
+            return
+        self._drop_changed()
+        for place, messages in found.items():
+            self._take(place.partition, messages)
+        self._ask_for_ends()
+        self._watch()
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """What the log counts, and dead letters that Kafka did not take."""
-        return {**self._log.counts, "letters_not_told": self._letters.failures}
+    def processed(self, partition: int, committed: int, needed: int) -> None:  # noqa: ARG002
+        """Commit to Kafka how far the partition is processed, every `COMMIT_S`. Does not wait; a failure is counted.
 
-    def lost(self, partition: int) -> int:
-        """Records that the topic's retention took before we could read them."""
-        return self._log.lost[partition]
+        The topic's retention decides when records are removed.
+        """
+        self._processed[partition] = committed
+        now_s = self._clock.monotonic_s()
+        if self._consumer is None or self._group is None or now_s - self._committed_s < COMMIT_S:
+            return
+        self._committed_s = now_s
+        ours, processed = self.assigned, self._processed
+        self._processed = {}
+        offsets = {self._topic(p): OffsetAndMetadata(at, "", -1) for p, at in processed.items() if p in ours}
+        try:
+            self._consumer.commit_async(offsets, self._committed)
+        except KafkaError:
+            self.counts["commit_failures"] += 1
 
     def close(self) -> None:
-        """Leave the group."""
-        self._log.close()
+        """Leave the group and let go of everything."""
+        self._close("")
 
+    # ---- buffers ---------------------------------------------------------------------------------------------------
 
-def follow_kafka(
-    engine: Engine, settings: Settings, clock: Clock, links: Links, stop: Stop, session_ms: int = SESSION_MS
-) -> None:
-    """Keep the streams of the partitions that the consumer group gives us going until asked to stop.
+    def _at(self, partition: int, position: int) -> Buffer:
+        """The partition's buffer, standing at `position`."""
+        self._open()
+        assert self._consumer is not None
+        self._drop_changed()
+        if partition in self._broken:
+            self._buffers.pop(partition, None)
+            raise LogError(self._broken.pop(partition))
+        buffer = self._buffers.get(partition)
+        if buffer is None or buffer.position != position:
+            try:
+                self._consumer.seek(self._topic(partition), position)
+                self._consumer.resume(self._topic(partition))
+            except (KafkaError, AssertionError) as error:
+                raise LogError(f"partition {partition} is not ours: {explained(error)}") from error
+            buffer = self._buffers[partition] = Buffer(partition, position, self._clock.monotonic_s())
+        elif buffer.paused and buffer.bytes < BUFFER_BYTES_MAX // 2:
+            self._consumer.resume(self._topic(partition))
+            buffer.paused = False
+        return buffer
 
-    Args:
-        engine: the store.
-        settings: name the brokers, and how topics are made that are missing.
-        clock: the only one.
-        links: where receivers can read on.
-        stop: when to end.
-        session_ms: after so long without a sign of life the group gives our partitions to others.
-    """
-    kafka = settings.kafka_settings()
-    assert kafka is not None
-    while not stop.asked:
+    def _drop_changed(self) -> None:
+        while self._assignment.changed:
+            partition = self._assignment.changed.popleft()
+            self._buffers.pop(partition, None)
+            self._ends.pop(partition, None)
+            self._asked_s = float("-inf")
+
+    def _take(self, partition: int, messages: Sequence[Any]) -> None:
+        buffer = self._buffers.get(partition)
+        if buffer is None:
+            return  # fetched from the client's own idea of a position
         try:
-            ensure_topics(settings)
-            break
-        except KafkaAwayError as error:
-            _log.warning("kafka_away", error=str(error))
-            clock.sleep(RETRY_S)
-    producer = Producer(kafka)
-    log = KafkaLog(kafka, clock, group=f"{kafka.prefix}.stream", session_ms=session_ms)
-    letters = DeadLetterTopic(producer, kafka.dead_letters_topic)
-    member_over(engine, log, GroupReader(log, letters), clock, links, letters.tell).run(stop)
-    producer.close(CLOSE_S)
+            buffer.take(messages, self._clock.unix_ns(), self._clock.monotonic_s())
+        except LogError as error:
+            self._broken[partition] = str(error)
+            return
+        if buffer.bytes >= BUFFER_BYTES_MAX and not buffer.paused and self._consumer is not None:
+            self._consumer.pause(self._topic(partition))
+            buffer.paused = True
+
+    # ---- the consumer ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._consumer is not None:
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s - self._opened_s < REOPEN_S:
+            raise LogError(f"Kafka at {self._settings.bootstrap} does not answer")
+        self._opened_s = now_s
+        self._assignment = Assignment()
+        consumer, partitions = open_consumer(self._settings, self._group, self._session_ms, self._assignment)
+        self._consumer, self._partitions = consumer, partitions
+        self._heard_s = now_s
+        self._asked_s = float("-inf")
+
+    def _close(self, why: str) -> None:
+        """Let go of the consumer; with a reason, because it is of no use any more."""
+        consumer, self._consumer = self._consumer, None
+        self._buffers.clear()
+        self._ends.clear()
+        if consumer is None:
+            return
+        if why:
+            self.counts["rebuilds"] += 1
+            _log.warning("consumer_replaced", reason=why)
+        with suppress(Exception):  # it may be in any state, and is not needed any more
+            consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
+
+    def _ask_for_ends(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._consumer is None or now_s - self._asked_s < ENDS_S:
+            return
+        self._asked_s = now_s
+        assigned = list(self._consumer.assignment())
+        if not assigned:
+            self._heard_s = now_s  # there is nothing to hear of; the group's coordinator decides
+            return
+        try:
+            ends = self._consumer.end_offsets(assigned, timeout_ms=ENDS_WAIT_MS)
+        except KafkaError:
+            return
+        self._ends = {place.partition: end for place, end in ends.items()}
+        self._heard_s = self._clock.monotonic_s()
+
+    def _watch(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._heard_s > SILENCE_S:
+            self._close(f"no broker has answered for {SILENCE_S:g} s")
+            return
+        for partition, buffer in self._buffers.items():
+            if buffer or buffer.paused or buffer.fetched >= self._ends.get(partition, 0):
+                buffer.moved_s = now_s
+            elif now_s - buffer.moved_s > STUCK_S:
+                self._close(f"partition {partition} brought nothing from position {buffer.fetched} on")
+                return
+
+    def _offsets(self, which: str, partition: int) -> int:
+        self._open()
+        place = self._topic(partition)
+        try:
+            found: int = getattr(self._consumer, which)([place], timeout_ms=ENDS_WAIT_MS)[place]
+        except KafkaError as error:
+            raise LogError(f"Kafka at {self._settings.bootstrap}: {explained(error)}") from error
+        if which == "end_offsets":
+            self._ends[partition] = found
+        return found
+
+    def _committed(self, _offsets: object, answer: object) -> None:
+        if isinstance(answer, BaseException):
+            self.counts["commit_failures"] += 1
+
+    def _topic(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._settings.telemetry_topic, partition)

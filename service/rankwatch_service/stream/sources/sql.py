@@ -1,13 +1,15 @@
-"""The one partition of a log in the store: one process reads it, and must be the only one."""
+"""The log in the store as a source: one partition, which one process reads alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
+
+from sqlalchemy import Engine
 
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.sql_log import PARTITION, SqlLog
 from rankwatch_service.store.change_watch import ChangeWatch
+from rankwatch_service.stream.commit import FencedError
 
 POLL_S: Final = 0.01
 """Between looks at whether the store has changed (3 us each) while nothing comes."""
@@ -15,43 +17,58 @@ POLL_S: Final = 0.01
 IDLE_S: Final = 0.25
 """A wait ends after so long, so that a tick is at most so late."""
 
+TRIM_RECORDS: Final = 1_000
+"""Records removed in one transaction."""
 
-class SoleReader:
-    """A `stream.member.Source` over the log in the store."""
 
-    sole = True
+class SqlSource(SqlLog):
+    """A `Source` over the log in the store."""
 
-    def __init__(self, log: SqlLog, clock: Clock) -> None:
-        self._log = log
-        self._clock = clock
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        super().__init__(engine, clock)
+        self._trimmed = 0
+
+    @property
+    def partitions(self) -> int:
+        """One."""
+        return 1
+
+    def partition_of(self, key: str) -> int:  # noqa: ARG002
+        """The only partition."""
+        return PARTITION
 
     @property
     def assigned(self) -> frozenset[int]:
-        """The only one."""
+        """The only partition."""
         return frozenset({PARTITION})
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Where `idle`, until the store changes, for a moment at most; returns whether it has."""
+        """Where `idle`, wait until the store changes, for `IDLE_S` at most; returns whether it has."""
         deadline_s = self._clock.monotonic_s() + IDLE_S
         while not (changed := changes.changed()) and idle and self._clock.monotonic_s() < deadline_s:
             self._clock.sleep(POLL_S)
         return changed
 
-    def end(self, partition: int, position: int) -> int:  # noqa: ARG002
-        """Where the partition ends."""
-        return self._log.end(partition)
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether nothing is at `position` or behind it."""
+        return position >= self.end(partition)
 
-    def processed(self, positions: Mapping[int, int]) -> None:
-        """The store knows."""
+    def last_known_end(self, partition: int) -> int:
+        """The position that the next record will have."""
+        return self.end(partition)
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """None."""
-        return {}
+    def processed(self, partition: int, committed: int, needed: int) -> None:  # noqa: ARG002
+        """Remove the records that no start needs any more."""
+        if needed <= self._trimmed:
+            return
+        while self.trim(partition, needed, TRIM_RECORDS):
+            pass
+        self._trimmed = needed
 
-    def lost(self, partition: int) -> int:  # noqa: ARG002
-        """Nothing is lost that was not trimmed by our leave."""
-        return 0
+    def fenced(self, partition: int) -> None:
+        """End: the log in the store has one reader, and another process is it now.
 
-    def close(self) -> None:
-        """Nothing is held."""
+        Raises:
+            FencedError: always.
+        """
+        raise FencedError(f"another stream process reads the log in the store (partition {partition}); this one ends")

@@ -28,24 +28,21 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._records)
 
-    def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> int:
-        """Take up what came; returns how many records are missing before it.
+    def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> None:
+        """Take up what came.
 
         Raises:
             LogError: the client was sent back to the beginning, since behind our position nothing exists.
         """
-        lost = 0
         for message in messages:
             if message.offset < self.fetched:
                 raise LogError(f"partition {self._partition} ends before position {self.fetched}: it was made anew")
-            lost += message.offset - self.fetched
             key, value = (message.key or b"").decode(errors="replace"), message.value or b""
             at = appended_unix_ns(message, now_unix_ns)
             self._records.append(Record(self._partition, message.offset, key, value, at))
             self.bytes += len(value)
             self.fetched = message.offset + 1
         self.moved_s = now_s
-        return lost
 
     def give(self, limit: int) -> list[Record]:
         """Hand out the first records: `limit` and `READ_BYTES_MAX` at most, but for the first."""

@@ -1,4 +1,4 @@
-"""The Kafka form of the log, against the brokers that can be had."""
+"""Kafka as a source, against the brokers that can be had."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,13 @@ from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch.outcome import Accepted
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log import kafka_log
 from rankwatch_service.log.base import Entry, LogError
-from rankwatch_service.log.kafka_log import KafkaLog
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.service.log.contract import Append, LogContract, entry, values
+from rankwatch_service.stream.sources import kafka as kafka_module
+from rankwatch_service.stream.sources import kafka_consumer
+from rankwatch_service.stream.sources.kafka import KafkaSource
+from tests.service.stream.sources.contract import Append, SourceContract, entry, values
 from tests.support.kafka_broker import kafka_broker, new_prefix, shared
 from tests.support.service_process import free_port
 
@@ -57,7 +58,7 @@ def kafka(any_broker):
 
 @pytest.fixture
 def log(kafka):
-    log = KafkaLog(kafka, SystemClock())
+    log = KafkaSource(kafka, SystemClock())
     yield log
     log.close()
 
@@ -68,7 +69,7 @@ def append(kafka):
         yield append
 
 
-class TestKafkaLog(LogContract):
+class TestKafkaSource(SourceContract):
     @pytest.fixture(params=["apache", "noida"])
     def any_broker(self, request):
         """Not tansu: it tells wrong end offsets."""
@@ -83,14 +84,14 @@ def test_the_broker_stamps_records_not_whoever_sent_them(log, append):
 
 
 def test_a_log_that_was_opened_before_there_is_a_topic_says_what_to_do(any_broker):
-    log = KafkaLog(settings_of(any_broker).kafka_settings(), SystemClock())
+    log = KafkaSource(settings_of(any_broker).kafka_settings(), SystemClock())
     with pytest.raises(LogError, match="rankwatch db upgrade"):
         log.fetch(0.1)
 
 
 def test_a_partition_that_is_full_is_not_fetched_until_it_was_read(log, append, monkeypatch):
-    monkeypatch.setattr(kafka_log, "BUFFER_BYTES_MAX", 20_000)
-    monkeypatch.setattr(kafka_log, "FETCH_RECORDS_MAX", 5)
+    monkeypatch.setattr(kafka_module, "BUFFER_BYTES_MAX", 20_000)
+    monkeypatch.setattr(kafka_module, "FETCH_RECORDS_MAX", 5)
     append([entry(bytes(1_000)) for _ in range(100)])
     partition = log.partition_of("job")
     assert len(log.read(partition, 0, 1, wait_s=15.0)) == 1
@@ -119,15 +120,15 @@ def test_each_partition_is_read_from_where_its_reader_stands(log, append):
 @pytest.fixture
 def movable(monkeypatch):
     """A broker of the test's own that can go away, with a topic, and a log that loses patience quickly."""
-    monkeypatch.setattr(kafka_log, "SILENCE_S", 2.0)
-    monkeypatch.setattr(kafka_log, "CONNECT_S", 1.0)
+    monkeypatch.setattr(kafka_module, "SILENCE_S", 2.0)
+    monkeypatch.setattr(kafka_consumer, "CONNECT_S", 1.0)
     second = free_port()
     with kafka_broker("apache") as broker:
         both = f"{broker.bootstrap},127.0.0.1:{second}"
         settings = Settings(kafka=both, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
         ensure_topics(settings)
         kafka = settings.kafka_settings()
-        log = KafkaLog(kafka, SystemClock(), group="group", session_ms=2_000)
+        log = KafkaSource(kafka, SystemClock(), group="group", session_ms=2_000)
         yield broker, kafka, log, second
         log.close()
 

@@ -1,0 +1,104 @@
+"""Where a stream process reads telemetry from: the log in the store (`sql`) or a topic of Kafka (`kafka`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rankwatch_service.log.base import Record
+from rankwatch_service.store.change_watch import ChangeWatch
+
+
+class Source(Protocol):
+    """Partitions of telemetry, numbered from 0, with positions that only grow. For one thread.
+
+    All records of a job are in one partition, in the order in which they were appended. A record that has a position is
+    durable, and no record with a smaller position appears later.
+    """
+
+    @property
+    def partitions(self) -> int:
+        """How many there are.
+
+        Raises:
+            LogError: nothing can be read now.
+        """
+        ...
+
+    def partition_of(self, key: str) -> int:
+        """The partition that holds the records of `key`."""
+        ...
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """The partitions that this process should read, as far as is known."""
+        ...
+
+    def wait(self, idle: bool, changes: ChangeWatch) -> bool:
+        """Take up what has arrived. Where `idle`, wait a fraction of a second for records or for a change of the store.
+
+        Returns:
+            Whether the store has changed.
+
+        Raises:
+            LogError: nothing can be read now.
+        """
+        ...
+
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        """Up to `limit` records from `position` on, in order; fewer than exist if they are large (`READ_BYTES_MAX`).
+
+        Positions may be missing: those records were removed. An empty list means that nothing is at hand; `drained`
+        says whether anything is there.
+
+        Args:
+            partition: whose.
+            position: of the first record.
+            limit: records at most.
+            wait_s: how long to wait for records that exist and are not at hand yet.
+
+        Raises:
+            LogError: the partition cannot be read now, or it is not the same any more.
+        """
+        ...
+
+    def drained(self, partition: int, position: int) -> bool:
+        """Whether it is known, as of a few seconds ago at most, that there is nothing at `position` or behind it."""
+        ...
+
+    def begin(self, partition: int) -> int:
+        """The position of the oldest record; `end` where there is none.
+
+        Raises:
+            LogError: it cannot be asked now.
+        """
+        ...
+
+    def end(self, partition: int) -> int:
+        """The position that the next record will have, or more.
+
+        Raises:
+            LogError: it cannot be asked now.
+        """
+        ...
+
+    def last_known_end(self, partition: int) -> int:
+        """The same without waiting for an answer: what `end` was when it was last heard of, 0 before that."""
+        ...
+
+    def processed(self, partition: int, committed: int, needed: int) -> None:
+        """Take note of how far a partition is processed.
+
+        Args:
+            partition: whose.
+            committed: everything before this position is processed and committed.
+            needed: no start needs a record before this position.
+        """
+        ...
+
+    def fenced(self, partition: int) -> None:
+        """Take note that another process has taken over a partition that is assigned to this one.
+
+        Raises:
+            FencedError: that must not happen with this form; the process should end.
+        """
+        ...

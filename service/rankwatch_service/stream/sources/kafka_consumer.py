@@ -1,0 +1,109 @@
+"""Makes the consumer of the topic of telemetry."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import KafkaError
+
+from rankwatch.kafka.client import KafkaAwayError, opened
+from rankwatch.kafka.settings import KafkaSettings
+from rankwatch_service.log.base import LogError
+
+CONNECT_S: Final = 3.0
+"""How long brokers may take to let a consumer in."""
+
+FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
+PARTITION_FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""In one answer of one broker, and of it for one partition (at least one message). 50,000 rank-steps for one partition:
+while it is caught up with, a batch holds that many and is committed once."""
+
+FETCH_RECORDS_MAX: Final = 2_000
+FETCH_WAIT_MS: Final = 250
+"""A broker answers at once when there is something."""
+
+SESSION_MS: Final = 10_000
+HEARTBEAT_MS: Final = 3_000
+"""A consumer that is silent for a session has lost its partitions; three heartbeats fit."""
+
+CLOSE_MS: Final = 2_000
+
+
+class Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+    """Notes which partitions came and went. It runs in the client's thread: nothing else may happen here."""
+
+    def __init__(self) -> None:
+        self.changed: deque[int] = deque()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """The client fetches them from a position of its own choice, which does not follow what was buffered."""
+        self.changed.extend(partition.partition for partition in assigned)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Their buffers are out of date when they come back. Also called for partitions that were lost."""
+        self.changed.extend(partition.partition for partition in revoked)
+
+
+def open_consumer(
+    settings: KafkaSettings, group: str | None, session_ms: int, assignment: Assignment
+) -> tuple[KafkaConsumer, int]:
+    """A consumer of all partitions, or of those that a group assigns to it; and how many the topic has.
+
+    Args:
+        settings: how to reach the brokers.
+        group: the consumer group; None: all partitions, which are not fetched before somebody seeks in them.
+        session_ms: after so long without a sign of life the group gives the partitions to others.
+        assignment: notes what the group assigns.
+
+    Raises:
+        LogError: no broker answers, or there is no such topic.
+    """
+    topic = settings.telemetry_topic
+    try:
+        consumer: KafkaConsumer = opened(KafkaConsumer, settings, CONNECT_S, **_options(group, session_ms))
+    except KafkaAwayError as error:
+        raise LogError(str(error)) from error
+    # The option of this name is ignored by the client, and a topic made by asking has the wrong partitions.
+    consumer._client.cluster.config["allow_auto_create_topics"] = False
+    found = _partitions(consumer, topic)
+    if not found:
+        consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
+        raise LogError(f"Kafka at {settings.bootstrap} has no topic {topic}: run `rankwatch db upgrade`")
+    if group is None:
+        consumer.assign([TopicPartition(topic, partition) for partition in sorted(found)])
+        consumer.pause(*consumer.assignment())
+    else:
+        consumer.subscribe([topic], listener=assignment)
+    return consumer, len(found)
+
+
+def _partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
+    try:
+        return consumer.partitions_for_topic(topic) or set()
+    except KafkaError:
+        return set()
+
+
+def _options(group: str | None, session_ms: int) -> dict[str, Any]:
+    options = {
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "fetch_max_wait_ms": FETCH_WAIT_MS,
+        "fetch_max_bytes": FETCH_BYTES_MAX,
+        "max_partition_fetch_bytes": PARTITION_FETCH_BYTES_MAX,
+        "max_poll_records": FETCH_RECORDS_MAX,
+        "metrics_enabled": False,
+    }
+    if group is not None:
+        options |= {
+            "group_id": group,
+            "session_timeout_ms": session_ms,
+            "heartbeat_interval_ms": min(HEARTBEAT_MS, session_ms // 3),
+            "partition_assignment_strategy": (CooperativeStickyAssignor,),
+        }
+    return options
