@@ -25,9 +25,9 @@ from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import StepEntry
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
-from tests.support.kafka_broker import KINDS, kafka_broker
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.kafka.broker import KINDS, kafka_broker
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP_S = 3.0

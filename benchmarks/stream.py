@@ -58,7 +58,7 @@ from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.text_log import configure
 from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
-from tests.support.kafka_broker import broker_at_hand
+from tests.support.kafka.broker import broker_at_hand
 
 JOB = "benchmark"
 MEMORY = "memory"

@@ -35,7 +35,7 @@ from rankwatch_service.store.models import StreamPosition
 from rankwatch_service.stream.serve import run
 from rankwatch_service.text_log import configure
 from suite.traffic import Traffic
-from tests.support.kafka_broker import broker_at_hand
+from tests.support.kafka.broker import broker_at_hand
 
 PARTITIONS = 24
 ROWS = 64

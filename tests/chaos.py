@@ -2,7 +2,7 @@
 
 Apache Kafka, PostgreSQL, three streams, the api, the notifier and a receiver of webhooks, all real processes; one of
 them at a time gets SIGKILL and is started again. Afterwards everything must be as if nothing had been: see
-`tests/support/trial.py`. Prints a table; the exit status is 0 if all of it holds.
+`tests/support/trials/trial.py`. Prints a table; the exit status is 0 if all of it holds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.support import trial
-from tests.support.chaos import kills
-from tests.support.fleet import sent
-from tests.support.forms import FORMS, cluster_of
-from tests.support.reference import reference
-from tests.support.trial import Trial, rank_steps
-from tests.support.webhook_receiver import webhook_receiver
+from tests.support.service.forms import FORMS, cluster_of
+from tests.support.service.webhook_receiver import webhook_receiver
+from tests.support.trials import trial
+from tests.support.trials.chaos import kills
+from tests.support.trials.fleet import sent
+from tests.support.trials.reference import reference
+from tests.support.trials.trial import Trial, rank_steps
 
 LAG_S = 30.0
 """Within so long of the last kill no record may wait any more."""

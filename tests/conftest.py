@@ -2,11 +2,11 @@
 
 from hypothesis import settings
 
-from tests.support.database import database_url, empty_database_url, engine
-from tests.support.kafka_broker import any_broker, apache, broker, shared_brokers
-from tests.support.postgres import postgres
-from tests.support.service_process import no_role_outlives_its_test
-from tests.support.text_log import no_text_log_outlives_its_test
+from tests.support.kafka.broker import any_broker, apache, broker, shared_brokers
+from tests.support.service.process import no_role_outlives_its_test
+from tests.support.service.text_log import no_text_log_outlives_its_test
+from tests.support.store.database import database_url, empty_database_url, engine
+from tests.support.store.postgres import postgres
 
 __all__ = [
     "any_broker",

@@ -15,7 +15,7 @@ from rankwatch_detectors.base import Severity
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
-from tests.support.crowded_rows import record
+from tests.support.ranks.crowded_rows import record
 
 RUNS = 10
 BURNERS = 2

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from rankwatch_service.demo.services.service import Service
-from tests.support.telemetry_feed import Feed
-from tests.support.webhook_receiver import webhook_receiver
+from tests.support.service.telemetry_feed import Feed
+from tests.support.service.webhook_receiver import webhook_receiver
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (

@@ -12,8 +12,8 @@ from rankwatch_service.incidents.model import derived
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, Job
 from tests.browser.conftest import PATIENCE_MS
-from tests.support.incidents import incident_row
-from tests.support.served_api import served_api
+from tests.support.service.served_api import served_api
+from tests.support.values.incidents import incident_row
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)

@@ -2,7 +2,7 @@ import pytest
 
 from rankwatch.directive import EXIT_STATUS, end_process
 from rankwatch.layout import Directive
-from tests.support.recorders import Rank
+from tests.support.ranks.recorders import Rank
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.meter import StepMeter
 from tests.support.clock import FakeClock
-from tests.support.recorders import a_recorder, everything_in
+from tests.support.ranks.recorders import a_recorder, everything_in
 
 
 class Bench:

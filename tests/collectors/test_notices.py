@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.notices import Notice, NoticeReader, notice_path, notices_here, read_notice, write_notice
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
 
 SCRIPT = """
 import os, sys, time

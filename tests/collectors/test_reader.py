@@ -11,7 +11,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.layout import Answer, Directive
 from rankwatch.reader import Poll, RingReader, StepEntry
-from tests.support.recorders import a_recorder
+from tests.support.ranks.recorders import a_recorder
 
 N = layout.RING_ENTRIES
 

@@ -9,7 +9,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
 from rankwatch.recorder import Recorder, directories
-from tests.support.recorders import UNIX_NS, a_recorder, everything_in
+from tests.support.ranks.recorders import UNIX_NS, a_recorder, everything_in
 
 IDENTITY = {"job": "gpt", "launch": "l", "rank": 0}
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rankwatch.reader import RingReader, ValuesEntry
-from tests.support.recorders import Probe, Rank
+from tests.support.ranks.recorders import Probe, Rank
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.layout import Directive
 from rankwatch.reader import RingReader
-from tests.support.recorders import Probe, Rank
+from tests.support.ranks.recorders import Probe, Rank
 
 
 @pytest.fixture

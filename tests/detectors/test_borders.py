@@ -12,8 +12,8 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import BitFlip, Hang, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from tests.support.distorted import narrowed
-from tests.support.verdicts import judge, opened
+from tests.support.detection.distorted import narrowed
+from tests.support.detection.verdicts import judge, opened
 
 
 @pytest.mark.parametrize("spoil", ["foreign attempt", "wrong size", "nothing present", "no metrics"])

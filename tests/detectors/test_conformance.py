@@ -42,8 +42,8 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.stream.packing import pack, unpack
-from tests.support.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
-from tests.support.verdicts import judge, opened
+from tests.support.detection.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
+from tests.support.detection.verdicts import judge, opened
 
 NAMES = [detector.name for detector in detectors()]
 STEPS = 150

@@ -12,8 +12,8 @@ from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig,
 from rankwatch_service.simulate.faults import LocalGradient
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import judge, opened
+from tests.support.detection.verdicts import judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 def prints(step: int, *values: int, absent: tuple[int, ...] = ()) -> Frame:

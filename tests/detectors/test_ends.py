@@ -11,7 +11,7 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
 from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
-from tests.support.presences import Clockwork, topology
+from tests.support.values.presences import Clockwork, topology
 
 SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15
 BROKEN = "RuntimeError: [gloo] Connection closed by peer"

@@ -13,8 +13,8 @@ from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severi
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.training_curve import CurveDetector
 from suite.networks import NETWORKS, Curve, adversaries, trained
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import judge
+from tests.support.detection.verdicts import judge
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 STEPS = 320
 

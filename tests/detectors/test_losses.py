@@ -11,8 +11,8 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity, StepKind
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.training_curve import CurveDetector
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import judge
+from tests.support.detection.verdicts import judge
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 def watched(series: Iterable[float], metric: str = "loss", family: str = "steps", step_s: float = 1.0) -> list[Finding]:

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity, StepKind
 from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
-from tests.support.presences import ATTEMPT, frame, topology
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 NAN, INF = math.nan, math.inf
 

@@ -10,7 +10,7 @@ from rankwatch_detectors.base import AttemptStart, Finding
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.own_pace import OwnPaceDetector
 from rankwatch_detectors.patience import HangConfig
-from tests.support.presences import Clockwork, topology
+from tests.support.values.presences import Clockwork, topology
 
 STEP_S = (1, 3, 7, 20)
 """What a step of each rank takes."""

@@ -9,7 +9,7 @@ import pytest
 from rankwatch_detectors.base import Finding
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.patience import HangConfig
-from tests.support.presences import Clockwork
+from tests.support.values.presences import Clockwork
 
 
 def training_job(seconds: int = 20) -> Clockwork:

@@ -9,7 +9,7 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
 from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
-from tests.support.presences import ATTEMPT, Clockwork, topology
+from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
 
 def lost_job(ranks: int = 4) -> Clockwork:

@@ -26,8 +26,8 @@ from rankwatch_service.simulate.faults import BatchRamp, Drift
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import judge, opened
+from tests.support.detection.verdicts import judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 NOISE = 0.046
 CLIMB_AT = 1000

@@ -16,8 +16,8 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import Placement
 from suite.scoring import judged
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import judge, opened
+from tests.support.detection.verdicts import judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 def found(job: Job) -> list[Finding]:

@@ -16,7 +16,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import Placement
 from suite.scoring import judged
-from tests.support.verdicts import judge
+from tests.support.detection.verdicts import judge
 
 LAST_STAGE = (12, 13, 14, 15)
 

@@ -20,8 +20,8 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import Placement
-from tests.support.presences import ATTEMPT, frame, topology
-from tests.support.verdicts import closed, judge, opened
+from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 def found(job: Job, config: StragglerConfig | None = None) -> list[Finding]:
@@ -334,7 +334,7 @@ def test_the_more_ranks_wait_for_cores_the_less_a_row_says() -> None:
 
 
 def test_four_real_ranks_with_a_tenth_of_two_cores_are_accused_of_nothing() -> None:
-    # `python -m tests.support.crowded_rows tests/golden/crowded-cores.csv.gz 4 120`, with a load of 20 beside it.
+    # `python -m tests.support.ranks.crowded_rows tests/golden/crowded-cores.csv.gz 4 120`, with a load of 20 beside it.
     golden = Path(__file__).parents[1] / "golden" / "crowded-cores.csv.gz"
     settings = {"job": "crowded", "until_step": None, "progress": lambda _done, _total: None}
     outcome = replay([open_source(golden)], {}, [CatalogueConfig()], **settings)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from rankwatch_service.demo.services.postgres import PostgresError, _programs
-from tests.support.kafka_broker import _kafka_node, missing
+from tests.support.kafka.broker import _kafka_node, missing
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

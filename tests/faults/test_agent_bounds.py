@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from rankwatch.agent.sender import MEMORY_BYTES_MAX
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
-from tests.support.kafka_broker import kafka_broker
-from tests.support.kafka_sink import KafkaSink
-from tests.support.recording_rank import RecordingRank
-from tests.support.small_disk import small_disk
-from tests.support.trials import long_trial
+from tests.support.agent.kafka_sink import KafkaSink
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.agent.small_disk import small_disk
+from tests.support.kafka.broker import kafka_broker
+from tests.support.ranks.recording_rank import RecordingRank
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RANKS = 4

@@ -12,9 +12,9 @@ import pytest
 
 from rankwatch import layout, wire
 from rankwatch.reader import RingReader
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
-from tests.support.recording_rank import RecordingRank
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
 

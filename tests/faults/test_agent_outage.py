@@ -9,10 +9,10 @@ import pytest
 
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
-from tests.support.recording_rank import RecordingRank
-from tests.support.small_disk import small_disk
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.agent.small_disk import small_disk
+from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, until
-from tests.support.recording_rank import RecordingRank
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
 

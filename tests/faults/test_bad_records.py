@@ -14,9 +14,9 @@ from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import NonFinite, Slow
 from rankwatch_service.simulate.job import Job
-from tests.support.batches import batch, column, progress, ranks, table
-from tests.support.outcome import live_through, with_body
-from tests.support.recording import end_of, stream_over, telemetry
+from tests.support.recordings.outcome import live_through, with_body
+from tests.support.recordings.recording import end_of, stream_over, telemetry
+from tests.support.values.batches import batch, column, progress, ranks, table
 
 GOOD = wire.encode(batch(ranks=ranks(2), steps=table([1, 1], [0, 1], loss=[1.0, 2.0])))
 HUGE = wire.encode(

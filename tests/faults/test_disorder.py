@@ -11,8 +11,8 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident
-from tests.support.outcome import live_through
-from tests.support.recording import Timed, telemetry
+from tests.support.recordings.outcome import live_through
+from tests.support.recordings.recording import Timed, telemetry
 
 REPEATS_WITHIN_S = 30.0
 REORDERED_WITHIN_S = 1.0

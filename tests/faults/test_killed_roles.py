@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support import trial
-from tests.support.chaos import kills, pauses
-from tests.support.cluster import Cluster
-from tests.support.forms import cluster_of
-from tests.support.trial import Act, rank_steps
-from tests.support.trials import long_trial
-from tests.support.webhook_receiver import Answer, webhook_receiver
+from tests.support.service.forms import cluster_of
+from tests.support.service.webhook_receiver import Answer, webhook_receiver
+from tests.support.trials import trial
+from tests.support.trials.chaos import kills, pauses
+from tests.support.trials.cluster import Cluster
+from tests.support.trials.selection import long_trial
+from tests.support.trials.trial import Act, rank_steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PLAY_S = 28.0

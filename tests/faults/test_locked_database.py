@@ -15,9 +15,9 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import BEGIN_TRIES_MAX, BUSY_TIMEOUT_MS, read, write
 from rankwatch_service.store.models import LogRecord
-from tests.support.batches import batch
-from tests.support.database import new_database
-from tests.support.service_process import Http, Role, free_port, until
+from tests.support.service.process import Http, Role, free_port, until
+from tests.support.store.database import new_database
+from tests.support.values.batches import batch
 
 pytestmark = pytest.mark.integration
 WRITERS = 8

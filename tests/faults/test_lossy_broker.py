@@ -15,13 +15,13 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Accepted
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident, Job
-from tests.support.batches import batch, progress, ranks, table
-from tests.support.cluster import Cluster
-from tests.support.database import new_database
-from tests.support.kafka_broker import kafka_broker, new_prefix
-from tests.support.service_process import until
-from tests.support.trials import long_trial
-from tests.support.webhook_receiver import webhook_receiver
+from tests.support.kafka.broker import kafka_broker, new_prefix
+from tests.support.service.process import until
+from tests.support.service.webhook_receiver import webhook_receiver
+from tests.support.store.database import new_database
+from tests.support.trials.cluster import Cluster
+from tests.support.trials.selection import long_trial
+from tests.support.values.batches import batch, progress, ranks, table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, long_trial]
 STORED_AFTER_S = 3.0

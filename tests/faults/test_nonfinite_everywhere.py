@@ -9,9 +9,9 @@ import pytest
 from rankwatch import wire
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.job import Job
-from tests.support.batches import column
-from tests.support.outcome import live_through, with_body
-from tests.support.recording import Timed, telemetry
+from tests.support.recordings.outcome import live_through, with_body
+from tests.support.recordings.recording import Timed, telemetry
+from tests.support.values.batches import column
 
 RANK = 3
 SLOW_FROM = 120

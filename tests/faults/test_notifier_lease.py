@@ -10,9 +10,9 @@ from sqlalchemy import insert, select
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Lease, Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
-from tests.support.incidents import notified, receiver_row
-from tests.support.service_process import Role, until
-from tests.support.webhook_receiver import webhook_receiver
+from tests.support.service.process import Role, until
+from tests.support.service.webhook_receiver import webhook_receiver
+from tests.support.values.incidents import notified, receiver_row
 
 pytestmark = pytest.mark.integration
 

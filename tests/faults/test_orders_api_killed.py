@@ -11,10 +11,10 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import write
-from tests.support.database import new_database
-from tests.support.driven_world import store_job
-from tests.support.service_process import Http, Role, free_port
-from tests.support.training_world import S, World
+from tests.support.orders.driven_world import store_job
+from tests.support.orders.training_world import S, World
+from tests.support.service.process import Http, Role, free_port
+from tests.support.store.database import new_database
 
 pytestmark = pytest.mark.integration
 MSGPACK = {"content-type": "application/msgpack"}

@@ -10,8 +10,8 @@ from rankwatch import wire
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.migrate import check
-from tests.support.postgres import postgres_server
-from tests.support.service_process import LOGIN, Http, Role, children, until
+from tests.support.service.process import LOGIN, Http, Role, children, until
+from tests.support.store.postgres import postgres_server
 
 pytestmark = pytest.mark.integration
 MSGPACK = {"content-type": "application/msgpack"}

@@ -12,8 +12,8 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import DeadLetter, Incident, IncidentTransition
-from tests.support.outcome import live_through, with_body
-from tests.support.recording import Timed, telemetry
+from tests.support.recordings.outcome import live_through, with_body
+from tests.support.recordings.recording import Timed, telemetry
 
 
 def launched(job: Job, launch: str, from_s: float = 0.0, host: str = "host") -> list[Timed]:

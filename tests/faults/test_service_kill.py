@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from rankwatch import wire
-from tests.support.service_process import LOGIN, Http, Role, alive, children, until
+from tests.support.service.process import LOGIN, Http, Role, alive, children, until
 
 pytestmark = pytest.mark.integration
 MSGPACK = {"content-type": "application/msgpack"}

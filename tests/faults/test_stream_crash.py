@@ -11,12 +11,12 @@ import pytest
 
 from rankwatch_service.stream import loop
 from rankwatch_service.stream.sources import kafka_buffer
-from tests.support.faulty_calls import CrashError, Faults, When
-from tests.support.kafka_broker import missing, shared
-from tests.support.recorded_forms import KafkaForm, SqliteForm
-from tests.support.recording import recording, results
-from tests.support.stream_process import recorded_unix_ns
-from tests.support.trials import ALL
+from tests.support.kafka.broker import missing, shared
+from tests.support.recordings.forms import KafkaForm, SqliteForm
+from tests.support.recordings.recording import recording, results
+from tests.support.service.stream_process import recorded_unix_ns
+from tests.support.store.faulty_calls import CrashError, Faults, When
+from tests.support.trials.selection import ALL
 
 # A client of Kafka that is closed while it connects leaves a socket to whoever collects it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")

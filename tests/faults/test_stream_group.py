@@ -18,10 +18,10 @@ from sqlalchemy import select
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
-from tests.support.database import new_database
-from tests.support.kafka_broker import kafka_broker, new_prefix
-from tests.support.recording import end_of, record_controls, recording, results, telemetry_records
-from tests.support.stream_process import record_topic
+from tests.support.kafka.broker import kafka_broker, new_prefix
+from tests.support.recordings.recording import end_of, record_controls, recording, results, telemetry_records
+from tests.support.service.stream_process import record_topic
+from tests.support.store.database import new_database
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -62,7 +62,7 @@ class Group:
         self._arguments = [str(end_of(ENTRIES).unix_ns()), "4", broker.bootstrap, settings.kafka_prefix]
 
     def start(self, name: str) -> None:
-        command = [sys.executable, "-m", "tests.support.stream_process", self.url, *self._arguments]
+        command = [sys.executable, "-m", "tests.support.service.stream_process", self.url, *self._arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.members[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from rankwatch_service.store.engine import open_engine, read
-from tests.support.recording import end_of, record_log, recording, results, stream_over, telemetry_records
+from tests.support.recordings.recording import end_of, record_log, recording, results, stream_over, telemetry_records
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = recording()
@@ -23,7 +23,7 @@ DEADLINE_S = 90.0
 
 def begin(database: Path) -> subprocess.Popen:
     end_ns = end_of(ENTRIES).unix_ns()
-    command = [sys.executable, "-m", "tests.support.stream_process", f"sqlite:///{database}", str(end_ns), "5"]
+    command = [sys.executable, "-m", "tests.support.service.stream_process", f"sqlite:///{database}", str(end_ns), "5"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

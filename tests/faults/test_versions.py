@@ -17,9 +17,9 @@ from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.telemetry.batch import BadBatchError, Reason
 from rankwatch_service.telemetry.validate import validate
 from tests.golden import make, wire_v1
-from tests.support.batches import batch, progress, ranks, table
-from tests.support.outcome import live_through, with_body
-from tests.support.recording import telemetry
+from tests.support.recordings.outcome import live_through, with_body
+from tests.support.recordings.recording import telemetry
+from tests.support.values.batches import batch, progress, ranks, table
 
 MSGPACK = "application/msgpack"
 ADDED_SINCE_VERSION_1 = ("outside_s", "optimizers", "watched", "lockstep")

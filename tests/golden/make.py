@@ -17,8 +17,8 @@ from rankwatch import wire
 from rankwatch_service.simulate.faults import NonFinite, Slow
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
-from tests.support.batches import batch, column, progress, ranks, table
-from tests.support.recording import telemetry
+from tests.support.recordings.recording import telemetry
+from tests.support.values.batches import batch, column, progress, ranks, table
 
 FOLDER = Path(__file__).parent
 VERSION = wire.SCHEMA_VERSION

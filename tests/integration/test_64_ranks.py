@@ -20,7 +20,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
-from tests.support.service_process import until
+from tests.support.service.process import until
 
 RANKS = 64
 STEPS = 300

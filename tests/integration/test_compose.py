@@ -21,10 +21,10 @@ from sqlalchemy.engine import make_url
 from rankwatch.kafka.settings import partition_of
 from rankwatch_service.demo.job import processes
 from rankwatch_service.demo.services.postgres import Postgres
-from tests.support.compose import Container, services
-from tests.support.kafka_broker import Broker, _kafka_node, kafka_broker, missing
-from tests.support.postgres import postgres_server
-from tests.support.service_process import free_port, until
+from tests.support.kafka.broker import Broker, _kafka_node, kafka_broker, missing
+from tests.support.service.process import free_port, until
+from tests.support.store.postgres import postgres_server
+from tests.support.trials.compose import Container, services
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 

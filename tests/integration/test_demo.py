@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_service.demo.job.processes import working_for
-from tests.support.service_process import until
+from tests.support.service.process import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from rankwatch_service.demo.job.processes import end_all, working_for
-from tests.support.agent_service import AgentService, until
-from tests.support.judged import judged
+from tests.support.agent.service import AgentService, until
+from tests.support.detection.judged import judged
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = Path(__file__).parents[1] / "support" / "ended_rank.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "ended_rank.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 

@@ -19,9 +19,9 @@ from rankwatch.layout import Directive
 from rankwatch.reader import RingReader
 from rankwatch.state import Capture, TrainingState
 from rankwatch.torch_probe import TorchProbe
-from tests.support.gloo import on_ranks
-from tests.support.rollback_job import Job
-from tests.support.sink import FakeSink
+from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.rollback_job import Job
+from tests.support.ranks.sink import FakeSink
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_service.settings import Settings
-from tests.support.compose import ROOT, MissingVariableError, services
+from tests.support.trials.compose import ROOT, MissingVariableError, services
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SERVICES = services({"POSTGRES_PASSWORD": "x"})

@@ -12,8 +12,8 @@ from rankwatch.kafka.producer import Producer
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.api.ingest.kafka_intake import ProducerCollector
 from rankwatch_service.settings import Settings
-from tests.support.api import running_api
-from tests.support.service_process import free_port
+from tests.support.service.api import running_api
+from tests.support.service.process import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 

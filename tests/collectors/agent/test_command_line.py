@@ -11,8 +11,8 @@ from rankwatch.agent import supervisor
 from rankwatch.agent.__main__ import main, spool_folder
 from rankwatch.agent.lock import take_lock
 from rankwatch.spawn import lock_is_held
-from tests.support.agent_service import until
-from tests.support.recording_rank import RecordingRank
+from tests.support.agent.service import until
+from tests.support.ranks.recording_rank import RecordingRank
 
 
 def test_the_spool_lies_beside_the_recorders_unless_those_lie_in_memory(tmp_path: Path) -> None:

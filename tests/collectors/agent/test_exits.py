@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.agent.exits import ExitWatch, ProcessExit, RankProcess
 from rankwatch.agent.procfs import catches, read_stat, wait_channel
-from tests.support.agent_service import until
+from tests.support.agent.service import until
 
 PARENT = """
 import os, sys, time

@@ -9,7 +9,7 @@ from rankwatch.agent import gpu as gpu_module
 from rankwatch.agent.gpu import GpuSampler, NoGpu
 from rankwatch.agent.nvml import Nvml, open_gpus
 from rankwatch.wire import DeviceSample
-from tests.support.agent_service import until
+from tests.support.agent.service import until
 from tests.support.clock import FakeClock
 
 FAKE = Path(__file__).parents[2] / "support/nvml/pynvml.py"

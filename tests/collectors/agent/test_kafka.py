@@ -9,11 +9,11 @@ from rankwatch import wire
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.agent_process import AgentProcess
-from tests.support.agent_service import AgentService, rows, until
-from tests.support.kafka_broker import kafka_broker, new_prefix
-from tests.support.kafka_topic import read_topic
-from tests.support.recording_rank import RecordingRank
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, rows, until
+from tests.support.kafka.broker import kafka_broker, new_prefix
+from tests.support.kafka.topic import read_topic
+from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
 

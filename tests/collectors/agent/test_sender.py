@@ -15,7 +15,7 @@ from rankwatch.agent.parcel import Parcel
 from rankwatch.agent.sender import Sender, one_by_one
 from rankwatch.agent.spool import Spool
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
-from tests.support.agent_service import until
+from tests.support.agent.service import until
 
 
 def parcel(number: int, rows: int = 10) -> Parcel:

@@ -10,7 +10,7 @@ from rankwatch.agent import stacks
 from rankwatch.agent.procfs import read_stat
 from rankwatch.agent.ranks import LocalRanks
 from tests.support.clock import FakeClock
-from tests.support.recording_rank import RecordingRank
+from tests.support.ranks.recording_rank import RecordingRank
 
 
 def stopped(pid: int) -> bool:

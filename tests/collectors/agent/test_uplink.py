@@ -12,7 +12,7 @@ from rankwatch.agent.channel import Channel, Unreachable
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.agent.uplink import FindEndpoint, HttpPublisher, Inbox, Line, OrderStream, ViewPoster
 from rankwatch.outcome import Accepted, Later, Refused
-from tests.support.agent_service import TOKEN, AgentService, until
+from tests.support.agent.service import TOKEN, AgentService, until
 
 BODY = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
 VIEW = wire.View("gpt", "l.0", "h", "b", 1, ())

@@ -9,7 +9,7 @@ from torch import nn
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.share import SKIPS_MAX
-from tests.support.sink import FakeSink
+from tests.support.ranks.sink import FakeSink
 
 
 def fused(parameters, lr: float) -> torch.optim.Optimizer:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from tests.support.gloo import on_ranks
-from tests.support.sink import FakeSink
+from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.sink import FakeSink
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from tests.support.gloo import on_ranks
-from tests.support.recorders import Rank
-from tests.support.sink import FakeSink
+from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.recorders import Rank
+from tests.support.ranks.sink import FakeSink
 
 pytestmark = pytest.mark.torch
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
 from rankwatch.torch_probe.late import ROWS, WORDS_MAX, LateValues, Span
-from tests.support.device import FakeDevice
-from tests.support.sink import FakeSink
+from tests.support.ranks.device import FakeDevice
+from tests.support.ranks.sink import FakeSink
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from tests.support.sink import FakeSink
+from tests.support.ranks.sink import FakeSink
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwatch.torch_probe.updates import STEPS_REMEMBERED, Updates
-from tests.support.sink import FakeSink
+from tests.support.ranks.sink import FakeSink
 
 
 @pytest.fixture

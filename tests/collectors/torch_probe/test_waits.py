@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 from rankwatch.reader import RingReader, StepEntry
-from tests.support.gloo import on_ranks
+from tests.support.ranks.gloo import on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_se
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
+from tests.support.store.database import new_database
 
 
 @pytest.fixture

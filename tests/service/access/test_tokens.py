@@ -12,7 +12,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Token
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
+from tests.support.store.database import new_database
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.api import running_api
+from tests.support.service.api import running_api
 
 
 def pytest_generate_tests(metafunc):

@@ -6,8 +6,8 @@ import pytest
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.http.openapi import PUBLIC
-from tests.support.api import running_api
 from tests.support.clock import FakeClock
+from tests.support.service.api import running_api
 
 
 def operations(api):

@@ -12,8 +12,8 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.store.engine import write
-from tests.support.database import new_database
-from tests.support.service_process import Http, Role, free_port
+from tests.support.service.process import Http, Role, free_port
+from tests.support.store.database import new_database
 
 pytestmark = pytest.mark.integration
 MSGPACK = {"content-type": "application/msgpack"}

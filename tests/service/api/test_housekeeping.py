@@ -14,7 +14,7 @@ from rankwatch_service.store.models import (
     IncidentTransition,
     Outbox,
 )
-from tests.support.incidents import incident_row
+from tests.support.values.incidents import incident_row
 
 NOW_NS = 2_000_000_000 * 10**9
 

@@ -11,10 +11,10 @@ from rankwatch_service.api.ingest import kafka_intake
 from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.api import running_api
-from tests.support.kafka_broker import kafka_broker, new_prefix
-from tests.support.kafka_topic import read_topic
-from tests.support.service_process import until
+from tests.support.kafka.broker import kafka_broker, new_prefix
+from tests.support.kafka.topic import read_topic
+from tests.support.service.api import running_api
+from tests.support.service.process import until
 
 pytestmark = pytest.mark.integration
 

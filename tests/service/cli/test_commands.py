@@ -16,8 +16,8 @@ from rankwatch_service.orders.running_attempt import store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
-from tests.support.incidents import NOON_UNIX_NS, incident_row
-from tests.support.served_api import served_api
+from tests.support.service.served_api import served_api
+from tests.support.values.incidents import NOON_UNIX_NS, incident_row
 
 
 class Terminal:

@@ -18,7 +18,7 @@ from rankwatch_service.cli.app import app
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.settings import Settings
 from rankwatch_service.up import UpError, prepare
-from tests.support.service_process import LOGIN, Role, until
+from tests.support.service.process import LOGIN, Role, until
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from rankwatch_service.demo.services import broker
 from rankwatch_service.demo.services.backing import OWN, Backing, BackingError, stand_on
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.service_process import free_port, until
+from tests.support.service.process import free_port, until
 
 
 def topics(bootstrap: str) -> set[str]:

@@ -14,7 +14,7 @@ from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.resolution import QUIET_S
 from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.short_ids import short
-from tests.support.findings import finding, roster
+from tests.support.values.findings import finding, roster
 
 ROSTER = roster(16, 4)
 NODE_1 = (4, 5, 6, 7)

@@ -7,7 +7,7 @@ from rankwatch_service.incidents import correlator as correlator_module
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.incidents.resolution import LOOK_FRAMES, PROGRESS_FRAMES
-from tests.support.findings import finding, roster
+from tests.support.values.findings import finding, roster
 
 ROSTER = roster()
 

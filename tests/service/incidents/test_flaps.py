@@ -6,7 +6,7 @@ from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
 from rankwatch_service.incidents.transition import TransitionKind
-from tests.support.findings import finding, roster
+from tests.support.values.findings import finding, roster
 
 ROSTER = roster()
 

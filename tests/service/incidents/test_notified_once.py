@@ -16,7 +16,7 @@ from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, N
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
-from tests.support.presences import Clockwork, topology
+from tests.support.values.presences import Clockwork, topology
 
 DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
 RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))

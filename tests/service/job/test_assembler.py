@@ -10,7 +10,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
 from rankwatch_service.stream.packing import pack, unpack
-from tests.support.batches import batch, bundle, progress, ranks, table
+from tests.support.values.batches import batch, bundle, progress, ranks, table
 
 
 def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:

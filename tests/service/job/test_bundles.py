@@ -20,7 +20,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import StoredTick
-from tests.support.batches import batch, column, progress, ranks, table
+from tests.support.values.batches import batch, column, progress, ranks, table
 
 HOSTS = 3
 HOST_RANKS = 2

@@ -14,8 +14,8 @@ from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import Desk
 from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.packing import pack, unpack
-from tests.support.batches import ranks
-from tests.support.scripted_job import Scripted, World
+from tests.support.detection.scripted_job import Scripted, World
+from tests.support.values.batches import ranks
 
 
 def test_an_incident_is_told_with_everything_a_person_needs():

@@ -5,8 +5,8 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.policy.control_records import OrderPhase
 from rankwatch_service.store.rows import attempt_columns
-from tests.support.batches import progress, ranks, table
-from tests.support.scripted_job import World
+from tests.support.detection.scripted_job import World
+from tests.support.values.batches import progress, ranks, table
 
 
 def test_the_job_row_shows_where_training_stands():

@@ -14,7 +14,7 @@ from rankwatch_service.simulate.faults import Hang
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import Placement
-from tests.support.batches import bundle
+from tests.support.values.batches import bundle
 
 HOSTS = 8
 

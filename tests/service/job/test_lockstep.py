@@ -9,8 +9,8 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Finding
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.assembler import Assembler
-from tests.support.batches import batch, bundle, progress, ranks, table
-from tests.support.judged import judged
+from tests.support.detection.judged import judged
+from tests.support.values.batches import batch, bundle, progress, ranks, table
 
 EPOCH_S = 10**9
 

@@ -1,6 +1,6 @@
 from rankwatch import wire
 from rankwatch_service.job.progress_board import Board
-from tests.support.batches import batch
+from tests.support.values.batches import batch
 
 
 def block(rank: int, step: int, phase: str = "forward", state: str = "running") -> wire.Progress:

@@ -10,8 +10,8 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_topics as topics
 from rankwatch_service.log.kafka_topics import ensure_topics, ensure_topics_soon, remove_topics, topic_partitions
 from rankwatch_service.settings import Settings
-from tests.support.kafka_broker import Broker, kafka_broker, missing, new_prefix
-from tests.support.service_process import Role, free_port, until
+from tests.support.kafka.broker import Broker, kafka_broker, missing, new_prefix
+from tests.support.service.process import Role, free_port, until
 
 pytestmark = pytest.mark.integration
 

@@ -25,10 +25,10 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
-from tests.support.incidents import notified, receiver_row, transition
-from tests.support.kafka_broker import new_prefix
-from tests.support.kafka_topic import read_topic
-from tests.support.service_process import until
+from tests.support.kafka.broker import new_prefix
+from tests.support.kafka.topic import read_topic
+from tests.support.service.process import until
+from tests.support.values.incidents import notified, receiver_row, transition
 
 SOURCE = "https://watch.example"
 BODY = incident_message(transition(), {})

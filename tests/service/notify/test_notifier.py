@@ -22,7 +22,7 @@ from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from rankwatch_service.store.models import Lease as LeaseRow
 from rankwatch_service.store.rows import outbox_row
 from tests.support.clock import FakeClock
-from tests.support.incidents import NOON_UNIX_NS, notified, receiver_row
+from tests.support.values.incidents import NOON_UNIX_NS, notified, receiver_row
 
 DEADLINE_S = 60.0
 OK = TryOutcome(204, "", 0.01)

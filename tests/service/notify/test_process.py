@@ -15,9 +15,9 @@ from standardwebhooks import Webhook
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
-from tests.support.database import new_database
-from tests.support.incidents import SECRET, notified, receiver_row
-from tests.support.webhook_receiver import Answer, webhook_receiver
+from tests.support.service.webhook_receiver import Answer, webhook_receiver
+from tests.support.store.database import new_database
+from tests.support.values.incidents import SECRET, notified, receiver_row
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"

@@ -13,8 +13,8 @@ from standardwebhooks import Webhook
 
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.webhook import WebhookSender
-from tests.support.incidents import SECRET
-from tests.support.webhook_receiver import Answer, webhook_receiver
+from tests.support.service.webhook_receiver import Answer, webhook_receiver
+from tests.support.values.incidents import SECRET
 
 BODY = b'{"type":"incident.opened"}'
 

@@ -9,8 +9,8 @@ from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.audit_trail import verify
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Checkpoint, Command, Feed, Job
-from tests.support.driven_world import CrashError, DrivenWorld
-from tests.support.training_world import S
+from tests.support.orders.driven_world import CrashError, DrivenWorld
+from tests.support.orders.training_world import S
 
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
 

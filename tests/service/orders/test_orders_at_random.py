@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.training_world import World
+from tests.support.orders.training_world import World
 
 SEEDS = 250
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")

@@ -14,7 +14,7 @@ from rankwatch_service.policy.notification import (
     incident_message,
     message_id,
 )
-from tests.support.incidents import transition
+from tests.support.values.incidents import transition
 
 LINKS = {"incident": "http://127.0.0.1:8770/incidents/inc_1"}
 

@@ -8,7 +8,7 @@ from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier, Verd
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
 from rankwatch_service.policy.response import Responder, Situation, facts
-from tests.support.findings import finding, roster
+from tests.support.values.findings import finding, roster
 
 ROSTER = roster()
 CAN = ("rollback", "relaunch")

@@ -9,7 +9,7 @@ from rankwatch_service.incidents.version import Consequence
 from rankwatch_service.policy.notification import message_id
 from rankwatch_service.policy.routing import Routed, mutes, notifications, receivers_for
 from rankwatch_service.store.rows import outbox_row
-from tests.support.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
+from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 
 
 def routed(receivers, silences=(), **incident):

@@ -19,7 +19,7 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
+from tests.support.store.database import new_database
 
 STEPS, RANKS = 5_000, 6
 FOREVER = Tier(10**30, 10**18)

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine, write
-from tests.support.postgres import postgres_server
+from tests.support.store.postgres import postgres_server
 
 DEADLINE_S = 60.0
 

@@ -12,7 +12,7 @@ from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.lease import LEASE_S, Lease, LeaseLostError, has_ended, this_process
 from rankwatch_service.store.models import Lease as Row
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
+from tests.support.store.database import new_database
 
 
 def lease(engine, holder, clock=None):

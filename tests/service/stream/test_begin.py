@@ -17,10 +17,10 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import partition
 from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
 from rankwatch_service.stream.packing import pack
-from tests.support.batches import batch, ranks, table
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
-from tests.support.reference import NoCharts
+from tests.support.store.database import new_database
+from tests.support.trials.reference import NoCharts
+from tests.support.values.batches import batch, ranks, table
 
 
 class ForgetfulLog:

@@ -12,8 +12,8 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.packing import pack
-from tests.support.batches import progress, ranks, table
-from tests.support.stream_service import Service
+from tests.support.service.stream import Service
+from tests.support.values.batches import progress, ranks, table
 
 
 @pytest.fixture

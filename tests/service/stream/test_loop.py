@@ -16,9 +16,9 @@ from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.packing import pack
 from rankwatch_service.stream.sources.sql import SqlSource
-from tests.support.batches import batch, progress, ranks, table
-from tests.support.database import new_database
-from tests.support.stream_service import Service
+from tests.support.service.stream import Service
+from tests.support.store.database import new_database
+from tests.support.values.batches import batch, progress, ranks, table
 
 
 @pytest.fixture

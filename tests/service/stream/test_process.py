@@ -14,7 +14,7 @@ from rankwatch_service.stream.place import Place
 from rankwatch_service.stream.process import Stop, StreamProcess
 from rankwatch_service.stream.status import new_counts
 from tests.support.clock import FakeClock
-from tests.support.database import new_database
+from tests.support.store.database import new_database
 
 
 class OneStream:

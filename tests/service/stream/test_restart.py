@@ -9,9 +9,9 @@ from rankwatch import wire
 from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
-from tests.support.batches import progress, ranks, table
-from tests.support.database import new_database
-from tests.support.stream_service import Service
+from tests.support.service.stream import Service
+from tests.support.store.database import new_database
+from tests.support.values.batches import progress, ranks, table
 
 ALIVE_S = 40
 

@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch_service.telemetry.batch import WORLD_SIZE_MAX, BadBatchError, Reason
 from rankwatch_service.telemetry.columns import ROWS_MAX, records
 from rankwatch_service.telemetry.validate import validate
-from tests.support.batches import batch, column, progress, ranks, table
+from tests.support.values.batches import batch, column, progress, ranks, table
 
 MSGPACK = "application/msgpack"
 PLAIN = {

@@ -17,8 +17,8 @@ from rankwatch_service.stream.sources import kafka as kafka_module
 from rankwatch_service.stream.sources import kafka_consumer
 from rankwatch_service.stream.sources.kafka import KafkaSource
 from tests.service.stream.sources.contract import Append, SourceContract, entry, values
-from tests.support.kafka_broker import kafka_broker, new_prefix, shared
-from tests.support.service_process import free_port
+from tests.support.kafka.broker import kafka_broker, new_prefix, shared
+from tests.support.service.process import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -1,0 +1,1 @@
+"""The agent, and the service as the agent sees it."""

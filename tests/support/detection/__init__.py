@@ -1,0 +1,1 @@
+"""Detectors on observations that a test changes or writes."""

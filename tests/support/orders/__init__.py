@@ -1,0 +1,1 @@
+"""Orders and commands in discrete time."""

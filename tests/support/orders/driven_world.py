@@ -1,0 +1,188 @@
+"""The simulated job, with the real driver over a real database in place of bare `advance`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import Engine, event, insert, select, update
+
+from rankwatch.wire import OrderView, View
+from rankwatch_service.api.background.order_cache import orders_of
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.driver import Driver, order_of
+from rankwatch_service.orders.order import HostView, Phase
+from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Attempt, Checkpoint, Job
+from rankwatch_service.store.models import Order as OrderRow
+from tests.support.orders.training_world import START_NS, Agent, S, World
+from tests.support.store.database import new_database
+
+CAN = ["pause", "resume", "checkpoint", "rollback", "stop", "relaunch"]
+
+
+class CrashError(Exception):
+    """The api process was killed."""
+
+
+class DrivenWorld(World):
+    def __init__(self, seed: int, action: str, folder: Path, *, faults: bool = False) -> None:
+        super().__init__(seed, action, faults=faults)
+        self.engine = new_database(folder)
+        # The disk is not what is tested here, and thousands of views are stored.
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
+            self.engine.dispose()
+        self._looked_ns = 0
+        self.controls = ControlLog(self.engine, self)
+        self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.controls, self).run_once for _ in range(2)]
+        self.also_asked: list[tuple[float, str]] = []
+        """(seconds from the start, action) of further commands."""
+        store_job(self.engine, self)
+
+    # ---- Clock -------------------------------------------------------------------------------------------------------
+
+    def unix_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_s(self) -> float:
+        return self.now_ns / S
+
+    # ---- what the database says --------------------------------------------------------------------------------------
+
+    def state_of(self, command_id: str) -> str:
+        with read(self.engine) as connection:
+            row = commands.get(connection, command_id)
+        assert row is not None
+        return row["state"]
+
+    def ask(self, command_id: str, action: str, **params: str) -> None:
+        request = CommandRequest(
+            id=command_id,
+            job="j",
+            attempt="l.0",
+            action=action,
+            params=params,
+            reason="",
+            requested_by="test",
+            requested_unix_ns=self.now_ns,
+        )
+        with write(self.engine) as connection:
+            commands.add(connection, request)
+
+    def store_checkpoint(self, checkpoint: str, verdict: str = "good") -> None:
+        store_checkpoint(self.engine, checkpoint, self.now_ns, verdict)
+
+    def can(self, *actions: str) -> None:
+        """What the ranks say from now on that they can be told to do."""
+        with write(self.engine) as connection:
+            topology = connection.scalar(select(Attempt.topology))
+            assert topology is not None
+            connection.execute(update(Attempt).values(topology=topology | {"can": list(actions)}))
+
+    def _look(self) -> None:
+        with read(self.engine) as connection:
+            rows = connection.execute(select(OrderRow.__table__).order_by(OrderRow.phase_unix_ns)).mappings().all()
+            row = commands.get(connection, "c")
+        assert row is not None
+        self.orders = [order_of(one) for one in rows]
+        self.command, self.result = row["state"], row["result"]
+
+    # ---- the world's seams -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.ask("c", self.action)
+        self._look()
+
+    def _drive(self, driver: int) -> None:
+        # Each process looks every 50 ms, as it does; in a long pause less often, to spare the test time.
+        every_ns = 25 * 10**6 if self.command in commands.OPEN else 200 * 10**6
+        if self.now_ns < self._looked_ns + every_ns:
+            return
+        self._looked_ns = self.now_ns
+        for at_s, action in list(self.also_asked):
+            if self.now_ns >= START_NS + at_s * S:
+                self.also_asked.remove((at_s, action))
+                self.ask(action, action)
+        try:
+            self.drivers[driver]()
+        except CrashError:
+            self.drivers_stop_until_ns[driver] = self.now_ns + 3_600 * S
+        before = [order.version for order in self.orders]
+        self._look()
+        if [order.version for order in self.orders] != before:
+            self._push()
+
+    def _push(self) -> None:
+        orders = self._told()
+        for agent in self.agents:
+            arrives_ns = self.now_ns + self._transit_ns()
+            self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+
+    def _told(self) -> list[OrderView]:
+        with read(self.engine) as connection:
+            return list(orders_of(connection, "j", self.now_ns).orders)
+
+    def _tell(self, agent: Agent) -> None:
+        before_ns = agent.next_view_ns
+        super()._tell(agent)
+        told = agent.next_view_ns != before_ns
+        # In a long pause an agent may tell less: it spares the test thousands of writes.
+        if told and self.orders and self.orders[-1].phase in (Phase.DO, Phase.CLOSED) and self.command != "accepted":
+            agent.next_view_ns = self.now_ns + S // 2
+
+    def _take_view(self, agent: Agent, told: HostView) -> None:
+        # Under the order's attempt while one is open, as the agent does it.
+        store_views(self.engine, [View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)], self.now_ns)
+        arrives_ns = self.now_ns + self._transit_ns()
+        orders = self._told()
+        self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+
+
+def store_job(engine: Engine, world: World) -> None:
+    """What stream would have stored of the job by now: its attempt with its ranks, and a checkpoint to go back to."""
+    ranks = [{"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in world.ranks]
+    with write(engine) as connection:
+        connection.execute(
+            insert(Job).values(
+                name="j",
+                state="running",
+                attempt="l.0",
+                world_size=len(ranks),
+                ranks_reporting=len(ranks),
+                step=0,
+                step_time_s=world.step_ns / S,
+                loss=None,
+                first_seen_unix_ns=START_NS,
+                last_seen_unix_ns=START_NS,
+            )
+        )
+        connection.execute(
+            insert(Attempt).values(
+                job="j",
+                attempt="l.0",
+                started_unix_ns=START_NS,
+                ended_unix_ns=None,
+                world_size=len(ranks),
+                first_step=0,
+                last_step=None,
+                topology={"ranks": ranks, "can": CAN, "replicated": True},
+                number=1,
+            )
+        )
+    store_checkpoint(engine, "memory:l.0:0", START_NS)
+
+
+def store_checkpoint(engine: Engine, checkpoint: str, saved_unix_ns: int, verdict: str = "good") -> None:
+    """An entry of the ledger, by its id."""
+    tier, attempt, step = checkpoint.split(":")
+    columns = {"seconds": 0.1, "bytes": 1, "verdict": verdict, "verdict_reason": "", "saved_unix_ns": saved_unix_ns}
+    columns |= {"location": "" if tier == "memory" else f"/{step}", "shards_expected": 1, "shards": [0]}
+    with write(engine) as connection:
+        connection.execute(
+            insert(Checkpoint).values(job="j", id=checkpoint, attempt=attempt, step=int(step), tier=tier, **columns)
+        )

@@ -1,0 +1,1 @@
+"""Rank processes, their recorders and what they train."""

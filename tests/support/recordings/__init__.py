@@ -1,0 +1,1 @@
+"""Recorded logs, and what a stream makes of them."""

@@ -1,0 +1,171 @@
+"""A recorded log with several jobs, their faults, and what people set: the same input for every crash test."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from heapq import merge
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from rankwatch import wire
+from rankwatch_detectors.base import Frame, Observation, Occurrence
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.incidents.model import incident_id
+from rankwatch_service.log.base import Entry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
+from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
+from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.faults import Hang, Kill, NonFinite, Restart, Slow
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources.sql import SqlSource
+from tests.support.clock import FakeClock
+from tests.support.store.database import new_database
+
+START_NS = 1_700_000_000_000_000_000
+FIRST = incident_id("nan", "launch0.0", "nonfinite", "rank:3", 1)
+"""The incident that a person acknowledges in the recording."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    time_s: float
+    entry: Entry
+    control: bool = False
+    """Whether it goes to the control log."""
+
+
+def telemetry(name: str, job: Job) -> Iterator[Timed]:
+    for message in batches(name, saves(generate(job)), start_unix_ns=START_NS):
+        yield Timed(message.time_s, Entry(name, wire.encode(message.batch)))
+
+
+def saves(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """The same job, with a checkpoint every 20 steps."""
+    for observation in observations:
+        yield observation
+        if isinstance(observation, Frame) and observation.family == "steps" and observation.step % 20 == 19:
+            fields = {"tier": "memory", "location": "here", "seconds": 0.1, "bytes": 10, "shards": 1}
+            attempt, step = observation.attempt, observation.step
+            yield Occurrence("checkpoint_saved", attempt, "host-0", observation.time_s, 0, step, fields)
+
+
+def control(time_s: float, key: str, record) -> Timed:
+    return Timed(time_s, Entry(key, encode_control(record)), control=True)
+
+
+def recording() -> list[Timed]:
+    """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
+    size = {"world_size": 8, "step_s": 0.5}
+    nan = Job(steps=130, seed=1, **size, placement=Placement(ranks_per_host=4)).inject(
+        NonFinite(3, 80), Restart(84, 70, relaunch=False)
+    )
+    slow = Job(steps=220, seed=2, **size).inject(Slow(5, 60, 2.0, until_step=110))
+    hang = Job(steps=90, seed=3, **size).inject(Hang(2, 60, seconds=15), Kill(2, 75), Restart(75, 60))
+    rules = (
+        Rule("r1", Mode.ACT, kind="nonfinite", action="rollback"),
+        Rule("r2", Mode.ACT, kind="hang", action="relaunch"),
+        Rule("r3", Mode.SUGGEST, kind="straggler", action="pause"),
+    )
+    policy = Policy(rules, Limits(cool_down_s=5.0))
+    people = [
+        control(0.0, ALL_JOBS, policy_record(policy)),
+        control(0.0, ALL_JOBS, ReceiversSet((ReceiverRoute("oncall"), ReceiverRoute("lab", jobs=("slow",))))),
+        control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
+        control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
+        control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
+        Timed(20.0, Entry("slow", b"rubbish")),
+    ]
+    sources = [telemetry("nan", nan), telemetry("slow", slow), telemetry("hang", hang)]
+    entries = list(merge(*sources, sorted(people, key=lambda t: t.time_s), key=lambda t: t.time_s))
+    # Every tenth record comes again, three records later.
+    again = [(index + 3, timed) for index, timed in enumerate(entries) if index % 10 == 0]
+    for shift, (index, timed) in enumerate(again):
+        later = entries[min(index + shift, len(entries) - 1)].time_s
+        entries.insert(index + shift, replace(timed, time_s=later))
+    return entries
+
+
+def record_log(folder: Path, entries: list[Timed]) -> Path:
+    """A database that holds the log and nothing that stream makes of it."""
+    engine = new_database(folder)
+    clock = FakeClock(START_NS)
+    log, controls = SqlLog(engine, clock), ControlLog(engine, clock)
+    for timed in entries:
+        clock.now_ns = START_NS + round(timed.time_s * 1e9)
+        if timed.control:
+            with write(engine) as connection:
+                controls.append_in(connection, [timed.entry])
+        else:
+            log.append([timed.entry])
+    engine.dispose()
+    return folder / "rankwatch.db"
+
+
+def telemetry_records(entries: list[Timed]) -> int:
+    return sum(not timed.control for timed in entries)
+
+
+def end_of(entries: list[Timed]) -> FakeClock:
+    """A clock that stands where the recording ends: every tick comes from the records then."""
+    return FakeClock(START_NS + round(entries[-1].time_s * 1e9))
+
+
+def record_controls(engine: Engine, entries: list[Timed]) -> None:
+    """What people did in a recording, without its telemetry."""
+    clock = FakeClock(START_NS)
+    controls = ControlLog(engine, clock)
+    for timed in entries:
+        if timed.control:
+            clock.now_ns = START_NS + round(timed.time_s * 1e9)
+            with write(engine) as connection:
+                controls.append_in(connection, [timed.entry])
+
+
+def stream_over(engine: Engine, clock: FakeClock, make_detectors=detectors, source: Source | None = None) -> Stream:
+    """A stream over the log in the store, or over another one."""
+    series = SeriesWriter(engine, clock)
+    return Stream(
+        engine,
+        source or SqlSource(engine, clock),
+        ControlLog(engine, clock),
+        clock,
+        make_detectors,
+        lambda job, incident: {"incident": incident},
+        series,
+    )
+
+
+def results(engine: Engine) -> dict[str, list[dict[str, Any]]]:
+    """Everything that people and other systems get to see, in an order that does not depend on row numbers."""
+    tables = (
+        models.Incident,
+        models.IncidentTransition,
+        models.Outbox,
+        models.Command,
+        models.Checkpoint,
+        models.HostRecord,
+        models.Job,
+        models.Attempt,
+        models.Feed,
+        models.DeadLetter,
+    )
+    found = {}
+    with read(engine) as connection:
+        for model in tables:
+            rows = [dict(row) for row in connection.execute(select(model.__table__)).mappings()]
+            for row in rows:
+                if model in (models.Feed, models.DeadLetter):
+                    del row["id"]
+            found[model.__tablename__] = sorted(rows, key=repr)
+    return found

@@ -1,0 +1,1 @@
+"""The roles of the service, in this process and as processes."""

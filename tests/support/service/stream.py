@@ -1,0 +1,55 @@
+"""A stream over a real database and a clock that stands until it is told to go."""
+
+from sqlalchemy import Engine, Select
+
+from rankwatch import wire
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.log.base import Entry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.policy.control_records import encode_control
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.sources.sql import SqlSource
+from tests.support.clock import FakeClock
+from tests.support.trials.reference import NoCharts
+from tests.support.values.batches import batch, ranks, table
+
+
+def no_links(job, incident) -> dict[str, str]:
+    return {}
+
+
+class Service:
+    """A clock, and streams over a database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.clock = FakeClock()
+        self.log = SqlSource(self.engine, self.clock)
+        self.controls = ControlLog(self.engine, self.clock)
+        self.seq: dict[str, int] = {}
+
+    def stream(self) -> Stream:
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, NoCharts())
+
+    def started(self) -> Stream:
+        stream = self.stream()
+        stream.start()
+        return stream
+
+    def send(self, job="gpt", **fields) -> None:
+        seq = self.seq[job] = self.seq.get(job, -1) + 1
+        body = wire.encode(batch(seq, job=job, **(({"ranks": ranks(2)} if seq == 0 else {}) | fields)))
+        self.log.append([Entry(job, body)])
+
+    def tell(self, key, record) -> None:
+        with write(self.engine) as connection:
+            self.controls.append_in(connection, [Entry(key, encode_control(record))])
+
+    def train(self, *steps: int, job="gpt") -> None:
+        for step in steps:
+            self.send(job, steps=table([step] * 2, [0, 1], loss=[2.0] * 2, step_time_s=[0.5] * 2))
+
+    def column(self, query: Select) -> list:
+        with read(self.engine) as connection:
+            return list(connection.scalars(query))

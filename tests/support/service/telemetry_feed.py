@@ -1,0 +1,101 @@
+"""Feeds a running service over HTTP with what an agent would send for small jobs, about ten steps a second."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import msgspec
+import numpy as np
+
+from rankwatch import wire
+from tests.support.values.batches import batch, progress, ranks, table
+
+STEP_S = 0.1
+WORLD_SIZE = 4
+CAN = ("pause", "resume", "checkpoint", "rollback", "stop")
+
+Values = dict[str, list[Any]]
+
+
+class Feed:
+    """One job on one host. `change` may alter a step's values and exact values before they are sent."""
+
+    def __init__(self, url: str, token: str, job: str, change: Callable[[int, Values, Values], None] | None = None):
+        self._client = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        self._job = job
+        self._change = change
+        self._chance = np.random.default_rng(1)
+        self._seq = itertools.count()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+        self.step = 0
+
+    def send(self, steps: int) -> None:
+        """Send the next steps at once, in batches of ten."""
+        for first in range(self.step, self.step + steps, 10):
+            self._post(range(first, min(first + 10, self.step + steps)))
+        self.step += steps
+
+    def start(self) -> None:
+        """Go on at the pace of real training until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._client.close()
+
+    def _go_on(self) -> None:
+        while not self._stop.wait(STEP_S * 5):
+            try:
+                self._post(range(self.step, self.step + 5))
+                self.step += 5
+            except httpx2.HTTPError:
+                continue  # the service is away; a repeated step changes nothing
+
+    def _post(self, steps: range) -> None:
+        numbers = [step for step in steps for _ in range(WORLD_SIZE)]
+        who = [rank for _ in steps for rank in range(WORLD_SIZE)]
+        values, exact = self._values(numbers, who)
+        message = batch(
+            next(self._seq),
+            job=self._job,
+            ranks=tuple(msgspec.structs.replace(info, can=CAN) for info in ranks(WORLD_SIZE)),
+            steps=table(numbers, who, exact, **values),
+            progress=tuple(progress(rank, steps[-1]) for rank in range(WORLD_SIZE)),
+        )
+        self._tell("/api/v1/telemetry", message)
+        # Without a view of its ranks nothing can be asked of the job.
+        view = wire.View(message.job, message.attempt, message.host, message.boot, time.time_ns(), message.progress)
+        self._tell("/api/v1/agents/view", view)
+
+    def _tell(self, path: str, message: wire.Batch | wire.View) -> None:
+        headers = {"content-type": "application/msgpack"}
+        self._client.post(path, content=wire.encode(message), headers=headers).raise_for_status()
+
+    def _values(self, steps: list[int], who: list[int]) -> tuple[Values, Values]:
+        noise = self._chance.standard_normal
+        busy = [0.08 * (1 + 0.02 * noise()) for _ in who]
+        values: Values = {
+            "loss": [2 + 3 * np.exp(-step / 300) + 0.02 * noise() for step in steps],
+            "grad_norm": [1 + 0.05 * noise() for _ in steps],
+            "busy_s": busy,
+            "step_time_s": [STEP_S * (1 + 0.02 * noise()) for _ in steps],
+        }
+        exact: Values = {"nonfinite": [0] * len(steps)}
+        for step in sorted(set(steps)):
+            if self._change is not None:
+                chosen = [place for place, one in enumerate(steps) if one == step]
+                part = {name: [column[place] for place in chosen] for name, column in values.items()}
+                part_exact = {name: [column[place] for place in chosen] for name, column in exact.items()}
+                self._change(step, part, part_exact)
+                for all_, some in ((values, part), (exact, part_exact)):
+                    for name, column in some.items():
+                        all_.setdefault(name, [None] * len(steps))
+                        for place, value in zip(chosen, column, strict=True):
+                            all_[name][place] = value
+        return values, exact

@@ -1,0 +1,1 @@
+"""Whole installations that are disturbed, and what must hold afterwards."""

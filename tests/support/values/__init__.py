@@ -1,0 +1,1 @@
+"""Values written out by hand."""
