@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -277,12 +278,27 @@ def test_every_example_in_python_can_be_parsed() -> None:
         compile(re.sub(rf"^ {{{indent}}}", "", text, flags=re.MULTILINE), f"{page.name}:{line}", "exec")
 
 
+def test_every_example_in_json_can_be_parsed() -> None:
+    assert all(json.loads(text) for _, _, text in every_block("json"))
+
+
+def test_every_extra_that_is_installed_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    problems = [
+        str(code)
+        for code in all_code()
+        for names in re.findall(r"(?:rankwatch|'\.)\[([a-z,]+)\]", code.text)
+        if not set(names.split(",")) <= set(extras)
+    ]
+    assert not problems, "\n".join(problems)
+
+
 def test_the_policy_of_the_page_is_one_that_the_service_takes() -> None:
     ((_, _, text),) = [one for one in every_block("json") if one[0].name == "policy.md"]
     assert len(Policy.model_validate_json(text).rules) == 3
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_wrapped(page: Path) -> None:
     problems = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > WIDTH]
     assert not problems, "\n".join(problems)
