@@ -1,1 +1,1 @@
-"""The log: the ordered, durable record of everything that decides."""
+"""Logs: telemetry and control records, ordered and durable, and dead letters."""

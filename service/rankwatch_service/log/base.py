@@ -7,7 +7,7 @@ own, always in the store: `log.control_log`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 READ_BYTES_MAX: Final = 32 * 1024 * 1024
 """Values returned by one read, unless the first alone is larger: four batches of the largest accepted size."""
@@ -33,3 +33,24 @@ class Record(NamedTuple):
 
 class LogError(Exception):
     """The log does not answer, or not as it did: nothing was read. Going on later, from what is committed, may help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A record of the control log with its position.
+
+    The key is a job's name, or `ALL_JOBS`; the value is a `ControlRecord` as JSON.
+    """
+
+    position: int
+    key: str
+    value: bytes
+    appended_unix_ns: int
+
+
+class Controls(Protocol):
+    """Where control records are read from."""
+
+    def read(self, position: int, limit: int) -> list[Control]:
+        """Up to `limit` records from `position` on, in order; positions may be missing: those records were removed."""
+        ...

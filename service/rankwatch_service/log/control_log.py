@@ -1,49 +1,29 @@
-"""The control log: whatever decides and is not telemetry, in one sequence for all jobs.
+"""The control log: everything that decides and is not telemetry, in one sequence for all jobs.
 
-It lies in the store whatever the telemetry's log is, so that a record commits with the row it explains. One sequence,
-not one for each partition: who appends need not know how many partitions there are, and what concerns all jobs is one
-record. It reaches stream through ticks alone (`stream.loop`).
+It is in the store wherever telemetry is kept, so that a record commits in the same transaction as the row that it
+explains. There is one sequence for all partitions: the api need not know how many there are, and what concerns all jobs
+is one record. The stream applies control records with its ticks (`stream.loop`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import Entry
+from rankwatch_service.log.base import Control, Entry
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import ControlEnd, ControlRecord
 
 _ROW: Final = 0
-"""Of `control_end`: the one that the migration made."""
-
+"""The row of `control_end`, which the migration made."""
 
 TAIL_MAX: Final = 1_000
-"""Control records kept in memory: 0.5 MB. What lies further back is read from the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A control record with its place. The key is a job's name, or `ALL_JOBS`; the value a `ControlRecord` as JSON."""
-
-    position: int
-    key: str
-    value: bytes
-    appended_unix_ns: int
-
-
-class Controls(Protocol):
-    """Where control records are read from."""
-
-    def read(self, position: int, limit: int) -> list[Control]:
-        """Up to `limit` records from `position` on, in order; positions may be missing (trimmed)."""
-        ...
+"""Control records kept in memory: 0.5 MB. Older ones are read from the store."""
 
 
 class ControlLog:
@@ -54,7 +34,7 @@ class ControlLog:
         self._clock = clock
 
     def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Append as part of a writing transaction of the store: they exist if and only if it commits."""
+        """Append in a write transaction of the store: the records exist if and only if it commits."""
         first = _reserve(connection, len(entries))
         now = self._clock.unix_ns()
         rows = [
@@ -65,7 +45,7 @@ class ControlLog:
             connection.execute(insert(ControlRecord), rows)
 
     def read(self, position: int, limit: int) -> list[Control]:
-        """Up to `limit` records from `position` on, in order; positions may be missing (trimmed)."""
+        """Up to `limit` records from `position` on, in order; positions may be missing: those records were removed."""
         query = select(ControlRecord.__table__).where(ControlRecord.position >= position)
         with read(self._engine) as connection:
             return [Control(*row) for row in connection.execute(query.order_by(ControlRecord.position).limit(limit))]
@@ -92,7 +72,7 @@ class ControlTail:
         self._records: deque[Control] = deque()
 
     def refresh(self) -> None:
-        """Take up what was appended since the last time."""
+        """Read what was appended since the last call."""
         if self._begin < 0:
             self._begin = self._end = self._log.end()
         while found := self._log.read(self._end, TAIL_MAX):
@@ -104,7 +84,7 @@ class ControlTail:
                 break
 
     def read(self, position: int, limit: int) -> list[Control]:
-        """As `ControlLog.read`, without asking the store for what is at hand."""
+        """The same as `ControlLog.read`; records in memory cost no query."""
         if position < self._begin or self._begin < 0:
             return self._log.read(position, limit)
         if position >= self._end:
@@ -113,7 +93,7 @@ class ControlTail:
 
 
 def trim(connection: Connection, before: int, limit: int) -> int:
-    """Forget up to `limit` of the oldest records below `before`, in a writing transaction; returns how many went."""
+    """Remove up to `limit` of the oldest records below `before`, in a write transaction; returns how many."""
     oldest = connection.scalar(select(func.min(ControlRecord.position)))
     if oldest is None or oldest >= before:
         return 0
@@ -123,7 +103,7 @@ def trim(connection: Connection, before: int, limit: int) -> int:
 
 
 def _reserve(connection: Connection, count: int) -> int:
-    """Take `count` positions. The updated row stays locked until the commit, so positions commit in their order."""
+    """Reserve `count` positions. The row stays locked until the commit, so positions are committed in order."""
     taken = update(ControlEnd).where(ControlEnd.id == _ROW).values(next_position=ControlEnd.next_position + count)
     after: int = connection.execute(taken.returning(ControlEnd.next_position)).scalar_one()
     return after - count

@@ -1,4 +1,4 @@
-"""Records that could not be used, kept with the reason, so that nothing vanishes without a word."""
+"""Dead letters: records that could not be used, kept with the reason."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ VALUE_BYTES_MAX: Final = 64 * 1024
 """Kept of each value: enough to see what it was."""
 
 ROWS_MAX: Final = 2_000
-"""Kept in all, the newest: 2,000 x 64 KB = 128 MB at most. Whoever sends rubbish must not fill the disk."""
+"""The newest are kept: 2,000 x 64 KB = 128 MB at most, so that invalid data cannot fill the disk."""
 
 
 def keep(connection: Connection, source: str, reason: str, detail: str, value: bytes, at_unix_ns: int) -> None:
-    """Store one dead letter as part of a writing transaction; the oldest beyond `ROWS_MAX` leave.
+    """Store one dead letter in a write transaction; the oldest beyond `ROWS_MAX` are deleted.
 
     Args:
-        connection: of a writing transaction.
+        connection: of a write transaction.
         source: who refused it: api or stream.
-        reason: one of a closed list (`stream.decode.Reason`), for counting.
+        reason: one of `telemetry.batch.Reason`, for counting.
         detail: one sentence for a person.
         value: what came; cut at `VALUE_BYTES_MAX`.
         at_unix_ns: when it was refused.

@@ -1,4 +1,4 @@
-"""Kafka as the log of telemetry: the service's side of it. The only file of the service that imports its client."""
+"""Creates, describes and removes the topics of Kafka that the service uses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _log = structlog.get_logger(__name__)
 
 
 def ensure_topics(settings: Settings) -> int:
-    """Make the topics that are missing; what exists stays as it is.
+    """Create the topics that are missing; existing ones are not changed.
 
     Returns:
-        How many partitions the telemetry topic has; that count holds, whatever the settings say.
+        How many partitions the telemetry topic has, which may differ from the settings.
 
     Raises:
         KafkaAwayError: no broker can be reached, or it refuses.
@@ -56,7 +56,7 @@ def topic_partitions(settings: Settings) -> dict[str, int]:
 
 
 def remove_topics(kafka: KafkaSettings) -> None:
-    """Remove our topics and all that is in them; those that do not exist are no error.
+    """Delete our topics with all their messages; a topic that does not exist is not an error.
 
     Raises:
         KafkaAwayError: no broker can be reached, or it refuses.
@@ -66,7 +66,7 @@ def remove_topics(kafka: KafkaSettings) -> None:
 
 
 def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
-    """Make the topics as soon as a broker answers, in a thread beside; for roles that work without Kafka."""
+    """Create the topics in a background thread as soon as a broker answers; for roles that work without Kafka."""
 
     def keep_trying() -> None:
         while True:
@@ -109,11 +109,11 @@ def _partitions(admin: KafkaAdminClient, topic: str) -> int:
 
 def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settings) -> None:
     configuration = {
-        # A record's time is the broker's: agents' clocks decide nothing.
+        # The broker stamps records: agents' clocks decide nothing.
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": str(settings.kafka_retention_hours * 3_600_000),
         "max.message.bytes": str(MESSAGE_BYTES_MAX),
-        # One copy may be away, as long as another has what was acknowledged.
+        # One replica may be down, as long as another has what was acknowledged.
         "min.insync.replicas": str(max(1, settings.kafka_replication - 1)),
     }
     wanted = {
@@ -123,6 +123,6 @@ def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settin
     }
     try:
         admin.create_topics({topic: wanted}, wait_for_metadata=True)
-        _log.info("topic_made", topic=topic, partitions=partitions)
+        _log.info("topic_created", topic=topic, partitions=partitions)
     except TopicAlreadyExistsError:
-        return  # another role was quicker
+        return  # another role created it first

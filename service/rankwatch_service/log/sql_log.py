@@ -1,6 +1,6 @@
-"""The log as a table of the store: no further service is needed. It has one partition.
+"""The log of telemetry as a table of the store. It has one partition, which one stream process reads.
 
-One stream process reads everything; a job that outgrows it goes to Kafka.
+Telemetry that is too much for one process needs Kafka.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import LogPartition, LogRecord
 
 PARTITION: Final = 0
-"""The only one."""
+"""The only partition."""
 
 
 class SqlLog:
@@ -92,7 +92,7 @@ class SqlLog:
 
 
 def _reserve(connection: Connection, count: int) -> int:
-    """Take `count` positions. The updated row stays locked until the commit, so positions commit in their order."""
+    """Reserve `count` positions. The row stays locked until the commit, so positions are committed in order."""
     taken = update(LogPartition).where(LogPartition.partition == PARTITION)
     taken = taken.values(next_position=LogPartition.next_position + count)
     after: int | None = connection.scalar(taken.returning(LogPartition.next_position))

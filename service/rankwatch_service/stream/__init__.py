@@ -1,1 +1,1 @@
-"""One process: reads the log, hands records to jobs, and commits what follows from them, once."""
+"""The stream process: reads telemetry, gives it to jobs, and commits what follows from it once."""

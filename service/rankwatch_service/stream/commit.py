@@ -1,6 +1,7 @@
-"""The one transaction of a batch: positions, ticks and everything that follows from them, or nothing of it.
+"""The one transaction of a batch: position, ticks and everything that follows from them, or nothing.
 
-Ids are derived, so that an effect which is there already is left as it is: the second guard, not the first.
+Ids are derived from what they name, so an effect that exists already is not written twice. That is the second guard;
+the first is that the position is committed with the effects.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ TRIM_RECORDS: Final = 1_000
 
 
 class FencedError(Exception):
-    """Another process has taken over this partition: nothing was committed, and nothing more may be."""
+    """Another process has taken over this partition: nothing was committed, and nothing may be."""
 
 
 def claim(connection: Connection, partition: int) -> Claim:
-    """Take over a partition; whoever had it can commit nothing more."""
+    """Take over a partition: the process that had it can commit nothing more."""
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:
         connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
@@ -66,10 +67,10 @@ def claim(connection: Connection, partition: int) -> Claim:
 
 
 def own(connection: Connection, partition: int, epoch: int, **columns: int) -> None:
-    """Set columns of a partition's position, as its owner.
+    """Set columns of a partition's row in `stream_position`, as its owner.
 
     Raises:
-        FencedError: the partition has another owner now; the caller must let the transaction go.
+        FencedError: another process has taken it over; the caller must not commit the transaction.
     """
     mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
     if connection.execute(update(StreamPosition).where(*mine).values(columns | {"epoch": epoch})).rowcount != 1:
@@ -100,18 +101,18 @@ def _forget_old_log(connection: Connection, partition: int, position: int) -> No
 
 
 def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
-    """Remove the ticks and control records that no start needs any more, in the caller's writing transaction.
+    """Remove the ticks and control records that no start needs any more, in the caller's write transaction.
 
     Args:
         connection: of that transaction.
         partition: whose.
         kept: every start of the partition replays from here at the earliest.
-        partitions: how many the log has. It may have had more once; what those needed is not kept.
+        partitions: how many the source has. It may have had more; what only those needed is not kept.
     """
     connection.execute(
         delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)
     )
-    # An owner that was replaced and does not know it yet may come with a place that is long past.
+    # An owner that was fenced and does not know it yet may come with an old place.
     mine = (StreamPosition.partition == partition, StreamPosition.position_needed <= kept.position)
     needed = {"position_needed": kept.position, "control_needed": kept.control_position}
     connection.execute(update(StreamPosition).where(*mine).values(needed))
@@ -129,10 +130,10 @@ def commit(
     effects: Effects,
     now_unix_ns: int,
 ) -> None:
-    """Write everything that one batch led to, in the caller's writing transaction.
+    """Write everything that follows from one batch, in the caller's write transaction.
 
-    Commands count as requested at `now_unix_ns`: decisions are made at the time of the last tick, which may be a second
-    ago, and whoever measures how long a command took must not count that.
+    Commands are stamped with `now_unix_ns`: the tick that decided on them may be a second old, and that is not part of
+    how long a command takes.
 
     Raises:
         FencedError: as in `own`.

@@ -1,5 +1,6 @@
-"""The stream of one partition: read, process, commit once, go on. What fails here ends this object, not the truth:
-a new one starts from what is committed.
+"""The stream of one partition: read, process, commit once, go on.
+
+After a failure a stream is dropped, and a new one starts from what is committed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, Refused
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log.base import LogError, Record
-from rankwatch_service.log.control_log import Control, Controls
+from rankwatch_service.log.base import Control, Controls, LogError, Record
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.series.sink import SeriesSink
 from rankwatch_service.store.engine import read, write
@@ -36,18 +36,18 @@ RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
 
 BATCH_S: Final = 0.2
-"""Processing time after which a batch is committed, full or not: an incident must not wait for its neighbours."""
+"""Processing time after which a batch is committed, full or not, so that an incident does not wait for other jobs."""
 
 SNAPSHOT_S: Final = 60.0
 SNAPSHOT_ROWS: Final = 2_000_000
-"""A job is saved after so much stream time or so many rank-steps, whichever comes first: a start replays these in a few
-seconds."""
+"""A snapshot of a job is due after this much stream time or this many rank-steps, whichever is first: a start replays
+that in a few seconds."""
 
 EVICTED_TOGETHER: Final = 256
 """Jobs evicted in one transaction: a tenth of a second."""
 
 REPLAY_WAIT_S: Final = 10.0
-"""How long a start waits for records that lie in the log."""
+"""How long a start waits for records that the log has."""
 
 _log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class Started:
 
 
 class Stream:
-    """One partition's stream. Not thread-safe. Only one owner commits; the last one that started."""
+    """One partition's stream. Not thread-safe. Of the streams of a partition, only the last that started commits."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Stream:
         Args:
             engine: the store.
             source: of telemetry.
-            controls: what people and the api decide.
-            clock: the only one.
-            make_detectors: a new set, for each job.
-            links: where receivers can read on.
-            series: where closed frames go.
+            controls: control records.
+            clock: for ticks and durations.
+            make_detectors: makes the detectors of a job.
+            links: pages about an incident, for notifications.
+            series: gets closed frames, for charts.
             partition: of the source.
             publish_refused: gets records that could not be used, before that is committed; it must not raise.
         """
@@ -104,7 +104,7 @@ class Stream:
         self._source = source
         self._controls = controls
         self._waiting: list[Control] = []
-        """Control records that were read and not applied yet."""
+        """Control records that are read and not applied yet."""
         self._read_to = 0
         self._clock = clock
         self._series = series
@@ -117,14 +117,14 @@ class Stream:
         self._lost_records = 0
         self._saved_ns: dict[str, int] = {}
         self._saved: set[str] = set()
-        """Jobs in memory that have a snapshot since they began or came back."""
+        """Jobs in memory that have a snapshot since they began or were loaded."""
         self._replay_end: Place | None = None
         """During a replay: where it ends."""
         self._rows: dict[str, int] = {}
 
     @property
     def epoch(self) -> int:
-        """Of our claim; 0 before the start."""
+        """The epoch of this stream's claim; 0 before the start."""
         return self._epoch
 
     def take_lost(self) -> int:
@@ -134,7 +134,7 @@ class Stream:
 
     @property
     def partition(self) -> Partition:
-        """The state, for looking at."""
+        """The state of the jobs, for inspection."""
         return self._partition
 
     def start(self) -> Started:
@@ -145,11 +145,11 @@ class Stream:
         return self._carry_out(plan_start(self._facts(held)))
 
     def step(self, records_max: int = RECORDS_MAX) -> int:
-        """Process what lies in the log, at most `records_max` records, and commit it; returns how many there were.
+        """Read and process at most `records_max` records, commit what follows, and return how many there were.
 
         Raises:
-            FencedError: another process owns the partition now.
-            Exception: the database failed; start anew, since it may or may not have taken the batch.
+            FencedError: another process has taken over the partition.
+            Exception: the database failed. Whether the batch is committed is not known: drop this stream.
         """
         position = self._partition.place.position
         records = self._source.read(self._number, position, records_max)
@@ -170,13 +170,13 @@ class Stream:
         return done
 
     def save_due(self) -> int:
-        """Save the jobs whose time has come, evict those that are idle, and remove what no start needs any more.
+        """Save the jobs whose snapshot is due, evict idle jobs, and remove what no start needs any more.
 
         Returns:
-            How many were saved.
+            How many snapshots were saved.
 
         Raises:
-            FencedError: another process owns the partition now.
+            FencedError: another process has taken over the partition.
         """
         self._series.flush_due()
         idle = [name for name, job in self._partition.jobs.items() if job.resting]
@@ -194,12 +194,12 @@ class Stream:
         return len(due)
 
     def save(self, name: str) -> None:
-        """Save one job now, or the partition itself (`ALL_JOBS`). Its series go first: a replay begins here.
+        """Save a snapshot of one job, or of the settings (`ALL_JOBS`). Series are written first: a replay begins here.
 
-        The partition's own snapshot is where a replay begins at the latest, so it comes after the first of each job.
+        A replay begins at the snapshot of the settings at the latest, so that is saved after the first one of each job.
 
         Raises:
-            FencedError: another process owns the partition now.
+            FencedError: another process has taken over the partition.
         """
         if name == ALL_JOBS:
             for unsaved in self._partition.jobs.keys() - self._saved:
@@ -213,7 +213,7 @@ class Stream:
         self._saved.add(name)
 
     def close(self) -> None:
-        """Save everything, so that the next start is quick. Only after a `step` that did not fail."""
+        """Save everything, so that the next start is quick. Not after a `step` that failed."""
         for name in (*self._partition.jobs, ALL_JOBS):
             self.save(name)
 
@@ -250,19 +250,19 @@ class Stream:
     # ---- processing ------------------------------------------------------------------------------------------------
 
     def _live_up_to(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
-        """Apply the control records that were appended before the record at `position`, at their times, and tick."""
+        """Tick up to a record: with each control record that was appended before it, and once a second."""
         while self._waiting and self._waiting[0].appended_unix_ns <= time_unix_ns:
             self._tick(self._waiting[0].appended_unix_ns, position, ticks, effects)
         if time_unix_ns - self._partition.now_ns >= TICK_S * 1e9:
             self._tick(time_unix_ns, position, ticks, effects)
 
     def _next_tick_ns(self) -> int:
-        """Append time of a record from which on `_live_up_to` has something to do."""
+        """The time of the next tick: `_live_up_to` has nothing to do for records that were appended before it."""
         due = self._partition.now_ns + int(TICK_S * 1e9)
         return min(due, self._waiting[0].appended_unix_ns) if self._waiting else due
 
     def _live_up_to_now(self, ticks: list[StoredTick], effects: Effects) -> None:
-        """No telemetry lies there: control records count at once, whatever the time of the clock they came from."""
+        """Tick with the clock, since no record waits: control records are applied at once, whatever time they carry."""
         now, position = self._clock.unix_ns(), self._partition.place.position
         due = now - self._partition.now_ns >= TICK_S * 1e9 and (self._partition.awake or not self._partition.now_ns)
         if self._waiting or due:
@@ -313,7 +313,7 @@ class Stream:
             self._lost_records += records
 
     def _is_due(self, name: str) -> bool:
-        # Jobs that appeared together are saved one after the other: each waits a share of its own before the first.
+        # Jobs that appeared together are not saved together: each waits another share of the time before its first.
         share = (sum(name.encode()) % 16) / 16
         now = self._partition.now_ns
         since_s = (now - self._saved_ns.setdefault(name, now - int(share * SNAPSHOT_S * 1e9))) / 1e9
@@ -389,7 +389,7 @@ class Stream:
 
 
 def _appended_before(time_unix_ns: int, records: Sequence[Record]) -> Sequence[Record]:
-    """The first records, up to one that was appended at that time or later."""
+    """The records before the first one that was appended at that time or later."""
     for count, record in enumerate(records):
         if record.appended_unix_ns >= time_unix_ns:
             return records[:count]

@@ -1,8 +1,8 @@
-"""How a process that takes in telemetry by the megabyte treats its memory.
+"""Tunes the garbage collector and malloc for a process that reads telemetry by the megabyte.
 
-Python looks for cycles of garbage after every 700 new objects; records, batches and columns have none, and counting
-references frees them. The C library gives memory back as soon as it is freed, and the next batch then pays for every
-page of it again. `benchmarks/stream.py` measures what both save, by `--untuned`.
+Python looks for reference cycles after every 700 new objects; records, batches and columns have none, and reference
+counting frees them. The C library returns freed memory to the system, and the next batch pays for every page of it
+again. `benchmarks/stream.py --untuned` measures what both save.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import gc
 from typing import Final
 
 YOUNG_MAX: Final = 20_000
-"""Objects between two looks; of some hundred bytes each, so that cycles hold 2 MB at most until they are found."""
+"""New objects between two collections; of some hundred bytes each, so cycles hold 2 MB at most until then."""
 
 KEPT_BYTES: Final = 256 * 1024 * 1024
-"""Freed memory that the process keeps: what the most that is read at once, 32 MB, may need as records, columns and
-frames."""
+"""Freed memory that the process keeps: what one read of 32 MB may need as records, columns and frames."""
 
 ASKED_BYTES: Final = 16 * 1024 * 1024
-"""Asked of the system at a time. Only what is used of it counts."""
+"""Requested from the system at a time. Pages that are not used take no memory."""
 
 MAPPED_BYTES: Final = 32 * 1024 * 1024
-"""Larger pieces come from the system and go back to it one by one; glibc takes no higher bound."""
+"""Larger blocks are mapped and unmapped one by one; glibc allows no higher threshold."""
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
@@ -31,9 +30,10 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def tune() -> bool:
-    """Look for cycles seldom, and keep what is freed; returns False where the C library cannot be told to (not glibc).
+    """Collect young objects less often and keep freed memory; older objects are collected as before.
 
-    Older objects are looked at as seldom as before.
+    Returns:
+        False where the C library is not glibc and has no such settings.
     """
     gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -15,8 +15,7 @@ from typing import Any, Final
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, Refused
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log.base import Record
-from rankwatch_service.log.control_log import Control
+from rankwatch_service.log.base import Control, Record
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.policy.settings_in_force import Desk

@@ -40,13 +40,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Stop:
-    """Set by a signal; the loop ends after the batch it is in."""
+    """Set by a signal; the process ends after the batch that it is processing."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def ask(self, _number: int = 0, _frame: object = None) -> None:
-        """As a signal handler or by hand."""
+        """Ask to stop; a signal handler."""
         self.asked = True
 
 

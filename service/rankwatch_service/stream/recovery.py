@@ -1,4 +1,4 @@
-"""What a start does, as a plan. Pure: facts in, plan out; `stream.loop` carries it out and decides nothing of its own.
+"""What a start does, as a plan. Pure: facts in, plan out. `stream.loop` carries it out and decides nothing itself.
 
 Every known job starts in exactly one of four ways, and so do the partition's settings (`ALL_JOBS`):
 

@@ -12,8 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
-from rankwatch_service.log.control_log import Control
+from rankwatch_service.log.base import Control, Record
 from rankwatch_service.stream.partition import TOGETHER_MAX, Partition
 from rankwatch_service.stream.place import StoredTick
 

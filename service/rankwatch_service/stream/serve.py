@@ -1,4 +1,4 @@
-"""The stream as a process of its own."""
+"""The role `stream`: puts a stream process together and runs it."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def follow_kafka(
     Args:
         engine: the store.
         settings: name the brokers, and how topics are made that are missing.
-        clock: the only one.
-        links: where receivers can read on.
+        clock: for ticks and durations.
+        links: pages about an incident, for notifications.
         stop: when to end.
         session_ms: after so long without a sign of life the group gives our partitions to others; None: the default.
     """
-    # The client is an extra, which those who keep telemetry in the store need not install.
+    # The client is an extra that is not installed where telemetry is kept in the store.
     from rankwatch_service.stream.sources.kafka_open import open_kafka  # noqa: PLC0415
 
     counts = new_counts()
@@ -75,7 +75,7 @@ def follow_kafka(
 
 
 def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
-    """Where receivers can read on about an incident."""
+    """Pages about an incident, for notifications."""
 
     def links(job: str, incident_id: str) -> Mapping[str, str]:
         return {"incident": f"{public_url}/incidents/{incident_id}", "job": f"{public_url}/jobs/{quote(job, safe='')}"}

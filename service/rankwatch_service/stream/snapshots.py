@@ -1,6 +1,8 @@
-"""Trailing snapshots: they make a start quick and decide nothing. A snapshot counts once its last part and its
-checksum are there; the log may be forgotten up to where two such snapshots of every job lie. The newest is the one of
-the furthest place, whoever wrote it and when: an owner that was replaced may still have been writing one.
+"""Snapshots of jobs: they make a start quick and decide nothing.
+
+A snapshot counts once its last part and its checksum are stored. Two are kept of each job, and both logs from the older
+of them on. The newest is the one of the furthest place, not of the latest time: a process that was fenced may still
+have been writing one.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from rankwatch_service.stream.packing import checksum, pack, unpack
 from rankwatch_service.stream.place import Place, Saved, earliest
 
 VERSION: Final = "1"
-"""Of the stream's own state; each detector's version stands within. Raised when an older state cannot be read."""
+"""Of the stream's own state, which holds each detector's version. Raised when an older state cannot be read."""
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Written in one transaction: 5 ms, and others wait no longer."""
+"""Written in one transaction, which takes 5 ms: others wait no longer."""
 
 KEPT: Final = 2
 """Complete snapshots kept of each job: one may turn out to be unreadable."""
 
 
 def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
-    """Write a snapshot in short transactions; the older ones beyond `KEPT` leave.
+    """Write a snapshot in short transactions; of the older ones all but `KEPT` are deleted.
 
-    `place` must be committed already: a snapshot never lies ahead of what the database knows.
+    `place` must be committed already: a snapshot is never ahead of the database.
 
     Raises:
-        FencedError: the partition has another owner than the one with this epoch.
+        FencedError: another process has taken over the partition.
     """
     data = pack(state)
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
@@ -65,19 +67,19 @@ def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, sta
             .where(Snapshot.partition == partition, Snapshot.job == job, Snapshot.complete)
             .order_by(Snapshot.position.desc(), Snapshot.tick_number.desc(), Snapshot.id.desc())
         ).all()
-        # What was never finished, by this process or one before it, is older than the marker just set.
+        # A snapshot that was never finished, by this process or another, is older than the one that is complete now.
         kept = complete[:KEPT]
         old = (Snapshot.partition == partition, Snapshot.job == job, Snapshot.id.not_in(kept))
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
 def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
-    """The newest readable snapshot of each job, and where the newest lies of those that have none that can be read.
+    """The newest readable snapshot of each job; and of jobs that have only unreadable ones, the place of the newest.
 
     Args:
         engine: the store.
         partition: whose.
-        up_to: what is committed: a snapshot beyond it is of another life, and not used.
+        up_to: what is committed. A snapshot beyond it is of another database or log, and not used.
     """
     with read(engine) as connection:
         query = (
@@ -99,9 +101,9 @@ def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...
 
 
 def newest_settings(engine: Engine) -> Saved | None:
-    """What people had set, as the partition that was saved last knew it: a partition that is new begins with it.
+    """The settings in the newest readable snapshot of any partition: a partition that is new begins with them.
 
-    Control records from its place on are kept, whatever the partition.
+    Control records from its place on are kept for all partitions.
     """
     with read(engine) as connection:
         query = select(Snapshot.__table__).where(Snapshot.job == ALL_JOBS, Snapshot.complete)
@@ -111,7 +113,7 @@ def newest_settings(engine: Engine) -> Saved | None:
 
 
 def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:
-    """Where both logs and the ticks must be kept from; None while some job has fewer than `KEPT` snapshots."""
+    """The place from which both logs and the ticks are kept; None while a job has fewer than `KEPT` snapshots."""
     positions: dict[str, list[Place]] = defaultdict(list)
     with read(engine) as connection:
         query = select(Snapshot.job, Snapshot.position, Snapshot.tick_number, Snapshot.control_position)

@@ -1,4 +1,4 @@
-"""What a stream process says about itself and its partitions, for metrics and people. Nothing is decided by it."""
+"""The status of a stream process and its partitions, for metrics and people. No decision depends on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwatch_service.store.models import StreamProcess, StreamReport
 from rankwatch_service.store.upsert import upsert
 
 FORGET_S: Final = 24 * 3_600.0
-"""Reports of processes and partitions that were not heard of for so long leave."""
+"""Reports of processes and partitions that are older are deleted."""
 
 
 def new_counts() -> Counter[str]:
@@ -29,7 +29,7 @@ def new_counts() -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """One partition of ours: see the table `stream_report`."""
+    """The status of one partition: a row of the table `stream_report`."""
 
     partition: int
     epoch: int
@@ -49,7 +49,7 @@ class Reporter:
         self._started_unix_ns = clock.unix_ns()
 
     def report(self, partitions: Sequence[PartitionReport], counts: Mapping[str, int]) -> None:
-        """Replace what was said before, in one transaction."""
+        """Replace this process's last report, in one transaction."""
         now = self._clock.unix_ns()
         said = {"owner": self._owner, "at_unix_ns": now}
         process = said | {"started_unix_ns": self._started_unix_ns, "counters": dict(counts)}

@@ -1,4 +1,4 @@
-"""What a start reads of a partition's past besides telemetry: its ticks, and the control records that they brought."""
+"""What a replay reads besides telemetry: the stored ticks, and the control records that were applied with them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 
 from sqlalchemy import Engine, select
 
-from rankwatch_service.log.control_log import Control, Controls
+from rankwatch_service.log.base import Control, Controls
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import StreamTick
 from rankwatch_service.stream.place import Place, StoredTick
 
 CONTROLS_MAX: Final = 1_000
-"""Control records read at once. They come at the pace of people and orders; a start may find a day's worth of them."""
+"""Control records read at once. People and orders make few; a start may find those of a day."""
 
 
 def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place) -> tuple[deque[StoredTick], int]:
-    """Ticks behind `begin`, and the time to begin with: that of the one just before, 0 where there is none."""
+    """The ticks after `begin`, and the time before the first of them; 0 where it is not known."""
     with read(engine) as connection:
         rows = connection.execute(
             select(StreamTick.number, StreamTick.position, StreamTick.control_position, StreamTick.time_unix_ns)
@@ -38,7 +38,7 @@ def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place)
 def applied_controls(
     controls: Controls, concerns: Callable[[Control], bool], begin: Place, committed: Place
 ) -> deque[Control]:
-    """Control records applied since `begin` that concern the partition. There is little of it between two snapshots."""
+    """The control records applied since `begin` that concern the partition: few, between two snapshots."""
     applied: deque[Control] = deque()
     position = begin.control_position
     while position < committed.control_position and (found := controls.read(position, CONTROLS_MAX)):

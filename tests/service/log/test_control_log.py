@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from rankwatch_service.log.base import Entry
-from rankwatch_service.log.control_log import Control, ControlLog, trim
+from rankwatch_service.log.base import Control, Entry
+from rankwatch_service.log.control_log import ControlLog, trim
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import write
 from tests.support.clock import FakeClock

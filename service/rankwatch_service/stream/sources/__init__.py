@@ -1,1 +1,1 @@
-"""Where a stream process reads telemetry from: the log in the store, or Kafka."""
+"""Sources of telemetry: the log in the store, or Kafka."""

@@ -95,7 +95,7 @@ class KafkaSource:
         self._partitions = 0
         self._buffers: dict[int, Buffer] = {}
         self._broken: dict[int, str] = {}
-        """Partitions that are not what they were, with the reason, until their reader has heard of it."""
+        """Partitions that are not the same any more, with the reason, until a read has raised it."""
         self._ends: dict[int, int] = {}
         self._processed: dict[int, int] = {}
         """Committed positions of partitions that Kafka is not told yet."""

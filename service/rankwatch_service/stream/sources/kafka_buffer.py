@@ -1,4 +1,4 @@
-"""What was fetched of one partition of Kafka and not read yet."""
+"""Buffers what is fetched of one partition of Kafka until it is read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LOG_APPEND_TIME: Final = 1
 
 
 class Buffer:
-    """Records of one partition from `position` on, up to `fetched`."""
+    """The records of one partition from `position` to `fetched`."""
 
     def __init__(self, partition: int, position: int, now_s: float) -> None:
         self.position = position
         self.fetched = position
         self.bytes = 0
         self.paused = False
-        """The consumer does not fetch the partition."""
+        """Whether the consumer does not fetch the partition."""
         self.moved_s = now_s
-        """When it last brought something, or was known to have nothing."""
+        """When something was last fetched, or it was known that there is nothing."""
         self._partition = partition
         self._records: deque[Record] = deque()
 
@@ -29,14 +29,14 @@ class Buffer:
         return len(self._records)
 
     def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> None:
-        """Take up what came.
+        """Add what was fetched.
 
         Raises:
-            LogError: the client was sent back to the beginning, since behind our position nothing exists.
+            LogError: the client began at the oldest record again, since our position does not exist.
         """
         for message in messages:
             if message.offset < self.fetched:
-                raise LogError(f"partition {self._partition} ends before position {self.fetched}: it was made anew")
+                raise LogError(f"partition {self._partition} ends before position {self.fetched}: it is another log")
             key, value = (message.key or b"").decode(errors="replace"), message.value or b""
             at = appended_unix_ns(message, now_unix_ns)
             self._records.append(Record(self._partition, message.offset, key, value, at))
@@ -45,7 +45,7 @@ class Buffer:
         self.moved_s = now_s
 
     def give(self, limit: int) -> list[Record]:
-        """Hand out the first records: `limit` and `READ_BYTES_MAX` at most, but for the first."""
+        """Remove and return the first records: up to `limit` and `READ_BYTES_MAX`, but one at least."""
         records: list[Record] = []
         total = 0
         while self._records and len(records) < limit:
@@ -61,5 +61,5 @@ class Buffer:
 
 
 def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
-    """When the broker took a message; where it leaves that to whoever sent it, when we read it."""
+    """When the broker received a message; where the topic keeps the sender's time, when it is read."""
     return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns
