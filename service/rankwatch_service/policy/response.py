@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_dumps import STACKS
@@ -36,7 +36,9 @@ class Situation:
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
-    stands_still = any(part.is_open and KINDS[part.kind].stands_still for part in incident.parts)
+    # A job that was asked to end stands still as well, and for information.
+    grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
+    stands_still = any(KINDS[part.kind].stands_still for part in grave)
     if stands_still or any(part.spoils_weights for part in incident.parts):
         return float(world_size)
     told = incident.evidence.get("cost_gpu_hours_per_hour")

@@ -23,6 +23,9 @@ INVESTIGATE: Final = "investigate"
 RELAUNCH_S: Final = 120.0
 """Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
 
+RESTARTED: Final = "the launcher starts the job again by itself"
+"""Why to wait where nothing moves."""
+
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass, and nothing is lost but speed",
     INVESTIGATE: "it hardly passes by itself: begin with the first steps",
@@ -56,7 +59,11 @@ def suggest(
         GPU-hours; those of waiting and investigating are for one hour of it. An unknown cost is null. The policy's own
         choice comes first where it has made one.
     """
-    ways = KINDS[Kind(incident.kind)].actions
+    traits = KINDS[Kind(incident.kind)]
+    ways = traits.actions
+    if traits.stands_still and Action.RELAUNCH not in capabilities:
+        ways = tuple(way for way in ways if way != WAIT)
+    reasons = _REASONS | ({WAIT: RESTARTED} if traits.stands_still else {})
     back = rollback_way(incident, ledger, capabilities)
     target = back.entry if back else None
     resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)
@@ -68,7 +75,7 @@ def suggest(
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
-        "reason": _REASONS[chosen],
+        "reason": reasons[chosen],
         "mode": back.mode if chosen == Action.ROLLBACK and back else None,
         "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
         "cost_gpu_hours": cost,
@@ -76,7 +83,7 @@ def suggest(
         if chosen not in (WAIT, INVESTIGATE) and cost is not None and loss_per_s > 0
         else None,
         "alternatives": [
-            {"action": way, "cost_gpu_hours": costs[way], "reason": _REASONS[way]} for way in fit if way != chosen
+            {"action": way, "cost_gpu_hours": costs[way], "reason": reasons[way]} for way in fit if way != chosen
         ],
     }
 

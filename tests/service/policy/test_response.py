@@ -18,7 +18,8 @@ RELAUNCH_HANGS = Rule("r1", Mode.ACT, kind="hang", action="relaunch")
 class Desk:
     """One job, its incident and the commands that have come of it."""
 
-    def __init__(self, *rules: Rule) -> None:
+    def __init__(self, *rules: Rule, can: tuple[str, ...] = CAN) -> None:
+        self.can = can
         self.correlator = Correlator("gpt")
         self.responder = Responder()
         self.policy = Policy(rules, Limits(cool_down_s=0.0, actions_per_hour=100))
@@ -28,7 +29,7 @@ class Desk:
         for one in findings:
             self.correlator.begin(one.attempt)
             for told in self.correlator.judge([one], ROSTER):
-                situation = Situation(one.attempt, 8, 100, 1.0, CAN, one.detected_time_s)
+                situation = Situation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
                 self.commands += self.responder.respond(told.incident, situation, self.policy, Ledger())
         (incident,) = self.correlator.open
         return incident
@@ -82,3 +83,18 @@ def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
     assert {entry.verdict for entry in books.ledger.entries} == {Verdict.UNPROVEN}
     books.doubt(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
     assert [entry.verdict for entry in books.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]
+
+
+def lost(severity: Severity) -> Finding:
+    return finding(Kind.RANK_LOST, ranks=(5,), severity=severity, confidence=0.95)
+
+
+def test_a_job_that_its_launcher_starts_again_is_waited_for_and_one_that_nothing_restarts_is_not():
+    restarted = Desk().find(lost(Severity.CRITICAL)).suggestion
+    assert (restarted["action"], restarted["reason"]) == ("wait", "the launcher starts the job again by itself")
+    assert Desk(can=()).find(lost(Severity.CRITICAL)).suggestion["action"] == "investigate"
+
+
+def test_a_job_that_was_asked_to_end_costs_nothing():
+    assert Desk().find(lost(Severity.INFO)).impact_gpu_hours_per_hour == 0.0
+    assert Desk().find(lost(Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
