@@ -70,7 +70,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._ends = Teardown()
         self._forget()

@@ -34,9 +34,9 @@ REQUESTS: Final = (signals.SIGINT, signals.SIGTERM)
 CLOCKS_S: Final = 1.0
 """Clocks of two hosts agree within this, nearly always: closer ends are the same moment, and the plainer one counts."""
 
-DYING_S: Final = 5.0
-"""A process that dies closes its connections before its memory and devices are given back and it counts as gone: so its
-peers may complain so long before."""
+DYING_S: Final = 15.0
+"""A process that dies closes its connections before Python's shutdown is over, its memory and devices are given back
+and it counts as gone: so its peers may complain so long before, where the host is overloaded."""
 
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": "left"}
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
