@@ -45,12 +45,17 @@ class Case:
     step: int = 50
     """In which the fault comes."""
     launcher: Sequence[str] = field(default=())
+    """Options of torchrun."""
+    torchrun: bool = True
+    """Else the script is run as a program, and starts its ranks itself."""
+    of: str = ""
+    """The script, where it is another case's."""
     all_in_test: bool = False
     """`make test` tries all faults, not one."""
 
     @property
     def script(self) -> Path:
-        return SCRIPTS / f"{self.name}.py"
+        return SCRIPTS / f"{self.of or self.name}.py"
 
 
 CASES = (
@@ -70,6 +75,7 @@ CASES = (
     Case("elastic", launcher=("--max-restarts=2",)),
     Case("ctrl_c", ENDS),
     Case("odd_ends", ENDS),
+    Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer"),
 )
 
 

@@ -7,7 +7,6 @@ it falls into the same step in every run. `ADOPTION_FAULT` says which: "NAME RAN
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import sys
 import time
@@ -93,16 +92,20 @@ def main() -> None:
     """Run the script given as the first argument."""
     fault, rank, step = os.environ["ADOPTION_FAULT"].split()
     first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    if rank == os.environ["RANK"] and first_start:
+    if rank == os.environ.get("RANK", os.environ.get("LOCAL_RANK")) and first_start:
         injector = Injector(fault, int(step))
 
         def begin(loop: Loop, step: int, **how: Any) -> int:
             return injector.begin(loop, step, **how)
 
         Loop.begin = begin
-    sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    script = sys.argv[1]
+    if "RANK" in os.environ:
+        sys.argv = sys.argv[1:]
+    sys.path[0] = os.path.dirname(script)
+    # Not runpy, which changes argv: a script that starts its other ranks itself does so with the command it was given.
+    with open(script) as file:
+        exec(compile(file.read(), script, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":

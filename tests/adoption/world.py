@@ -116,7 +116,8 @@ class World:
         folder = self._folder / name
         (folder / "rings").mkdir(parents=True)
         environment = self._environment | {"RANKWATCH_JOB": name, "RANKWATCH_DIR": str(folder / "rings")}
-        command = [*TORCHRUN, f"--nproc-per-node={case.ranks}", *case.launcher]
+        torchrun = [*TORCHRUN, f"--nproc-per-node={case.ranks}", *case.launcher]
+        command = torchrun if case.torchrun else [sys.executable]
         if fault is not None:
             environment["ADOPTION_FAULT"] = fault
             command.append(str(FAULTY))

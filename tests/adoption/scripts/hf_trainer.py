@@ -21,22 +21,19 @@ class Tokens(Dataset):
 
 class Rankwatch(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        self.logged = {}
         self.watch = rankwatch.start()
         self.watch.torch(model, optimizer)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.step = self.watch.step(state.global_step)
         self.step.__enter__()
-        self.watch.log(**self.logged)
-        self.logged = {}
 
     def on_step_end(self, args, state, control, **kwargs):
         self.step.__exit__(None, None, None)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs:  # comes between two steps, where nothing is recorded
-            self.logged = {"loss": float(logs["loss"])}
+        if "loss" in logs:
+            self.watch.log(loss=float(logs["loss"]))
 
     def on_train_end(self, args, state, control, **kwargs):
         self.watch.close()
