@@ -300,7 +300,7 @@ def test_the_policy_of_the_page_is_one_that_the_service_takes() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_wrapped(page: Path) -> None:
-    problems = [f"{page.name}:{number}" for number, line in prose(page) if len(line) > WIDTH]
+    problems = [f"{page.name}:{number}: wrap at {WIDTH}" for number, line in prose(page) if len(line) > WIDTH]
     assert not problems, "\n".join(problems)
 
 
