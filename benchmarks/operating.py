@@ -141,7 +141,7 @@ def plot(curve: Curve, measured: list[tuple[float, list[float]]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         f'font-size="11" fill="#333"><rect width="{width}" height="{height}" fill="#fff"/>{grid}{ticks}'
         f'<polyline points="{line}" fill="none" stroke="#0a66c2" stroke-width="2"/>{marks}'
-        f'<text x="{left}" y="14">steps until told (median)</text>'
+        f'<text x="{left}" y="14">steps until reported (median)</text>'
         f'<text x="{width - 16}" y="{height - 6}" text-anchor="end">{curve.what}</text></svg>\n'
     )
 
@@ -153,7 +153,7 @@ def write(folder: Path, curve: Curve, text: str, picture: str) -> None:
     before, found, rest = page.read_text().partition(BEGIN)
     if not found:
         before, rest = page.read_text().rstrip() + "\n\n## Operating characteristic\n\n", END + "\n"
-    image = f"![Steps until told, by size]({curve.kind}.svg)"
+    image = f"![Steps until reported, by size]({curve.kind}.svg)"
     page.write_text(f"{before}{BEGIN}\n{text}\n\n{image}\n{END}{rest.partition(END)[2]}")
 
 
