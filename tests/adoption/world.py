@@ -19,7 +19,7 @@ from rankwatch_service.demo.job.processes import end_all, working_for
 from rankwatch_service.demo.services.service import Service
 from tests.adoption.cases import Case, Fault
 
-RUN_S = 120.0
+RUN_S = 300.0
 """A script that has not ended by then hangs."""
 TOLD_S = 90.0
 """What is not told by then is not told."""
@@ -102,6 +102,7 @@ class World:
     def _faulty(self, case: Case, fault: Fault) -> Outcome:
         with self._job(case, f"{fault.name} {FAULTY_RANK} {case.step}") as job:
             if fault.kind == "hang":
+                job.until("its first steps", lambda: self._has_begun(job) or job.ended, RUN_S)
                 deadline_s = time.monotonic() + TOLD_S
                 while time.monotonic() < deadline_s and not (self._incidents(job, severity="critical") or job.ended):
                     time.sleep(LOOK_S)
@@ -145,6 +146,9 @@ class World:
         row = self.service.find(f"/api/v1/jobs/{job.name}")
         return Outcome(self._incidents(job), job.output, job.seconds, row["loss"])
 
+    def _has_begun(self, job: Job) -> bool:
+        return (self.service.find(f"/api/v1/jobs/{job.name}").get("step") or 0) > 0
+
     def _incidents(self, job: Job, **wanted: str) -> list[dict[str, Any]]:
         return self.service.items("/api/v1/incidents", job=job.name, **wanted)
 
@@ -178,12 +182,12 @@ class Job:
     def seconds(self) -> float:
         return time.monotonic() - self.began_s
 
-    def until(self, what: str, true: Callable[[], Any]) -> None:
+    def until(self, what: str, true: Callable[[], Any], within_s: float = TOLD_S) -> None:
         """Wait until something is so."""
-        deadline_s = time.monotonic() + TOLD_S
+        deadline_s = time.monotonic() + within_s
         while not true():
             assert time.monotonic() < deadline_s, (
-                f"{self.name}: {what} did not come within {TOLD_S:.0f} s\n{self.output}"
+                f"{self.name}: {what} did not come within {within_s:.0f} s\n{self.output}"
             )
             time.sleep(LOOK_S)
 
