@@ -333,6 +333,8 @@ class Correlator:
         over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
         if over or not KINDS[part.kind].flaps:
             return over
+        if part is incident.first:
+            incident.summary += " It has ended by itself."
         return [
             Update(
                 incident,

@@ -58,6 +58,16 @@ def test_a_hang_that_stays_away_resolves_after_a_quiet_time_as_of_when_it_ended(
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
 
 
+def test_what_has_ended_by_itself_says_so_until_it_is_back(correlator):
+    begins(correlator, 1_000.0)
+    (incident,) = correlator.open
+    summary = incident.summary
+    ends(correlator, 1_010.0)
+    assert incident.summary == f"{summary} It has ended by itself."
+    begins(correlator, 1_020.0)
+    assert incident.summary == summary
+
+
 def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)

@@ -14,7 +14,7 @@ from rankwatch_service.policy.suggestion import WAIT
 from rankwatch_service.replay.report import NEEDS, UNTOLD
 
 ROOT = Path(__file__).parents[3]
-DASHBOARD = ROOT / "service" / "rankwatch_service" / "dashboard" / "static" / "format.js"
+DASHBOARD = ROOT / "service" / "rankwatch_service" / "dashboard" / "static" / "common" / "format.js"
 
 
 def test_every_kind_has_its_row():
