@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import shlex
@@ -9,11 +11,14 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 import typer
 
+import rankwatch
+from rankwatch.watch import Watch
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.policy import Policy
 from rankwatch_service.cli.app import app
@@ -269,13 +274,34 @@ def test_every_path_of_the_rest_interface_exists() -> None:
 
 
 def every_block(language: str) -> Iterable[tuple[Path, int, str]]:
-    return [(page, line, text) for page in PAGES for line, text in blocks(page, language)]
+    return [(page, line, dedent(text)) for page in PAGES for line, text in blocks(page, language)]
 
 
-def test_every_example_in_python_can_be_parsed() -> None:
+def wrong_call(call: ast.Call) -> str:
+    """What a call of the SDK names that it does not take; "" if there is nothing, or it is no call of the SDK."""
+    if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
+        return ""
+    owner = {"watch": Watch, "rankwatch": rankwatch}.get(call.func.value.id)
+    if owner is None:
+        return ""
+    called = getattr(owner, call.func.attr, None)
+    if called is None:
+        return f"there is no {ast.unparse(call.func)}"
+    try:
+        given = [*([None] if owner is Watch else []), *call.args]
+        inspect.signature(called).bind(*given, **{word.arg: None for word in call.keywords if word.arg})
+    except TypeError as error:
+        return f"{ast.unparse(call)}: {error}"
+    return ""
+
+
+def test_every_example_calls_the_sdk_as_it_is() -> None:
+    problems = []
     for page, line, text in every_block("python"):
-        indent = len(text) - len(text.lstrip())
-        compile(re.sub(rf"^ {{{indent}}}", "", text, flags=re.MULTILINE), f"{page.name}:{line}", "exec")
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        found = [(call.lineno, wrong_call(call)) for call in calls]
+        problems += [f"{page.name}:{line + offset - 1}: {wrong}" for offset, wrong in found if wrong]
+    assert not problems, "\n".join(problems)
 
 
 def test_every_example_in_json_can_be_parsed() -> None:
