@@ -56,7 +56,7 @@ faults: $(VENV)/.installed ## every fault on every form it applies to, N times i
 chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while something is killed every 20 s (CHAOS_ARGS="--seed 1")
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
-adoption: $(VENV)/.installed ## sixteen training scripts with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
+adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
 long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
