@@ -181,7 +181,7 @@ def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part
     group.until_processed(before + 200)
     assert all(group.epochs()[partition] > epoch for partition, epoch in epochs.items())
     group.send("frozen", signal.SIGCONT)
-    group.until(lambda: "partition_left" in group.said("frozen"), "what was lost was not let go")
+    group.until(lambda: "partition_unassigned" in group.said("frozen"), "what was lost was not let go")
     group.kill("other")
     group.until_processed(RECORDS)
     group.leave("frozen")

@@ -82,7 +82,7 @@ class Correlator:
         """An incident that is open or was resolved lately."""
         return self._incidents.get(incident_id)
 
-    def adopt(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
+    def restore_open(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
         """Begin with what the store knows, when there is no usable snapshot.
 
         Args:

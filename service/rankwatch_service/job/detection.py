@@ -42,7 +42,7 @@ class Judge:
         return {"bank": self._bank.state(), "correlator": self.correlator.state()}
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
-        """Take up what `state` gave; returns the names of the detectors that begin cold, in the running attempt."""
-        cold = self._bank.restore(state["bank"], start)
+        """Take up what `state` gave; returns the detectors without a snapshot, which begin in the running attempt."""
+        without_snapshot = self._bank.restore(state["bank"], start)
         self.correlator.restore(state["correlator"])
-        return cold
+        return without_snapshot

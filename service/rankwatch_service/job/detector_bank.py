@@ -71,14 +71,14 @@ class Bank:
         }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
-        """Take up snapshots; returns the names of detectors that begin cold, being new or of another version.
+        """Take up snapshots; returns the names of detectors without one: they are new or of another version.
 
         Args:
             state: what `state` gave.
-            start: the running attempt, for those that begin cold.
+            start: the running attempt, for detectors without a snapshot.
         """
         self._start = start
-        cold = []
+        without_snapshot = []
         for name, detector in self._detectors.items():
             saved = state.get(name)
             try:
@@ -90,9 +90,9 @@ class Bank:
                 raise
             except BaseException as error:  # noqa: BLE001 - a snapshot that cannot be read must not stop the service
                 self._fail(name, error)
-            cold.append(name)
+            without_snapshot.append(name)
             self._begin_anew(name)
-        return cold
+        return without_snapshot
 
     def _fail(self, name: str, error: BaseException) -> Failure:
         count = self._failures[name] = self._failures.get(name, 0) + 1

@@ -47,8 +47,8 @@ class JobStream:
         self.job = job
         self.desk = desk
         self.books = Books()
-        self.cold: list[str] = []
-        """Detectors that began cold when this state was restored."""
+        self.detectors_without_snapshot: list[str] = []
+        """Detectors whose state could not be restored."""
         self._links = links
         self._assembler = Assembler()
         self._judge = Judge(job, make_detectors)
@@ -67,10 +67,10 @@ class JobStream:
         """Whether it has let go of everything but its incidents, until telemetry comes again."""
         return self._resting
 
-    def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
-        """Its past is not known any more: it rests, and its row stays as it is, until it is heard of again."""
+    def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
+        """Begin as an idle job whose past is lost: its row stays as it is until telemetry comes."""
         self._resting = True
-        self._summary.begin_cold(first_seen_unix_ns, attempt, attempts)
+        self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
 
     def may_join(self, batch: wire.Batch) -> bool:
         """Whether a batch may be one of several in a bundle for `take`."""
@@ -287,13 +287,13 @@ class JobStream:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave; `cold` names the detectors that could not."""
+        """Take up what `state` gave; `detectors_without_snapshot` names those that could not."""
         self.desk = Desk.restored(state["desk"])
         self._assembler = Assembler.restored(state["assembler"])
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.roster.topology(), state["heard_s"])
-        self.cold = self._judge.restore(state, start)
+        self.detectors_without_snapshot = self._judge.restore(state, start)
         self.books = Books.restored(state["books"])
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])

@@ -146,7 +146,7 @@ class SummaryBuilder:
         self._steps = {attempt: steps for attempt, steps in self._steps.items() if attempt == self.attempt}
         return changes
 
-    def begin_cold(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
+    def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
         """Take over what the tables say and telemetry does not: the newest attempt, and how many there were."""
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 

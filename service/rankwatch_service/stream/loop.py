@@ -264,7 +264,9 @@ class Stream:
     def _live_up_to_now(self, ticks: list[StoredTick], effects: Effects) -> None:
         """Tick with the clock, since no record waits: control records are applied at once, whatever time they carry."""
         now, position = self._clock.unix_ns(), self._partition.place.position
-        due = now - self._partition.now_ns >= TICK_S * 1e9 and (self._partition.awake or not self._partition.now_ns)
+        due = now - self._partition.now_ns >= TICK_S * 1e9 and (
+            self._partition.has_active_jobs or not self._partition.now_ns
+        )
         if self._waiting or due:
             latest = max((control.appended_unix_ns for control in self._waiting), default=now)
             self._tick(max(now, latest), position, ticks, effects)
@@ -355,7 +357,11 @@ class Stream:
         self._waiting, self._read_to = [], plan.resume_at.control_position
         self._saved_ns = {saved.job: self._partition.now_ns for saved in plan.snapshots}
         self._saved = set(self._saved_ns)
-        begin_anew = {name: job.cold for name, job in self._partition.jobs.items() if job.cold}
+        begin_anew = {
+            name: job.detectors_without_snapshot
+            for name, job in self._partition.jobs.items()
+            if job.detectors_without_snapshot
+        }
         with write(self._engine) as connection:
             resume(connection, self._number, self._epoch, plan.resume_at.position, plan.is_new_log)
         # Rows of their own, so that the next start neither loses them again nor takes up those of another partition.

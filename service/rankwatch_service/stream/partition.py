@@ -1,8 +1,7 @@
-"""The jobs of one partition: each record and each tick, with the control records that it brings, goes to whom it
-concerns, in order. Pure.
+"""The state of one partition: gives records, ticks and control records to the jobs that they concern, in order. Pure.
 
-Records and ticks alone decide; how they are batched does not. After a restart every job goes on from its own snapshot:
-what lies before that is skipped for it.
+The outcome depends on records and ticks only, not on how they are batched. After a restart every job goes on from its
+own place: what came before that is skipped for it.
 """
 
 from __future__ import annotations
@@ -24,29 +23,28 @@ from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, d
 from rankwatch_service.telemetry.bundle import read_bundle
 
 TICK_S: Final = 1.0
-"""Between ticks, while there is anything to watch."""
+"""Between ticks, while any job is active."""
 
 BLIND_S: Final = 3.0
-"""A longer pause between ticks means that this service was down or had fallen behind: then nothing could be heard, and
-nobody's silence in that time counts."""
+"""A longer pause between ticks means that the service was down or behind: nobody's silence in that time counts."""
 
 JOBS_MAX: Final = 1_000
-"""Jobs of one partition that do not rest; telemetry of a new one is refused then, with a dead letter."""
+"""Active jobs of one partition; beyond it, telemetry of a new job is refused with a dead letter."""
 
 TOGETHER_MAX: Final = 512
-"""Records handed over at once: enough to share what is done once, few enough to look at the clock between them."""
+"""Records given to a partition at once: enough to share work, few enough to look at the clock in between."""
 
 BUNDLE_BYTES_MAX: Final = 640 * 1024
-"""Bytes of tables from which on a bundle takes no more: of 8,192 rank-steps of 16 metrics, which make 1 MB of numbers
-that stay in a core's cache until frames have them."""
+"""A bundle with this many bytes of tables is full: 8,192 rank-steps of 16 metrics make 1 MB of numbers, which stay in a
+core's cache until they are in frames."""
 
 _START: Final = Place(0, 0, 0)
 
 LoadIdle = Callable[[JobStream], Place]
-"""Restores a job that was evicted; returns the place from which on records and ticks are news to it."""
+"""Restores a job that was evicted; returns the place from which on records and ticks are new to it."""
 
 
-def _nobody(job: JobStream) -> Place:
+def _no_idle_jobs(job: JobStream) -> Place:
     raise LookupError(f"job {job.job!r} was evicted, and there is nothing to load it from")
 
 
@@ -76,14 +74,14 @@ class Partition:
         make_detectors: MakeDetectors,
         links: Links,
         owns: Callable[[str], bool] = lambda _job: True,
-        load_idle: LoadIdle = _nobody,
+        load_idle: LoadIdle = _no_idle_jobs,
     ) -> None:
         """Empty.
 
         Args:
-            make_detectors: a new set, for each job.
-            links: where receivers can read on.
-            owns: whether a job belongs here. One that came here all the same is watched elsewhere too, or will be.
+            make_detectors: makes the detectors of a job.
+            links: pages about an incident, for notifications.
+            owns: whether a job belongs to this partition. Records of others are refused: another partition has them.
             load_idle: restores jobs that were evicted.
         """
         self.place = _START
@@ -91,19 +89,20 @@ class Partition:
         self._load_idle = load_idle
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
-        """Those in memory."""
+        """The jobs in memory."""
         self._idle: set[str] = set()
-        """Those that were evicted."""
+        """Jobs that were evicted."""
         self._accepted: Container[str] | None = None
-        """While the past is replayed: the jobs that were not refused."""
+        """While the past is replayed: the jobs that were accepted when their records were new."""
         self.desk = Desk()
         self._make_detectors = make_detectors
         self._links = links
-        self._from: dict[str, Place] = {}
+        self._new_from: dict[str, Place] = {}
+        """During a replay: the place of each job from which on things are new to it."""
 
     @property
-    def awake(self) -> bool:
-        """Whether any job needs the time."""
+    def has_active_jobs(self) -> bool:
+        """Whether any job needs ticks."""
         return any(not job.resting for job in self.jobs.values())
 
     def records(self, records: Sequence[Record], effects: Effects) -> None:
@@ -120,9 +119,9 @@ class Partition:
             self.place = replace(self.place, position=records[-1].position + 1)
 
     def tick(self, tick: StoredTick, controls: Sequence[Control], effects: Effects) -> None:
-        """The next tick, and the control records below its control position that are not applied yet.
+        """The next tick, with the control records below its control position that are not applied yet.
 
-        Time never goes back.
+        A tick that is earlier than the one before does not move time back.
         """
         before, self.now_ns = self.now_ns, max(self.now_ns, tick.time_unix_ns)
         pause_s = (self.now_ns - before) / 1e9
@@ -131,69 +130,69 @@ class Partition:
             self.control(control, effects)
         self.place = Place(max(self.place.position, tick.position), tick.number, tick.control_position)
         for name, job in self.jobs.items():
-            if tick.number > self._from.get(name, _START).tick_number:
+            if tick.number > self._new_from.get(name, _START).tick_number:
                 job.tick(self._now_s, blind_s, effects)
 
     def control(self, control: Control, effects: Effects) -> None:
-        """A control record, at the time of the last tick. A job that begins later finds it on the desk."""
+        """Apply a control record at the time of the last tick. Settings hold for jobs that begin later too."""
         if control.key != ALL_JOBS and self._is_new_to(control.key, control):
             self._look_up(control.key)
         try:
             self._obey(control, effects)
-        except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may say what we do not know
+        except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may write what this version cannot read
             detail = f"control record: {type(error).__name__}: {error}"[:500]
             effects.refused.append(Refused(control.position, Reason.FAILED, detail, control.value, self.now_ns))
 
     def snapshot(self, name: str) -> dict[str, Any]:
-        """State of one job, or of the partition itself (`ALL_JOBS`)."""
+        """The state of one job, or of the settings (`ALL_JOBS`)."""
         if name == ALL_JOBS:
             return {"desk": self.desk.state()}
         return self.jobs[name].state()
 
     def restore(self, snapshots: Iterable[Saved], idle: Mapping[str, Place], known: Container[str]) -> None:
-        """Take up snapshots of different places; records and ticks go on from the earliest of them.
+        """Restore snapshots of different places. What is replayed then may begin at the earliest of them.
 
         Args:
             snapshots: of the jobs in memory, and of the settings.
-            idle: the jobs that were evicted, and since when.
-            known: the jobs that the records which are replayed now have led to: no other begins until `settled`.
+            idle: the jobs that were evicted, with the places of their rows.
+            known: the jobs that were accepted when the records were new: no other job begins until `settled`.
         """
-        self._from |= idle
+        self._new_from |= idle
         self._idle |= idle.keys()
         self._accepted = known
         for saved in snapshots:
-            self._from[saved.job] = saved.place
+            self._new_from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
                 self.desk = Desk.restored(saved.state["desk"])
             else:
                 self._begin(saved.job).restore(saved.state)
 
     def evict(self, name: str) -> None:
-        """Drop an idle job from memory; `load_idle` will restore it."""
+        """Drop an idle job from memory; `load_idle` restores it."""
         del self.jobs[name]
         self._idle.add(name)
 
     def begin_without_snapshot(self, names: Iterable[str], place: Place) -> list[JobStream]:
-        """Begin jobs whose past cannot be replayed: records and ticks are news to them from `place` on.
+        """Begin jobs whose past cannot be replayed: records and ticks are new to them from `place` on.
 
-        The settings (`ALL_JOBS`) come from the job that is the furthest: every job has a copy of them.
+        The settings (`ALL_JOBS`) are copied from the job with the latest place: every job has a copy.
 
         Returns:
-            The jobs, which know nothing yet.
+            The jobs, still empty.
         """
         begun = []
         for name in names:
-            self._from[name] = place
+            self._new_from[name] = place
             if name == ALL_JOBS:
-                newest = max(self.jobs, key=lambda job: self._from[job].position, default=None)
+                newest = max(self.jobs, key=lambda job: self._new_from[job].position, default=None)
                 self.desk = self.desk if newest is None else self.jobs[newest].desk.copy()
             else:
                 begun.append(self._begin(name))
         return begun
 
     def settled(self) -> None:
-        """The replay is over: nothing is skipped any more."""
-        self._from, self._accepted = {}, None
+        """The replay is over: nothing is skipped any more, and new jobs may begin."""
+        self._new_from, self._accepted = {}, None
 
     @property
     def _now_s(self) -> float:
@@ -271,10 +270,10 @@ class Partition:
         effects.refused += [Refused(r.position, reason, detail, r.value, self.now_ns) for r in records]
 
     def _is_known(self, record: Record) -> bool:
-        return bool(self._from) and record.position < self._from.get(record.key, _START).position
+        return bool(self._new_from) and record.position < self._new_from.get(record.key, _START).position
 
     def _is_new_to(self, name: str, control: Control) -> bool:
-        return control.position >= self._from.get(name, _START).control_position
+        return control.position >= self._new_from.get(name, _START).control_position
 
     def _look_up(self, name: str) -> None:
         """Load a job that was evicted."""
@@ -282,9 +281,9 @@ class Partition:
             return
         job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
         place = self._load_idle(job)
-        if self._from:
-            self._from[name] = place
-        job.desk = self.desk.copy()  # what people have set since counts for it too
+        if self._new_from:
+            self._new_from[name] = place
+        job.desk = self.desk.copy()  # what was set since it was evicted holds for it too
         self.jobs[name] = job
         self._idle.remove(name)
 

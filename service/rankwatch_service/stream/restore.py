@@ -33,7 +33,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
         attempt, attempts_seen = ("", 0) if newest is None else newest
-        job.begin_cold(first_seen, attempt, attempts_seen)
+        job.begin_without_snapshot(first_seen, attempt, attempts_seen)
         job.books.ledger = Ledger(checkpoints(connection, job.job))
-    # A consequence's episode stands in no table: far above the highest one known no id can come twice.
-    job.correlator.adopt(incidents, attempt, number or 0, (episode or 0) + 1_000)
+    # Episodes of consequences are in no table: far above the highest one known, no id can repeat.
+    job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)

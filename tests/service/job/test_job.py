@@ -259,10 +259,10 @@ def test_detectors_of_another_version_begin_cold():
     state = unpack(pack(world.job.state()))
     same = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, Desk())
     same.restore(state)
-    assert same.cold == []
+    assert same.detectors_without_snapshot == []
     newer = JobStream("gpt", lambda: [Newer()], lambda job, incident: {}, Desk())
     newer.restore(state)
-    assert newer.cold == ["scripted"]
+    assert newer.detectors_without_snapshot == ["scripted"]
     assert len(newer.correlator.open) == 1
 
 

@@ -1,4 +1,4 @@
-"""How a stream begins where the log is not as it was left: forgotten, made anew, or with other partitions."""
+"""How a stream starts where the log is not as it was left: trimmed, replaced, or with other partitions."""
 
 import pytest
 from sqlalchemy import insert, select, update
@@ -122,7 +122,7 @@ def test_what_the_log_forgot_before_it_was_needed_changes_nothing(world):
     assert (started.jobs_without_snapshot, started.replayed_records, started.lost_records) == ((), 10, 0)
 
 
-def test_a_job_whose_past_the_log_forgot_begins_cold_and_goes_on(world):
+def test_a_job_whose_past_the_log_forgot_is_restored_from_the_tables_and_goes_on(world):
     lived(world)
     world.log.forget(15)
     again = world.stream()
@@ -200,7 +200,7 @@ def idle(world: World) -> Stream:
     return stream
 
 
-def test_an_idle_log_that_forgets_what_was_processed_long_ago_begins_nobody_cold(world, monkeypatch):
+def test_an_idle_log_that_forgets_what_was_processed_long_ago_costs_no_job_its_state(world, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
     idle(world).close()
     world.log.forget(world.log.end(0))
@@ -216,7 +216,7 @@ def test_an_idle_log_that_forgets_what_was_processed_long_ago_begins_nobody_cold
     assert world.column(select(models.DeadLetter.reason)) == []
 
 
-def test_who_begins_cold_does_so_once_and_leaves_room_for_others(world, monkeypatch):
+def test_a_job_is_restored_from_the_tables_once_and_leaves_room_for_others(world, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
     stream = lived(world)
     stream.close()
@@ -274,7 +274,7 @@ def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
     assert again.partition.place == fresh.partition.place
 
 
-def test_a_job_that_moved_into_a_partition_which_had_others_before_begins_cold_there(world):
+def test_a_job_that_moved_into_a_partition_which_had_others_before_is_restored_from_the_tables(world):
     count = next(count for count in range(2, 9) if ForgetfulLog(world.clock, partitions=count).partition_of("gpt"))
     before, after = (ForgetfulLog(world.clock, partitions=count) for _ in range(2))
     place = before.partition_of("gpt")

@@ -1,4 +1,4 @@
-"""Jobs that are not heard of any more leave the stream's memory, and come back as they were."""
+"""Idle jobs are evicted from memory, and loaded as they were."""
 
 import pytest
 from sqlalchemy import delete, func, select, update
@@ -57,14 +57,14 @@ def numbers(service):
     return service.column(select(models.Incident.number).order_by(models.Incident.number))
 
 
-def test_who_rests_is_in_one_row_and_nowhere_else(service):
+def test_an_idle_job_is_in_one_row_and_nowhere_else(service):
     stream = rested(service)
     assert stream.partition.jobs == {}
     assert service.column(select(models.RestingJob.job)) == ["gpt"]
     assert service.column(select(models.Snapshot.job).distinct()) in ([], [ALL_JOBS])
 
 
-def test_who_rests_keeps_no_log(service):
+def test_the_log_is_not_kept_for_an_idle_job(service):
     stream = rested(service)
     service.train(*range(10), job="other")
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_who_rests_keeps_no_log(service):
     assert started.jobs_without_snapshot == ()
 
 
-def test_who_is_heard_of_again_goes_on_where_it_was(service):
+def test_a_job_that_comes_back_goes_on_where_it_was(service):
     stream = rested(service)
     before = service.column(select(models.Attempt.number))
     launch_ill(service)
@@ -90,7 +90,7 @@ def test_who_is_heard_of_again_goes_on_where_it_was(service):
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["not saved since", "saved since"])
-def test_a_restart_finds_who_rests_and_who_came_back(service, saved):
+def test_a_restart_finds_idle_jobs_and_those_that_came_back(service, saved):
     stream = rested(service)
     service.train(*range(5), job="other")
     stream.step()
@@ -110,7 +110,7 @@ def test_a_restart_finds_who_rests_and_who_came_back(service, saved):
     assert set(again.partition.jobs) == {"gpt", "other"}
 
 
-def test_a_restart_before_a_job_was_put_away_puts_it_away_later(service):
+def test_a_restart_before_a_job_was_evicted_evicts_it_later(service):
     stream = service.started()
     service.train(*range(10))
     ill(service)
@@ -128,7 +128,7 @@ def test_a_restart_before_a_job_was_put_away_puts_it_away_later(service):
     assert numbers(service) == [1, 2]
 
 
-def test_what_people_say_of_an_incident_of_a_resting_job_counts(service):
+def test_a_judgement_on_an_incident_of_an_idle_job_counts(service):
     stream = rested(service)
     (incident,) = service.column(select(models.Incident.id))
     service.tell("gpt", Judgement(incident, "resolved", "ann"))
@@ -137,7 +137,7 @@ def test_what_people_say_of_an_incident_of_a_resting_job_counts(service):
     stream.step()
     stream.save_due()
     assert service.column(select(models.Incident.state)) == ["resolved"]
-    assert stream.partition.jobs == {}, "a judgement wakes nobody up"
+    assert stream.partition.jobs == {}, "a judgement does not make a job active"
     again = service.stream()
     assert again.start().jobs_without_snapshot == ()
     service.send(attempt="m.0", ranks=ranks(2))
@@ -145,7 +145,7 @@ def test_what_people_say_of_an_incident_of_a_resting_job_counts(service):
     assert again.partition.jobs["gpt"].correlator.open == []
 
 
-def test_what_people_set_meanwhile_holds_for_who_comes_back(service):
+def test_what_people_set_meanwhile_holds_for_a_job_that_comes_back(service):
     stream = rested(service)
     rules = Policy(hands_off=True)
     service.tell(ALL_JOBS, policy_record(rules))
@@ -155,7 +155,7 @@ def test_what_people_set_meanwhile_holds_for_who_comes_back(service):
     assert stream.partition.jobs["gpt"].desk.policy == rules
 
 
-def test_only_jobs_that_do_not_rest_count_against_the_limit(service, monkeypatch):
+def test_only_active_jobs_count_against_the_limit(service, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
     stream = rested(service)
     service.train(1, job="other")
@@ -189,7 +189,7 @@ def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, chang
 
 
 @UNREADABLE
-def test_nor_does_one_that_a_replay_comes_upon(service, change):
+def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service, change):
     stream = back_from_a_spoilt_row(service, change)
     second = service.column(select(models.Incident.id).where(models.Incident.number == 2))[0]
     service.tell("gpt", Judgement(second, "resolved", "ann"))
@@ -201,7 +201,7 @@ def test_nor_does_one_that_a_replay_comes_upon(service, change):
     assert open_numbers(again) == open_numbers(stream) == [1]
 
 
-def test_who_came_back_is_replayed_though_all_others_were_saved_since(service):
+def test_a_job_that_came_back_is_replayed_though_all_others_were_saved_since(service):
     stream = rested(service)
     service.clock.advance(2 * loop.SNAPSHOT_S)
     launch_ill(service)
@@ -214,7 +214,7 @@ def test_who_came_back_is_replayed_though_all_others_were_saved_since(service):
     assert numbers(service) == [1, 2, 3]
 
 
-def test_a_replay_accepts_whom_the_stream_had_accepted_and_no_other(service, monkeypatch):
+def test_a_replay_accepts_the_jobs_that_the_stream_had_accepted_and_no_other(service, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
     stream = service.started()
     service.train(*range(3))
@@ -229,7 +229,7 @@ def test_a_replay_accepts_whom_the_stream_had_accepted_and_no_other(service, mon
     assert again.partition.jobs == {}
 
 
-def test_an_owner_that_was_replaced_puts_nobody_away(service):
+def test_an_owner_that_was_fenced_evicts_nothing(service):
     old = service.started()
     service.train(*range(10))
     old.step()
@@ -264,7 +264,7 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
     assert set(again.partition.jobs) == {"gpt"}
 
 
-def test_where_the_log_forgot_records_that_were_needed_who_rests_begins_cold_too(service):
+def test_an_idle_job_is_restored_from_the_tables_where_the_log_forgot_needed_records(service):
     stream = rested(service)
     service.train(*range(5), job="other")
     stream.step()
@@ -289,7 +289,7 @@ def live(service, stream, attempt, steps, pause_s):
         stream.step()
 
 
-def test_how_long_a_job_pauses_is_known_after_its_rest(service):
+def test_how_long_a_job_pauses_is_known_after_it_was_idle(service):
     stream = service.started()
     live(service, stream, "l.0", 12, 30)
     service.send(attempt="l.0", progress=tuple(progress(rank, 13) for rank in range(2)))
