@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -24,13 +23,14 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream import idle_jobs, snapshots
 from rankwatch_service.stream.commit import claim, commit, forget, own, resume
-from rankwatch_service.stream.partition import TICK_S, TOGETHER_MAX, Partition
+from rankwatch_service.stream.partition import TOGETHER_MAX, Partition
 from rankwatch_service.stream.place import Claim, Place, StoredTick
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 from rankwatch_service.stream.replay import Past, Replay
 from rankwatch_service.stream.restore import restore_from_tables
 from rankwatch_service.stream.sources.base import Source
-from rankwatch_service.stream.ticks import CONTROLS_MAX, applied_controls, stored_ticks
+from rankwatch_service.stream.ticker import Ticker
+from rankwatch_service.stream.ticks import applied_controls, stored_ticks
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
@@ -103,13 +103,11 @@ class Stream:
         self._engine = engine
         self._source = source
         self._controls = controls
-        self._waiting: list[Control] = []
-        """Control records that are read and not applied yet."""
-        self._read_to = 0
         self._clock = clock
         self._series = series
         self._number = partition
         self._partition = Partition(make_detectors, links, self._owns, self._load_idle)
+        self._ticker = Ticker(self._partition, controls, self._concerns_us)
         self._publish_refused = publish_refused
         self._epoch = 0
         self._needed_position = 0
@@ -153,17 +151,17 @@ class Stream:
         """
         position = self._partition.place.position
         records = self._source.read(self._number, position, records_max)
-        self._read_controls()
+        self._ticker.read_controls()
         effects, ticks = Effects(), list[StoredTick]()
         began_s = self._clock.monotonic_s()
         done = 0
         while done < len(records) and self._clock.monotonic_s() - began_s <= BATCH_S:
-            self._live_up_to(records[done].appended_unix_ns, records[done].position, ticks, effects)
-            part = _appended_before(self._next_tick_ns(), records[done : done + TOGETHER_MAX])
+            self._ticker.tick_before(records[done], ticks, effects)
+            part = _appended_before(self._ticker.next_unix_ns(), records[done : done + TOGETHER_MAX])
             self._partition.records(part, effects)
             done += len(part)
         if done == len(records) < records_max and self._source.drained(self._number, self._partition.place.position):
-            self._live_up_to_now(ticks, effects)
+            self._ticker.tick_now(self._clock.unix_ns(), ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
         self._count_lost(self._partition.place.position - position - done)
@@ -249,42 +247,6 @@ class Stream:
 
     # ---- processing ------------------------------------------------------------------------------------------------
 
-    def _live_up_to(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
-        """Tick up to a record: with each control record that was appended before it, and once a second."""
-        while self._waiting and self._waiting[0].appended_unix_ns <= time_unix_ns:
-            self._tick(self._waiting[0].appended_unix_ns, position, ticks, effects)
-        if time_unix_ns - self._partition.now_ns >= TICK_S * 1e9:
-            self._tick(time_unix_ns, position, ticks, effects)
-
-    def _next_tick_ns(self) -> int:
-        """The time of the next tick: `_live_up_to` has nothing to do for records that were appended before it."""
-        due = self._partition.now_ns + int(TICK_S * 1e9)
-        return min(due, self._waiting[0].appended_unix_ns) if self._waiting else due
-
-    def _live_up_to_now(self, ticks: list[StoredTick], effects: Effects) -> None:
-        """Tick with the clock, since no record waits: control records are applied at once, whatever time they carry."""
-        now, position = self._clock.unix_ns(), self._partition.place.position
-        due = now - self._partition.now_ns >= TICK_S * 1e9 and (
-            self._partition.has_active_jobs or not self._partition.now_ns
-        )
-        if self._waiting or due:
-            latest = max((control.appended_unix_ns for control in self._waiting), default=now)
-            self._tick(max(now, latest), position, ticks, effects)
-
-    def _tick(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
-        taken = list(takewhile(lambda control: control.appended_unix_ns <= time_unix_ns, self._waiting))
-        self._waiting = self._waiting[len(taken) :]
-        control_position = self._waiting[0].position if self._waiting else self._read_to
-        tick = StoredTick(self._partition.place.tick_number + 1, position, control_position, time_unix_ns)
-        ticks.append(tick)
-        self._partition.tick(tick, taken, effects)
-
-    def _read_controls(self) -> None:
-        found = self._controls.read(self._read_to, CONTROLS_MAX)
-        if found:
-            self._read_to = found[-1].position + 1
-            self._waiting += [control for control in found if self._concerns_us(control)]
-
     def _concerns_us(self, control: Control) -> bool:
         return control.key == ALL_JOBS or self._owns(control.key)
 
@@ -354,7 +316,7 @@ class Stream:
         self._replay_end = None
         self._partition.settled()
         self._partition.place = plan.resume_at
-        self._waiting, self._read_to = [], plan.resume_at.control_position
+        self._ticker.go_on_at(plan.resume_at.control_position)
         self._saved_ns = {saved.job: self._partition.now_ns for saved in plan.snapshots}
         self._saved = set(self._saved_ns)
         begin_anew = {

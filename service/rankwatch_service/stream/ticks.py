@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from sqlalchemy import Engine, select
 
@@ -12,9 +11,7 @@ from rankwatch_service.log.base import Control, Controls
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import StreamTick
 from rankwatch_service.stream.place import Place, StoredTick
-
-CONTROLS_MAX: Final = 1_000
-"""Control records read at once. People and orders make few; a start may find those of a day."""
+from rankwatch_service.stream.ticker import CONTROLS_MAX
 
 
 def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place) -> tuple[deque[StoredTick], int]:
