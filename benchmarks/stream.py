@@ -49,8 +49,8 @@ from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.stream.loop import RECORDS_MAX, Stream
 from rankwatch_service.stream.malloc_tuning import tune
-from rankwatch_service.stream.packing import pack
 from rankwatch_service.stream.partition import TOGETHER_MAX
+from rankwatch_service.stream.saved.packing import pack
 from rankwatch_service.stream.sources import kafka_buffer
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.sources.kafka import KafkaSource

@@ -84,7 +84,7 @@ def test_how_records_are_batched_decides_nothing(form, reference, records_max):
 def test_random_crashes_change_nothing(form, reference, monkeypatch):
     # Short pauses between snapshots, so that starts find them at all ages, also half written ones.
     monkeypatch.setattr(loop, "SNAPSHOT_S", 3.0)
-    monkeypatch.setattr("rankwatch_service.stream.snapshots.CHUNK_BYTES", 4_096)
+    monkeypatch.setattr("rankwatch_service.stream.saved.snapshots.CHUNK_BYTES", 4_096)
     trials = CRASH_TRIALS["sqlite" if isinstance(form, SqliteForm) else "kafka"]
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -11,10 +11,11 @@ from rankwatch_service.policy.control_records import Judgement
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.stream import loop, partition, snapshots
+from rankwatch_service.stream import loop, partition
 from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.packing import pack
+from rankwatch_service.stream.saved import snapshots
+from rankwatch_service.stream.saved.packing import pack
 from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.service.stream import Service
 from tests.support.store.database import new_database

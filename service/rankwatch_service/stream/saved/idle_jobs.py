@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine, delete, select
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import RestingJob, Snapshot
 from rankwatch_service.store.upsert import upsert
-from rankwatch_service.stream.packing import checksum, pack, unpack
 from rankwatch_service.stream.place import Place, Saved
-from rankwatch_service.stream.snapshots import VERSION
+from rankwatch_service.stream.saved.packing import checksum, pack, unpack
+from rankwatch_service.stream.saved.snapshots import VERSION
 
 
 def evict(connection: Connection, partition: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:

@@ -18,8 +18,8 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Snapshot, SnapshotChunk, StreamPosition
 from rankwatch_service.stream.commit import FencedError
-from rankwatch_service.stream.packing import checksum, pack, unpack
 from rankwatch_service.stream.place import Place, Saved, earliest
+from rankwatch_service.stream.saved.packing import checksum, pack, unpack
 
 VERSION: Final = "1"
 """Of the stream's own state, which holds each detector's version. Raised when an older state cannot be read."""

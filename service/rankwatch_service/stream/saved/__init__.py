@@ -1,0 +1,1 @@
+"""The state of jobs as it is stored: snapshots, and the rows of idle jobs."""
