@@ -43,6 +43,7 @@ OUTSIDE = {
     "--format",
     "--alter",
     "--add-config",
+    "--group",
     "--topic",
     "--clean",
 }
