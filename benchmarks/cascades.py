@@ -35,16 +35,16 @@ from rankwatch_service.simulate.faults import (
     LossDivergence,
     NonFinite,
     NormSpike,
+    RecurringStall,
     Restart,
     Slow,
     SlowJob,
     Stall,
-    Standstill,
 )
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script.parse import apply
 from suite.pipeline import roster_of, updates_of
 
@@ -69,7 +69,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Case:
+class Cascade:
     """One line: a job for a number of ranks and a seed, and its root causes."""
 
     name: str
@@ -78,7 +78,7 @@ class Case:
 
 
 @dataclass
-class Count:
+class CascadeCount:
     """What came of one line. Messages are counted by receiver."""
 
     causes: int = 0
@@ -87,7 +87,7 @@ class Count:
     told: Counter[str] = field(default_factory=Counter)
     resolved: Counter[str] = field(default_factory=Counter)
 
-    def __iadd__(self, other: Count) -> Count:
+    def __iadd__(self, other: CascadeCount) -> CascadeCount:
         self.causes += other.causes
         self.incidents += other.incidents
         self.right += other.right
@@ -108,14 +108,16 @@ def one(kind: Kind | tuple[Kind, ...], ranks: tuple[int, ...] = (), scope: str =
     return (Cause((kind,) if isinstance(kind, Kind) else kind, ranks, scope),)
 
 
-def scripted(name: str, text: str, kind: Kind | tuple[Kind, ...], ranks: tuple[int, ...] = (), scope: str = "") -> Case:
+def scripted(
+    name: str, text: str, kind: Kind | tuple[Kind, ...], ranks: tuple[int, ...] = (), scope: str = ""
+) -> Cascade:
     """One fault of `rankwatch simulate`, in a job of its own."""
 
     def job(size: int, seed: int) -> Job:
         made = Job(size, 420, seed, noise=Noise(hiccup_probability=0.001, hiccup_s=0.3, burst_probability=1e-5))
         return apply(text, made)
 
-    return Case(name, job, one(kind, ranks, scope))
+    return Cascade(name, job, one(kind, ranks, scope))
 
 
 FAULTS: Final = [
@@ -198,7 +200,7 @@ def _exploding(size: int, seed: int) -> Job:
 
 def _slow_storage(size: int, seed: int) -> Job:
     """Saves take five seconds; one takes ten minutes on all ranks."""
-    saves = Standstill(60, 5.0, "checkpoint_save"), Stall(310, 600.0, "checkpoint_save")
+    saves = RecurringStall(60, 5.0, "checkpoint_save"), Stall(310, 600.0, "checkpoint_save")
     return Job(size, 420, seed).inject(*saves)
 
 
@@ -221,7 +223,7 @@ def _host_slow_unevenly(size: int, seed: int) -> Job:
 
 
 def _stage_slow(size: int, seed: int) -> Job:
-    job = Job(size, 420, seed, placement=Placement(pp=4))
+    job = Job(size, 420, seed, placement=RankPlacement(pp=4))
     stage = tuple(int(rank) for rank in range(size) if job.topology().pp[rank] == 2)
     return job.inject(Slow(stage, 250, 1.2))
 
@@ -239,27 +241,27 @@ def _congested(size: int, seed: int) -> Job:
 
 
 CASCADES: Final = [
-    Case("bad GPU: slow, hung, lost", _bad_gpu, one(Kind.STRAGGLER, (5,))),
-    Case("bad GPU: slow, hung, lost, started again in vain", _bad_gpu_again, one(Kind.STRAGGLER, (5,))),
-    Case("process killed, job started again", _lost_and_back, one(Kind.RANK_LOST, (5,))),
-    Case("process dies at the same step five times", _crash_loop, one(Kind.RANK_LOST, (5,))),
-    Case("one host slow", _host_slow, one(Kind.STRAGGLER, _host(1), "host:host-1")),
-    Case("one host slow, rank after rank", _host_slow_unevenly, one(Kind.STRAGGLER, _host(1), "host:host-1")),
-    Case("one stage slow", _stage_slow, one(Kind.SLOWDOWN, (), "stage:2")),
-    Case("staircase, 5 x 5 %", _staircase, one(Kind.STRAGGLER, (5,))),
-    Case("whole job slow", lambda size, seed: Job(size, 420, seed).inject(SlowJob(300, 1.3)), one(Kind.SLOWDOWN)),
-    Case("NaN, then norm and loss", _poisoned, one(Kind.NONFINITE, (5,))),
-    Case("NaN, then a rollback", _rolled_back, one(Kind.NONFINITE, (5,))),
-    Case("corruption, then divergence", _corrupted, one(Kind.CORRUPTION, (5,))),
-    Case("norm, then loss, then divergence", _exploding, one(Kind.LOSS_DIVERGENCE)),
-    Case("checkpoint storage slow", _slow_storage, one(Kind.HANG)),
-    Case("host silent, job hung, ranks lost, started again", _host_dies, one(HOST_GONE, (), "host:host-1")),
-    Case("network congested", _congested, one(Kind.SLOWDOWN)),
+    Cascade("bad GPU: slow, hung, lost", _bad_gpu, one(Kind.STRAGGLER, (5,))),
+    Cascade("bad GPU: slow, hung, lost, started again in vain", _bad_gpu_again, one(Kind.STRAGGLER, (5,))),
+    Cascade("process killed, job started again", _lost_and_back, one(Kind.RANK_LOST, (5,))),
+    Cascade("process dies at the same step five times", _crash_loop, one(Kind.RANK_LOST, (5,))),
+    Cascade("one host slow", _host_slow, one(Kind.STRAGGLER, _host(1), "host:host-1")),
+    Cascade("one host slow, rank after rank", _host_slow_unevenly, one(Kind.STRAGGLER, _host(1), "host:host-1")),
+    Cascade("one stage slow", _stage_slow, one(Kind.SLOWDOWN, (), "stage:2")),
+    Cascade("staircase, 5 x 5 %", _staircase, one(Kind.STRAGGLER, (5,))),
+    Cascade("whole job slow", lambda size, seed: Job(size, 420, seed).inject(SlowJob(300, 1.3)), one(Kind.SLOWDOWN)),
+    Cascade("NaN, then norm and loss", _poisoned, one(Kind.NONFINITE, (5,))),
+    Cascade("NaN, then a rollback", _rolled_back, one(Kind.NONFINITE, (5,))),
+    Cascade("corruption, then divergence", _corrupted, one(Kind.CORRUPTION, (5,))),
+    Cascade("norm, then loss, then divergence", _exploding, one(Kind.LOSS_DIVERGENCE)),
+    Cascade("checkpoint storage slow", _slow_storage, one(Kind.HANG)),
+    Cascade("host silent, job hung, ranks lost, started again", _host_dies, one(HOST_GONE, (), "host:host-1")),
+    Cascade("network congested", _congested, one(Kind.SLOWDOWN)),
 ]
 """Root causes that bring other troubles with them."""
 
 
-def two(first: tuple[str, Kind, str], second: tuple[str, Kind, str]) -> Case:
+def two(first: tuple[str, Kind, str], second: tuple[str, Kind, str]) -> Cascade:
     """Two faults of `simulate` in one job, each with the kind and scope of its incident."""
 
     def job(size: int, seed: int) -> Job:
@@ -267,7 +269,7 @@ def two(first: tuple[str, Kind, str], second: tuple[str, Kind, str]) -> Case:
         return apply(second[0], apply(first[0], made))
 
     name = " and ".join(f"{kind} {scope}" for _, kind, scope in (first, second))
-    return Case(name, job, (*one(first[1], (), first[2]), *one(second[1], (), second[2])))
+    return Cascade(name, job, (*one(first[1], (), first[2]), *one(second[1], (), second[2])))
 
 
 SLOW: Final = ("straggler:rank=5,at=250,factor=1.15", Kind.STRAGGLER, "rank:5")
@@ -293,12 +295,12 @@ TOGETHER: Final = [
 """Two root causes at the same time: two incidents."""
 
 
-def judged(job: Job) -> tuple[list[Incident], list[Transition], Count]:
+def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
     """Incidents in the order in which they opened, their transitions, and how often the receivers were told."""
     judge, roster = Judge("benchmark", detectors), roster_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []
-    count = Count()
+    count = CascadeCount()
     now_s = 0.0
     for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
@@ -323,7 +325,7 @@ def is_of(incident: Incident, cause: Cause) -> bool:
     return incident.kind in cause.kinds and named and cause.scope in ("", incident.scope)
 
 
-def measure(case: Case, size: int, seed: int, *, show: bool) -> Count:
+def measure(case: Cascade, size: int, seed: int, *, show: bool) -> CascadeCount:
     """Run one job."""
     incidents, transitions, count = judged(case.job(size, seed))
     count.causes, count.incidents = len(case.causes), len(incidents)
@@ -337,10 +339,12 @@ def measure(case: Case, size: int, seed: int, *, show: bool) -> Count:
     return count
 
 
-def measured(cases: Iterable[Case], sizes: list[int], seeds: int, *, show: bool) -> Iterator[tuple[str, Count]]:
+def measured(
+    cases: Iterable[Cascade], sizes: list[int], seeds: int, *, show: bool
+) -> Iterator[tuple[str, CascadeCount]]:
     """All sizes and seeds of each case together."""
     for case in cases:
-        total = Count()
+        total = CascadeCount()
         for size in sizes:
             for seed in range(seeds):
                 total += measure(case, size, seed, show=show)
@@ -360,10 +364,10 @@ def main() -> None:
     sizes = [int(size) for size in options.sizes.split(",")]
     head = ["root cause", "injected", "incidents", "right", "told", "resolved", "told everything", "resolved"]
     lines = [head, ["---"] * len(head)]
-    total = Count()
+    total = CascadeCount()
     for title, cases in (("alone", FAULTS), ("cascades", CASCADES), ("two at once", TOGETHER)):
         chosen = [case for case in cases if options.only in case.name]
-        subtotal = Count()
+        subtotal = CascadeCount()
         for name, count in measured(chosen, sizes, options.seeds, show=options.list):
             lines.append([name, *count.cells()])
             subtotal += count

@@ -26,7 +26,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.patience import HangConfig
-from suite.recorded.series import ANSWERS, Event, Series, curve, listen
+from suite.recorded.series import ANSWERS, LabelledEvent, ScoredSeries, curve, listen
 from suite.recorded.servers import faults, metric, steps_beside_power
 
 FAR = 10**6
@@ -38,15 +38,15 @@ EARLY_ROWS = 10
 # ---- families of ranks ---------------------------------------------------------------------------------------------
 
 
-def stage(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def stage(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """Times by operation, rank and step: a whole stage is long, and no rank of it is at fault."""
     mapping = {"stage": "pp", "dp_rank": "dp", "forward_compute_s": "forward_s", "backward_compute_s": "backward_s"}
     heard = listen(folder / f"rank_step-{name}.csv.gz", mapping)
     published = labels["published_labels"][0]
-    series = Series(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     slow = published.get("slow_stage")
     if slow is not None:
-        event = Event("stage", "slow_stage", 0, 0, must=True)
+        event = LabelledEvent("stage", "slow_stage", 0, 0, must=True)
         named = [f for f in heard.findings if f.scope == f"stage:{slow}"]
         series.found.append((event, 0 if named else None))
     innocent = [entry for entry in heard.opened if entry[0] is Kind.STRAGGLER and f"stage {slow}" not in entry[2]]
@@ -55,10 +55,10 @@ def stage(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     return series
 
 
-def workers(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def workers(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """Mini-batch times of the ten workers of a job, each counting for itself."""
     if "workers" not in labels:
-        return Series(name, notes="no times by worker")
+        return ScoredSeries(name, notes="no times by worker")
     counts: dict[str, int] = {}
     starts: dict[tuple[str, int], int] = {}
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as out, gzip.open(folder / labels["file"], "rt") as file:
@@ -71,7 +71,7 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> Series:
         out.writelines(f"{step},{rank},{busy_s}\n" for step, rank, busy_s in sorted(rows))
         out.flush()
         heard = listen(Path(out.name), {})
-    series = Series(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     slow = set()
     for event in labels["visible_events"]:
         rank = event["worker"]
@@ -79,7 +79,7 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> Series:
         start = min(
             step for (worker, time), step in starts.items() if worker == str(rank) and time >= event["start_time"]
         )
-        label = Event("worker", f"worker {rank}", start, 10**9, must=True)
+        label = LabelledEvent("worker", f"worker {rank}", start, 10**9, must=True)
         steps = [f.detected_step for f in heard.findings if rank in f.ranks and f.kind is Kind.STRAGGLER]
         # One that is named already, some rows before the label's own rule, is not named again.
         delays = [max(step - start, 0) for step in steps if step is not None and step >= start - EARLY_ROWS]
@@ -88,18 +88,18 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     return series
 
 
-def recorder(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def recorder(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """Flight-recorder dumps of hung ranks: each rank's sequence number of the collective that the others wait in."""
     with gzip.open(folder / labels["file"], "rt") as file:
         dumps = json.load(file)
     ranks = len(dumps)
     status = [dumps[str(rank)]["pg_status"] for rank in range(ranks)]
     groups = [group["ranks"] for dump in dumps.values() for group in dump["pg_config"].values()]
-    series = Series(name, len(groups))
+    series = ScoredSeries(name, len(groups))
     sequence = waited_for(dumps, status)
     named = missing_ranks(ranks, sequence)
     published = labels["published_labels"][0]
-    event = Event("hang", published["fault_type"], 0, 0, must=True)
+    event = LabelledEvent("hang", published["fault_type"], 0, 0, must=True)
     series.found.append((event, 0 if set(named) & set(published["injected_fault_ranks"]) else None))
     series.incidents = 1
     series.notes = f"named {named}, injected {published['injected_fault_ranks']}"
@@ -151,7 +151,7 @@ def missing_ranks(ranks: int, sequence: list[int]) -> list[int]:
 # ---- others --------------------------------------------------------------------------------------------------------
 
 
-def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """A few log lines around an incident, after a made-up calm history with the usual noise of such runs."""
     with gzip.open(folder / "incident_lines.csv.gz", "rt") as file:
         lines = [row for row in csv.DictReader(file) if row["incident"] == name]
@@ -169,11 +169,11 @@ def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> Series:
         out.writelines(f"{r['iteration']},{r['step_time_s']},{r['lm_loss']},{r['grad_norm']}\n" for r in lines)
         out.flush()
         heard = listen(Path(out.name), {})
-    series = Series(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     label = labels["published_labels"][0]
     onset = label.get("onset_iteration")
     if onset is not None:
-        event = Event("loss", label["kind"], onset, int(lines[-1]["iteration"]), must=True)
+        event = LabelledEvent("loss", label["kind"], onset, int(lines[-1]["iteration"]), must=True)
         steps = [f.detected_step for f in heard.findings if f.kind in ANSWERS["loss"] and f.detected_step is not None]
         inside = [(step - onset) // interval for step in steps if onset <= step <= event.end]
         series.found.append((event, min(inside) if inside else None))
@@ -181,7 +181,7 @@ def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     return series
 
 
-FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], Series]] = {
+FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], ScoredSeries]] = {
     "mlperf51_training": curve({"row": "step", "t_s": "time_s"}),
     "megatron_ci_runs": curve({}),
     "nanogpt_speedrun": curve({"train_loss": "loss", "train_time_s": "time_s"}),
@@ -196,7 +196,7 @@ FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], Series]] = {
 }
 
 
-def score(folder: Path, families: list[str]) -> Iterator[tuple[str, Series]]:
+def score(folder: Path, families: list[str]) -> Iterator[tuple[str, ScoredSeries]]:
     """Every series of the families that the folder has."""
     for family in families:
         path = folder / family / "labels.json"
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--family", action="append", choices=FAMILIES)
     parser.add_argument("--list", action="store_true", help="say of each series what was missed, and what was false")
     options = parser.parse_args()
-    results: dict[str, list[Series]] = {}
+    results: dict[str, list[ScoredSeries]] = {}
     for family, series in score(options.folder, options.family or list(FAMILIES)):
         results.setdefault(family, []).append(series)
         if options.list:

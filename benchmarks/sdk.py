@@ -45,7 +45,7 @@ print((time.process_time() - begun) * 1e3, (rss() - before) / 1e6)
 """
 
 
-class Table:
+class CostTable:
     """Prints one row for each measured figure; `met` tells whether all stayed within their goals."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ def agents_of(directory: Path) -> list[int]:
     return found
 
 
-def beside_an_agent(table: Table, directory: Path, steps: int) -> None:
+def beside_an_agent(table: CostTable, directory: Path, steps: int) -> None:
     """The same steps while an agent reads them, is stopped, and is killed."""
     watch = start(directory, agent=True)
     deadline = time.monotonic() + 20
@@ -230,7 +230,7 @@ def beside_an_agent(table: Table, directory: Path, steps: int) -> None:
     watch.close()
 
 
-def imports(table: Table) -> None:
+def imports(table: CostTable) -> None:
     """What `import rankwatch` costs a fresh process."""
     runs = []
     for _ in range(7):
@@ -240,7 +240,7 @@ def imports(table: Table) -> None:
     table.row("import rankwatch: resident memory", statistics.median(run[1] for run in runs), 5, "MB")
 
 
-def costs(table: Table, watch: rankwatch.Watch, steps: int) -> None:
+def costs(table: CostTable, watch: rankwatch.Watch, steps: int) -> None:
     """Tight loops, phase marks and NVRx's sections."""
     tight(watch, 2_000)
     table.row("tight loop, 6 phases and 16 values: CPU per step", cpu_us(lambda: tight(watch, steps), steps), 10, "us")
@@ -273,7 +273,7 @@ def main() -> int:
     options.add_argument("--real-steps", type=int, default=150, help="steps with work between the marks")
     options.add_argument("--long", type=int, default=1_000_000, help="steps over which the process must not grow")
     chosen = options.parse_args()
-    table = Table()
+    table = CostTable()
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared) as place:
         imports(table)

@@ -57,7 +57,7 @@ from rankwatch_service.stream.sources.kafka import KafkaSource
 from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.text_log import configure
-from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, Sent, Traffic
+from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, SentMessage, Traffic
 from tests.support.kafka.broker import broker_at_hand
 
 JOB = "benchmark"
@@ -75,7 +75,7 @@ class Load:
     warm_steps: int
     steps: int
 
-    def messages(self) -> list[Sent]:
+    def messages(self) -> list[SentMessage]:
         """What agents send."""
         return list(Traffic(JOB, self.ranks, self.rows).messages(self.warm_steps + self.steps))
 
@@ -116,7 +116,7 @@ def loads(quick: bool) -> list[Load]:
 class Memory:
     """A log that costs nothing."""
 
-    def __init__(self, messages: Sequence[Sent]) -> None:
+    def __init__(self, messages: Sequence[SentMessage]) -> None:
         self.records = [Record(0, number, JOB, sent.body, sent.unix_ns) for number, sent in enumerate(messages)]
 
     partitions = 1
@@ -145,7 +145,7 @@ class Memory:
         """It keeps everything."""
 
 
-def fill(kafka: KafkaSettings, messages: Sequence[Sent]) -> None:
+def fill(kafka: KafkaSettings, messages: Sequence[SentMessage]) -> None:
     """Put messages into a topic of their own, with the times at which they were sent."""
     folder = Path(tempfile.gettempdir())
     ensure_topics(Settings(data_dir=folder, kafka=kafka.bootstrap, kafka_prefix=kafka.prefix, kafka_partitions=1))
@@ -162,7 +162,7 @@ def fill(kafka: KafkaSettings, messages: Sequence[Sent]) -> None:
     producer.close()
 
 
-def as_sent(messages: Sequence[Sent]) -> Callable[[Any, int], int]:
+def as_sent(messages: Sequence[SentMessage]) -> Callable[[Any, int], int]:
     """Times of sending by position: the broker's own say only how fast the benchmark filled it."""
     return lambda message, _now: messages[message.offset].unix_ns
 
@@ -232,7 +232,7 @@ def streaming(log: Source, load: Load, folder: Path, charts: bool) -> tuple[floa
 
 
 @dataclass
-class Line:
+class LoadResult:
     """Medians of one load."""
 
     load: Load
@@ -251,11 +251,11 @@ def measure(
     load: Load,
     source: str,
     open_log: Callable[[], Source],
-    messages: Sequence[Sent],
+    messages: Sequence[SentMessage],
     repeats: int,
     *,
     with_charts: bool,
-) -> Line:
+) -> LoadResult:
     seconds: dict[str, list[float]] = defaultdict(list)
     state_bytes = 0.0
     for _ in range(repeats):
@@ -273,7 +273,7 @@ def measure(
     rank_steps = load.ranks * load.steps
     rates = {name: rank_steps / statistics.median(spent) for name, spent in seconds.items()}
     plain = [sent for sent in messages[load.warm_messages :] if len(sent.body) == min(len(s.body) for s in messages)]
-    return Line(load, source, **rates, state_bytes=state_bytes, wire_bytes=len(plain[0].body) / load.rows)
+    return LoadResult(load, source, **rates, state_bytes=state_bytes, wire_bytes=len(plain[0].body) / load.rows)
 
 
 def main() -> None:
@@ -316,7 +316,7 @@ def head() -> None:
     print("| --- |" + " ---: |" * (len(columns) + 1))
 
 
-def show(line: Line) -> None:
+def show(line: LoadResult) -> None:
     cells = [
         line.source,
         f"{line.load.ranks:,}",

@@ -72,7 +72,7 @@ class GPT(nn.Module):
         return self.head(hidden)
 
 
-class Job:
+class TrainingJob:
     """The training that is watched."""
 
     def __init__(self, device: torch.device, context: int, batch: int, ddp: bool) -> None:
@@ -127,10 +127,10 @@ for _entry in ENTRIES:
     setattr(TimedProbe, _entry, _timed(getattr(TorchProbe, _entry)))
 
 
-class Block:
+class TransformerBlock:
     """A few steps of the job under one variant of the probe."""
 
-    def __init__(self, job: Job, meter: StepMeter, device: torch.device, steps: int) -> None:
+    def __init__(self, job: TrainingJob, meter: StepMeter, device: torch.device, steps: int) -> None:
         self.job = job
         self.meter = meter
         self.device = device
@@ -192,7 +192,7 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def measured(block: Block, rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
+def measured(block: TransformerBlock, rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
     """What `Block.seconds` says, by variant and round."""
     for _ in range(3):
         block.job.step()  # what torch itself sets up in its first steps may wait for the device
@@ -221,8 +221,8 @@ def main() -> None:
             dist.init_process_group("gloo" if device.type == "cpu" else "nccl", store=store, rank=0, world_size=1)
         identity = {"job": "benchmark", "launch": "l", "rank": 0}
         recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
-        job = Job(device, options.context, options.batch or (4 if device.type == "cpu" else 32), options.ddp)
-        block = Block(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
+        job = TrainingJob(device, options.context, options.batch or (4 if device.type == "cpu" else 32), options.ddp)
+        block = TransformerBlock(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
         taken = measured(block, options.rounds, random.Random(0))
         report(job, taken, recorder, device, options)
         recorder.close()
@@ -231,7 +231,7 @@ def main() -> None:
 
 
 def report(
-    job: Job,
+    job: TrainingJob,
     taken: dict[str, list[tuple[float, float]]],
     recorder: Recorder,
     device: torch.device,

@@ -31,16 +31,16 @@ from rankwatch_service.simulate.faults import (
     MissingRows,
     NonFinite,
     NormSpike,
-    Pause,
+    OrderedPause,
+    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,
     SlowJob,
-    Standstill,
 )
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 
 AT: Final = 200
 """The step at which most faults begin: baselines are learned by then."""
@@ -111,11 +111,13 @@ def _staircase(seed: int) -> Job:
 
 def _shared(seed: int) -> Job:
     """Four CPU ranks on two cores, ten steps a second."""
-    return Job(4, 300, seed, step_s=0.1, noise=Noise(busy=0.04, contention=0.3), placement=Placement(accelerated=False))
+    return Job(
+        4, 300, seed, step_s=0.1, noise=Noise(busy=0.04, contention=0.3), placement=RankPlacement(accelerated=False)
+    )
 
 
 def _slow_stage(seed: int) -> Job:
-    job = Job(64, 400, seed, placement=Placement(pp=4)).inject(Slow(tuple(range(16, 32)), 300, 1.1))
+    job = Job(64, 400, seed, placement=RankPlacement(pp=4)).inject(Slow(tuple(range(16, 32)), 300, 1.1))
     return _labelled(job, Label(Kind.SLOWDOWN, (), 300))
 
 
@@ -151,7 +153,7 @@ FAULTS: Final = [
     Case("one after the other", lambda s: Job(64, 360, s).inject(Slow(3, AT, 1.1), Slow(40, 280, 1.2)), 20, "worker"),
     Case(
         "whole host, +10 %",
-        lambda s: Job(64, 300, s, placement=Placement(tp=2)).inject(Slow(tuple(range(8, 16)), AT, 1.1)),
+        lambda s: Job(64, 300, s, placement=RankPlacement(tp=2)).inject(Slow(tuple(range(8, 16)), AT, 1.1)),
         20,
         "",
         1.1,
@@ -164,7 +166,7 @@ FAULTS: Final = [
     Case("waits for data, +30 %", lambda s: _slow(s, 1.3, data_wait=True), 20, "data", 1.3),
     Case(
         "uneven sequences, +10 %",
-        lambda s: Job(64, 320, s, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)).inject(
+        lambda s: Job(64, 320, s, placement=RankPlacement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)).inject(
             Slow(5, AT, 1.1)
         ),
         25,
@@ -216,10 +218,10 @@ SILENT: Final = [
     Case("clean", lambda s: Job(64, 600, s)),
     Case("clean, two ranks", lambda s: Job(2, 600, s)),
     Case("one rank half again as fast", lambda s: Job(64, 400, s).inject(Slow(7, AT, 1 / 1.5))),
-    Case("heavy stage", lambda s: Job(64, 400, s, placement=Placement(pp=4, heavy_stage=(3, 1.6)))),
+    Case("heavy stage", lambda s: Job(64, 400, s, placement=RankPlacement(pp=4, heavy_stage=(3, 1.6)))),
     Case(
         "uneven sequences, CV 15 %",
-        lambda s: Job(64, 600, s, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)),
+        lambda s: Job(64, 600, s, placement=RankPlacement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)),
     ),
     Case("uneven sequences, told", lambda s: Job(64, 600, s, report_tokens=True, noise=Noise(uneven_cv=0.15))),
     Case(
@@ -230,10 +232,10 @@ SILENT: Final = [
         "garbage collection, every 100 steps", lambda s: Job(64, 600, s, noise=Noise(collect_every=100, collect_s=0.5))
     ),
     Case("bursts of 2 to 4 slow steps", lambda s: Job(64, 900, s, noise=Noise(burst_probability=2e-4))),
-    Case("evaluations without a label", lambda s: Job(64, 400, s, step_s=0.5).inject(Standstill(50, 50.0))),
-    Case("evaluations", lambda s: Job(64, 400, s).inject(Standstill(100, 60.0, "eval"))),
-    Case("evaluations of 20 minutes", lambda s: Job(16, 260, s).inject(Standstill(80, 1200.0, "eval"))),
-    Case("saves", lambda s: Job(64, 400, s).inject(Standstill(50, 20.0, "checkpoint_save"))),
+    Case("evaluations without a label", lambda s: Job(64, 400, s, step_s=0.5).inject(RecurringStall(50, 50.0))),
+    Case("evaluations", lambda s: Job(64, 400, s).inject(RecurringStall(100, 60.0, "eval"))),
+    Case("evaluations of 20 minutes", lambda s: Job(16, 260, s).inject(RecurringStall(80, 1200.0, "eval"))),
+    Case("saves", lambda s: Job(64, 400, s).inject(RecurringStall(50, 20.0, "checkpoint_save"))),
     Case("silicon spread of 3 %", lambda s: Job(64, 600, s, noise=Noise(silicon=0.03))),
     Case("batches become larger", lambda s: Job(64, 500, s).inject(BatchRamp(250, 1.5))),
     Case(
@@ -244,16 +246,16 @@ SILENT: Final = [
     Case("another mix of data: loss -5 %", lambda s: _loss(s).inject(LossLevel(600, 0.95))),
     Case("daily wave of 2 %", lambda s: Job(16, 1440, s, step_s=60.0, noise=Noise(wave=0.02))),
     Case("slow first steps", lambda s: Job(64, 400, s, noise=Noise(warm_up_steps=50, warm_up_factor=3.0))),
-    Case("one device less on a host", lambda s: Job(62, 400, s, placement=Placement(lean_host=2))),
+    Case("one device less on a host", lambda s: Job(62, 400, s, placement=RankPlacement(lean_host=2))),
     Case("a link that flaps", lambda s: Job(64, 400, s).inject(LinkFlap(AT, 3.0))),
-    Case("paused by order", lambda s: Job(16, 300, s).inject(Pause(AT, 60.0))),
+    Case("paused by order", lambda s: Job(16, 300, s).inject(OrderedPause(AT, 60.0))),
     Case("relaunched", lambda s: Job(64, 400, s).inject(Restart(250, 230))),
     Case("rolled back", lambda s: Job(64, 400, s).inject(Restart(250, 230, relaunch=False))),
     Case("late values", lambda s: Job(64, 400, s, late_values=True)),
     Case(
         "crowded cores",
         lambda s: Job(
-            4, 1500, s, step_s=0.1, noise=Noise(busy=0.04, contention=0.6), placement=Placement(accelerated=False)
+            4, 1500, s, step_s=0.1, noise=Noise(busy=0.04, contention=0.6), placement=RankPlacement(accelerated=False)
         ),
     ),
 ]

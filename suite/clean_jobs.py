@@ -17,11 +17,11 @@ from typing import Final
 from rankwatch_detectors.base import Change, Severity
 from rankwatch_detectors.budget import WEEK_S
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.simulate.faults import LossLevel, Restart, ScalerSkip, Standstill
+from rankwatch_service.simulate.faults import LossLevel, RecurringStall, Restart, ScalerSkip
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 
 PART_STEPS: Final = 3_000
 TICK_S: Final = 5.0
@@ -32,7 +32,7 @@ EXPECTED: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Part:
+class CleanJob:
     """One part of a run: so many ranks, steps and seconds a step, and the budget of each kind (None = the default)."""
 
     ranks: int
@@ -42,7 +42,7 @@ class Part:
     budget: float | None = None
 
 
-def clean(part: Part) -> Job:
+def clean(part: CleanJob) -> Job:
     """The job of a part."""
     wide = part.ranks >= 64
     noise = Noise(
@@ -58,11 +58,11 @@ def clean(part: Part) -> Job:
     )
     job = Job(
         part.ranks, part.steps, part.seed, step_s=part.step_s, tick_s=TICK_S, noise=noise,
-        placement=Placement(pp=4 if wide else 1), fingerprint_every=50, ends=False,
+        placement=RankPlacement(pp=4 if wide else 1), fingerprint_every=50, ends=False,
     )  # fmt: skip
     return job.inject(
-        Standstill(1000, 120.0, "eval"),
-        Standstill(300, 30.0, "checkpoint_save"),
+        RecurringStall(1000, 120.0, "eval"),
+        RecurringStall(300, 30.0, "checkpoint_save"),
         ScalerSkip(450),
         Restart(part.steps // 3, part.steps // 3 - 20),
         Restart(part.steps // 2, part.steps // 2 - 20, relaunch=False),
@@ -82,7 +82,7 @@ def budgeted(budget: float) -> CatalogueConfig:
     )
 
 
-def heard(part: Part) -> Counter[str]:
+def heard(part: CleanJob) -> Counter[str]:
     """Findings opened in a part, by kind; info-level ones are marked."""
     bank = detectors(None if part.budget is None else budgeted(part.budget))
     opened: Counter[str] = Counter()
@@ -95,13 +95,13 @@ def heard(part: Part) -> Counter[str]:
     return opened
 
 
-def parts(ranks: int, weeks: float, step_s: float, budget: float | None = None) -> list[Part]:
+def parts(ranks: int, weeks: float, step_s: float, budget: float | None = None) -> list[CleanJob]:
     """So many job-weeks, rounded to whole parts."""
     count = max(1, round(weeks * WEEK_S / step_s / PART_STEPS))
-    return [Part(ranks, PART_STEPS, seed, step_s, budget) for seed in range(count)]
+    return [CleanJob(ranks, PART_STEPS, seed, step_s, budget) for seed in range(count)]
 
 
-def weeks_of(some: list[Part]) -> float:
+def weeks_of(some: list[CleanJob]) -> float:
     """How long parts are together, in job-weeks."""
     return sum(part.steps * part.step_s for part in some) / WEEK_S
 

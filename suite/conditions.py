@@ -15,7 +15,7 @@ from typing import Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.simulate.faults import Congestion, Hang, Label, Slow, SlowJob, WanderingPace
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from suite.cases import Case
 
 SIZES: Final = (16, 64, 1024)
@@ -25,7 +25,7 @@ STAGES: Final = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class CasePart:
     """Half of a case: what it does to a job, and within how many steps it must be found where it has a label."""
 
     name: str
@@ -49,28 +49,28 @@ def _heavy_stage(job: Job) -> Job:
 
 
 CONDITIONS: Final = [
-    Part("the last stage 25 % heavier", _heavy_stage),
-    Part("a rank 8 % slower from the start", lambda job: _unlabelled(job, job.world_size // 2, 0, 1.08)),
-    Part("a rank 30 % slower from the start", lambda job: job.inject(Slow(job.world_size // 2, 0, 1.3))),
-    Part("a pace that wanders by 1 to 3 %", lambda job: job.inject(WanderingPace(0.01, 0.03, 100))),
+    CasePart("the last stage 25 % heavier", _heavy_stage),
+    CasePart("a rank 8 % slower from the start", lambda job: _unlabelled(job, job.world_size // 2, 0, 1.08)),
+    CasePart("a rank 30 % slower from the start", lambda job: job.inject(Slow(job.world_size // 2, 0, 1.3))),
+    CasePart("a pace that wanders by 1 to 3 %", lambda job: job.inject(WanderingPace(0.01, 0.03, 100))),
 ]
 """What is true of a job from its start."""
 
 LATER: Final = [
-    Part("all 8 % slower", lambda job: job.inject(SlowJob(AT, 1.08))),
-    Part("collectives x3", lambda job: job.inject(Congestion(AT, 3.0)), 40),
-    Part("a rank 10 % slower", lambda job: job.inject(Slow(3, AT, 1.1)), 20),
-    Part("the last stage 40 % heavier", _heavier_stage),
-    Part("a hang", lambda job: job.inject(Hang(5, AT, 30)), 8),
+    CasePart("all 8 % slower", lambda job: job.inject(SlowJob(AT, 1.08))),
+    CasePart("collectives x3", lambda job: job.inject(Congestion(AT, 3.0)), 40),
+    CasePart("a rank 10 % slower", lambda job: job.inject(Slow(3, AT, 1.1)), 20),
+    CasePart("the last stage 40 % heavier", _heavier_stage),
+    CasePart("a hang", lambda job: job.inject(Hang(5, AT, 30)), 8),
 ]
 """Faults that begin later."""
 
 
-def _case(size: int, fault: Part, condition: Part | None = None) -> Case:
+def _case(size: int, fault: CasePart, condition: CasePart | None = None) -> Case:
     parts = (fault,) if condition is None else (condition, fault)
 
     def job(seed: int) -> Job:
-        made = Job(size, STEPS, seed, placement=Placement(pp=STAGES))
+        made = Job(size, STEPS, seed, placement=RankPlacement(pp=STAGES))
         for part in parts:
             made = part.apply(made)
         return made

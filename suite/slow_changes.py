@@ -9,9 +9,9 @@ from typing import Final
 from rankwatch_service.simulate.faults import Drift, LossClimb, LossSpike, Overflow
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from suite.cases import Case
-from suite.conditions import CONDITIONS, STAGES, Part
+from suite.conditions import CONDITIONS, STAGES, CasePart
 
 SIZES: Final = (16, 64, 256)
 START: Final = 1000
@@ -21,21 +21,21 @@ AT: Final = START + 500
 STEPS: Final = AT + 700
 
 CHANGES: Final = [
-    Part("all ranks +25 % over 1,800 steps", lambda job: job.inject(Drift(AT, 1.25, 1800)), 640),
-    Part("loss x2.2 over 1,300 steps", lambda job: job.inject(LossClimb(AT, 2.2, 1300)), 200),
-    Part("a norm that overflows on one rank", lambda job: job.inject(Overflow(job.world_size // 3, AT + 300)), 0),
+    CasePart("all ranks +25 % over 1,800 steps", lambda job: job.inject(Drift(AT, 1.25, 1800)), 640),
+    CasePart("loss x2.2 over 1,300 steps", lambda job: job.inject(LossClimb(AT, 2.2, 1300)), 200),
+    CasePart("a norm that overflows on one rank", lambda job: job.inject(Overflow(job.world_size // 3, AT + 300)), 0),
 ]
-SPIKE: Final = Part("a spike of x2", lambda job: job.inject(LossSpike(AT + 400, 2.0, 2)), 2)
+SPIKE: Final = CasePart("a spike of x2", lambda job: job.inject(LossSpike(AT + 400, 2.0, 2)), 2)
 
 
-def _job(size: int, seed: int, *parts: Part) -> Job:
-    job = Job(size, STEPS, seed, start_step=START, noise=Noise(loss=0.015), placement=Placement(pp=STAGES))
+def _job(size: int, seed: int, *parts: CasePart) -> Job:
+    job = Job(size, STEPS, seed, start_step=START, noise=Noise(loss=0.015), placement=RankPlacement(pp=STAGES))
     for part in parts:
         job = part.apply(job)
     return job
 
 
-def _case(size: int, fault: Part, *others: Part) -> Case:
+def _case(size: int, fault: CasePart, *others: CasePart) -> Case:
     name = ", beside ".join(part.name for part in (fault, *others))
     delay_max = max(part.delay_max for part in (fault, *others))
     return Case(f"{name}, {size:,} ranks", lambda seed: _job(size, seed, fault, *others), delay_max)

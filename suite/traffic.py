@@ -37,7 +37,7 @@ METRICS = (*MEASURED, "nonfinite")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """One message and when it was sent, on the job's clock."""
 
     unix_ns: int
@@ -55,7 +55,7 @@ class Traffic:
     """Rank-steps in one message: eight ranks, and as many steps as that takes."""
     seed: int = 0
 
-    def messages(self, steps: int) -> Iterator[Sent]:
+    def messages(self, steps: int) -> Iterator[SentMessage]:
         """The job's first `steps` steps (a multiple of a message's), host after host as they come."""
         steps_each = self.rows // HOST_RANKS
         random = np.random.default_rng(self.seed)
@@ -101,7 +101,7 @@ class Traffic:
 
     def _message(
         self, seq: int, first: int, host: int, values: NDArray[np.float32], now_s: float, progress: bool
-    ) -> Sent:
+    ) -> SentMessage:
         steps, low = values.shape[1], host * HOST_RANKS
         rows = steps * HOST_RANKS
         # A rank's entries follow each other, as an agent reads them from its recorder.
@@ -131,7 +131,7 @@ class Traffic:
             steps=wire.Table(rows, columns),
             progress=self._progress(low, first + steps) if progress else (),
         )
-        return Sent(unix_ns, wire.encode(batch), rows)
+        return SentMessage(unix_ns, wire.encode(batch), rows)
 
     def _infos(self, host: int) -> tuple[wire.RankInfo, ...]:
         return tuple(

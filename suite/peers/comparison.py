@@ -10,7 +10,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.cases import Case
-from suite.peers.rules import Rule, rules
+from suite.peers.rules import PeerRule, rules
 from suite.scoring import BRINGS, OF_LOSS
 
 SILENT_STEPS: Final = 100
@@ -22,7 +22,7 @@ Said = tuple[Kind, int | None, int]
 
 
 @dataclass
-class Count:
+class RuleScore:
     """What one rule made of one or several lines."""
 
     labels: int = 0
@@ -31,7 +31,7 @@ class Count:
     false: int = 0
     delays: list[int] = field(default_factory=list)
 
-    def __iadd__(self, other: Count) -> Count:
+    def __iadd__(self, other: RuleScore) -> RuleScore:
         self.labels += other.labels
         self.found += other.found
         self.named += other.named
@@ -52,10 +52,10 @@ class Count:
 def beside_peers(cases: list[Case], seeds: range) -> tuple[list[list[str]], list[list[str]]]:
     """For each line the best other rule beside ours, and who is ahead; then each rule over all lines it can answer."""
     answers = {OURS: frozenset(Kind), **{rule.name: rule.kinds for rule in rules()}}
-    totals = {name: Count() for name in answers}
+    totals = {name: RuleScore() for name in answers}
     lines = []
     for case in cases:
-        line = {name: Count() for name in answers}
+        line = {name: RuleScore() for name in answers}
         for seed in seeds:
             job = case.job(seed)
             for name, said in _all_said(job).items():
@@ -66,7 +66,7 @@ def beside_peers(cases: list[Case], seeds: range) -> tuple[list[list[str]], list
     return lines, [[name, *count.cells()] for name, count in totals.items()]
 
 
-def _compared(line: dict[str, Count]) -> list[str]:
+def _compared(line: dict[str, RuleScore]) -> list[str]:
     ours = line[OURS]
     others = {name: count for name, count in line.items() if name != OURS and (count.labels or not ours.labels)}
     if not others:
@@ -108,7 +108,7 @@ def _all_said(job: Job) -> dict[str, list[Said]]:
 
 
 def _listen(
-    rule: Rule,
+    rule: PeerRule,
     now: list[tuple[Kind, int | None]],
     step: int,
     said: list[Said],
@@ -122,9 +122,9 @@ def _listen(
         last[key] = step
 
 
-def _counted(job: Job, said: list[Said], answers: frozenset[Kind]) -> Count:
+def _counted(job: Job, said: list[Said], answers: frozenset[Kind]) -> RuleScore:
     """Labels of the kinds that a rule answers, those found, those rightly named, and what answers no label."""
-    count = Count()
+    count = RuleScore()
     for label in job.labels:
         if label.kind not in answers:
             continue

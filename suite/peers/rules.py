@@ -22,7 +22,7 @@ Said = tuple[Kind, int | None]
 LOSS_KINDS = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE})
 
 
-class Rule(Protocol):
+class PeerRule(Protocol):
     """One rule over one job."""
 
     name: str
@@ -216,7 +216,7 @@ def _olmo(window: deque[float], loss: float, count: int) -> bool:
     return loss > mean + 6 * deviation
 
 
-def rules() -> list[Rule]:
+def rules() -> list[PeerRule]:
     """A fresh set of all of them."""
     return [
         NvrxScore(),

@@ -12,7 +12,7 @@ from typing import Any
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
 from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.replay.player import Player
-from rankwatch_service.replay.rows import RowReader, Rows
+from rankwatch_service.replay.rows import RowBlock, RowReader
 from rankwatch_service.replay.sources import open_source
 from suite.pipeline import recording_pipeline, updates_of
 
@@ -28,7 +28,7 @@ ANSWERS = {
 
 
 @dataclass(frozen=True)
-class Event:
+class LabelledEvent:
     """One labelled stretch of steps."""
 
     channel: str
@@ -39,13 +39,13 @@ class Event:
 
 
 @dataclass
-class Series:
+class ScoredSeries:
     """What one series came to."""
 
     name: str
     points: int = 0
-    events: list[Event] = field(default_factory=list)
-    found: list[tuple[Event, int | None]] = field(default_factory=list)
+    events: list[LabelledEvent] = field(default_factory=list)
+    found: list[tuple[LabelledEvent, int | None]] = field(default_factory=list)
     """Each `must` event with the points that passed before it was told, None where it was not."""
     false: list[str] = field(default_factory=list)
     incidents: int = 0
@@ -77,14 +77,14 @@ def listen(path: Path, mapping: dict[str, str]) -> Heard:
     return heard
 
 
-def _played(player: Player, parts: Iterable[Rows], heard: Heard) -> Iterator[Observation]:
+def _played(player: Player, parts: Iterable[RowBlock], heard: Heard) -> Iterator[Observation]:
     for rows in parts:
         heard.points += len(rows.records.step)
         yield from player.play(rows)
     yield from player.end()
 
 
-def events_of(labels: dict[str, Any]) -> list[Event]:
+def events_of(labels: dict[str, Any]) -> list[LabelledEvent]:
     """All events of a series that have a place in steps."""
     events = []
     visible = labels.get("visible_events")
@@ -95,20 +95,22 @@ def events_of(labels: dict[str, Any]) -> list[Event]:
             start = next(event[name] for name in ("start", "row", "first_step") if name in event)
             # A silence begins after its row and ends with the next one; what is not finite stays so for its rows.
             end = event.get("end", start + event.get("rows", 1))
-            events.append(Event(channel, event["kind"], start, end, event.get("scoring") == "must"))
+            events.append(LabelledEvent(channel, event["kind"], start, end, event.get("scoring") == "must"))
     shifts = labels.get("step_time_summary", {}).get("level_shifts", [])
-    return events + [Event("step_time", s["kind"], s["start"], s["end"], s.get("scoring") == "must") for s in shifts]
+    return events + [
+        LabelledEvent("step_time", s["kind"], s["start"], s["end"], s.get("scoring") == "must") for s in shifts
+    ]
 
 
-def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], Series]:
+def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], ScoredSeries]:
     """A family whose files have one row for each step."""
 
-    def score(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+    def score(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
         path = folder / labels["file"]
         with gzip.open(path, "rt") as file:
             header = next(csv.reader(file))
         heard = listen(path, {theirs: ours for theirs, ours in mapping.items() if theirs in header})
-        series = Series(name, heard.points, events_of(labels), incidents=len(heard.opened))
+        series = ScoredSeries(name, heard.points, events_of(labels), incidents=len(heard.opened))
         interval = int(labels.get("log_interval_steps") or 1)
         for event in series.events:
             if event.must:

@@ -16,7 +16,7 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.job.topology_state import Roster
-from suite.recorded.series import Event, Heard, Series, listen
+from suite.recorded.series import Heard, LabelledEvent, ScoredSeries, listen
 
 RANKS_PER_NODE = 8
 ATTEMPT = "records.0"
@@ -25,7 +25,7 @@ NETWORK = {"NIC", "Parameter Plane Cable"}
 """Classes of operators' records that are the network's; all others are the device's."""
 
 
-def metric(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def metric(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """A server's metric, judged by the rules for a job's loss: one alarm in each window, none outside.
 
     The first 15 % of the rows, at most 750, do not count.
@@ -34,11 +34,11 @@ def metric(folder: Path, name: str, labels: dict[str, Any]) -> Series:
         rows = list(csv.DictReader(file))
     stamps = [row["timestamp"] for row in rows]
     heard = _listened("step,loss", [f"{step},{row['value']}" for step, row in enumerate(rows)])
-    series = Series(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     windows = [(_at(stamps, start), _at(stamps, end)) for start, end in labels["published_labels"]["windows"]]
     for start, end in windows:
         inside = [step for _, step, *_ in heard.opened if start <= step <= end]
-        event = Event("loss", "window", start, end, must=True)
+        event = LabelledEvent("loss", "window", start, end, must=True)
         series.found.append((event, min(inside) - start if inside else None))
     probation = min(0.15 * len(rows), 750)
     for kind, step, text, _ in heard.opened:
@@ -47,20 +47,20 @@ def metric(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     return series
 
 
-def steps_beside_power(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def steps_beside_power(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """The step times of a job whose nodes' power was measured. Power itself is read by no detector."""
     path = folder / f"{name}.steps.csv.gz"
     if path.name not in labels["files"]:
-        return Series(name, notes="power only")
+        return ScoredSeries(name, notes="power only")
     with gzip.open(path, "rt") as file:
         lines = [f"{step},{row['t_s']},{row['step_time_s']}" for step, row in enumerate(csv.DictReader(file))]
     heard = _listened("step,time_s,step_time_s", lines)
-    series = Series(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     series.false = [f"{kind} {step}: {text}" for kind, step, text, _ in heard.opened]
     return series
 
 
-def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
+def faults(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """Operators' records of faults, as findings of a job on all these nodes: one incident for each, over when it ends.
 
     Found: the fault has an incident that names its node. False: incidents of several nodes, and those left open.
@@ -71,7 +71,7 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
     roster = Roster()
     roster.learn(_rank_infos(nodes))
     correlator, records = Correlator("records"), _Records(nodes)
-    series, incidents = Series(name, len(rows)), dict[str, Incident]()
+    series, incidents = ScoredSeries(name, len(rows)), dict[str, Incident]()
     correlator.begin(ATTEMPT)
     for index, row in enumerate(rows):
         told = correlator.judge(records.findings(row), roster)
@@ -79,7 +79,7 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> Series:
         if row["event"] == "fault_start":
             # A second fault of a node while the first lasts belongs to the incident that is open.
             named = any(one.state == "open" and row["node"] in one.hosts for one in incidents.values())
-            event = Event("fault", row["class"], index, index, must=True)
+            event = LabelledEvent("fault", row["class"], index, index, must=True)
             series.found.append((event, 0 if named else None))
         series.incidents += sum(one.what is TransitionKind.OPENED for one in told)
     for incident in incidents.values():

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankwatch_service.demo.job.launcher import own_environment
 from rankwatch_service.demo.job.processes import end_all, working_for
-from rankwatch_service.demo.services.service import Service
+from rankwatch_service.demo.services.service import ServiceProcess
 from tests.adoption.cases import Case, Fault
 
 RUN_S = 300.0
@@ -84,7 +84,7 @@ class World:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONPATH": "",
         }
-        self.service = Service(folder / "service", 0, self._environment)
+        self.service = ServiceProcess(folder / "service", 0, self._environment)
 
     def run(self, case: Case, fault: Fault | None) -> Outcome:
         """Run a script as it is, or let one of its ranks have a fault."""

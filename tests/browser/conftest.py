@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from rankwatch_service.demo.services.service import Service
+from rankwatch_service.demo.services.service import ServiceProcess
 from tests.support.service.telemetry_feed import Feed
 from tests.support.service.webhook_receiver import webhook_receiver
 
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Browser]:
 class Site:
     """A running service, its feeds, and sessions in it."""
 
-    def __init__(self, service: Service, ingest: str):
+    def __init__(self, service: ServiceProcess, ingest: str):
         self.service = service
         self._ingest = ingest
 
@@ -77,7 +77,7 @@ def measure_hostile(_step, values, _exact):
 def site(tmp_path_factory, chromium) -> Iterator[Site]:
     folder: Path = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
-    service = Service(folder / "data", 0, environment)
+    service = ServiceProcess(folder / "data", 0, environment)
     with webhook_receiver() as receiver:
         service.start()
         ingest = (folder / "data" / "ingest-token").read_text().strip()

@@ -30,17 +30,17 @@ from rankwatch_service.simulate.faults import (
     MissingRows,
     NonFinite,
     NormSpike,
-    Pause,
+    OrderedPause,
+    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,
     SlowJob,
-    Standstill,
 )
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
 from tests.support.detection.verdicts import judge, opened
@@ -63,8 +63,8 @@ FAULTS: list[Callable[[Job, int, int], Job]] = [
     lambda job, rank, at: job.inject(Hang(rank, at, 25.0)),
     lambda job, rank, at: job.inject(HostSilence("host-0", at, at + 20)),
     lambda job, rank, at: job.inject(MissingRows(rank, 0, at)),
-    lambda job, rank, at: job.inject(Pause(at, 20.0)),
-    lambda job, rank, at: job.inject(Standstill(at // 2, 15.0, "eval")),
+    lambda job, rank, at: job.inject(OrderedPause(at, 20.0)),
+    lambda job, rank, at: job.inject(RecurringStall(at // 2, 15.0, "eval")),
     lambda job, rank, at: job.inject(Restart(at, at - 20, relaunch=False)),
     lambda job, rank, at: job.inject(Restart(at, at - 20)),
     lambda job, rank, at: job.inject(Kill(rank, at)),
@@ -81,7 +81,7 @@ def jobs(draw: st.DrawFn) -> Job:
         draw(st.integers(0, 99)),
         step_s=draw(st.sampled_from([0.2, 1.0, 4.0])),
         late_values=draw(st.booleans()),
-        placement=Placement(pp=pp, accelerated=draw(st.booleans()), ranks_per_host=4),
+        placement=RankPlacement(pp=pp, accelerated=draw(st.booleans()), ranks_per_host=4),
     )
     for fault in draw(st.lists(st.sampled_from(FAULTS), max_size=4, unique=True)):
         job = fault(job, draw(st.integers(0, world_size - 1)), draw(st.integers(60, 120)))
@@ -92,7 +92,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 def troubled(world_size: int = 8) -> list[Observation]:
     """One of everything, in 280 steps."""
-    job = Job(world_size=world_size, steps=280, seed=11, placement=Placement(ranks_per_host=4)).inject(
+    job = Job(world_size=world_size, steps=280, seed=11, placement=RankPlacement(ranks_per_host=4)).inject(
         SlowJob(40, 1.4, until_step=56),
         Slow(2, 60, 1.6, until_step=100),
         LocalGradient(3, 70, 2.0),
@@ -269,7 +269,7 @@ CALM_STEPS = 120
 
 @cache
 def calm_then_trouble(step_s: float, accelerated: bool) -> list[Observation]:
-    job = Job(8, 190, 3, step_s=step_s, report_tokens=True, placement=Placement(accelerated=accelerated))
+    job = Job(8, 190, 3, step_s=step_s, report_tokens=True, placement=RankPlacement(accelerated=accelerated))
     job = job.inject(
         Slow(2, CALM_STEPS, 2.0, 150), LocalGradient(3, CALM_STEPS, 3.0), BitFlip(5, 125), LossSpike(130, 4.0, 2)
     )
@@ -331,7 +331,7 @@ def test_metrics_that_come_and_go_and_ranks_that_never_speak_are_survived(
 
 def eventful(steps: int) -> Iterable[Observation]:
     """A job in which something goes wrong all the time, with metrics of ever new names."""
-    job = Job(8, steps, 6, step_s=0.5, placement=Placement(ranks_per_host=4))
+    job = Job(8, steps, 6, step_s=0.5, placement=RankPlacement(ranks_per_host=4))
     for at in range(80, steps, 100):
         job = job.inject(Slow(2, at, 1.6, at + 30), LossSpike(at + 10, 4.0, 2), NormSpike(at + 20, 40.0, 2))
         job = job.inject(HostSilence("host-1", at + 40, at + 70), Hang(1, at + 45, 12.0), NonFinite(3, at + 50))

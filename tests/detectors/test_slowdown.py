@@ -10,11 +10,11 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Occurrence, Severity
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
-from rankwatch_service.simulate.faults import Restart, Slow, SlowJob, Standstill, WanderingPace
+from rankwatch_service.simulate.faults import RecurringStall, Restart, Slow, SlowJob, WanderingPace
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from suite.scoring import judged
 from tests.support.detection.verdicts import judge, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
@@ -42,7 +42,7 @@ def test_it_closes_when_steps_are_as_fast_as_before() -> None:
     "job",
     [
         pytest.param(Job(world_size=16, steps=2000, seed=2), id="clean"),
-        pytest.param(Job(world_size=16, steps=2000, seed=3).inject(Standstill(40, 30, "eval")), id="evaluation"),
+        pytest.param(Job(world_size=16, steps=2000, seed=3).inject(RecurringStall(40, 30, "eval")), id="evaluation"),
         pytest.param(
             Job(world_size=16, steps=2000, seed=4, noise=Noise(hiccup_probability=0.002, hiccup_s=1.0)),
             id="single slow steps",
@@ -73,7 +73,7 @@ def test_it_closes_when_steps_are_as_fast_as_before() -> None:
                 seed=7,
                 step_s=0.1,
                 noise=Noise(busy=0.04, contention=0.6),
-                placement=Placement(accelerated=False),
+                placement=RankPlacement(accelerated=False),
             ),
             id="crowded cores",
         ),

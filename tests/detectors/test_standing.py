@@ -14,7 +14,7 @@ from rankwatch_service.simulate.faults import Congestion, Restart, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from suite.scoring import judged
 from tests.support.detection.verdicts import judge
 
@@ -22,7 +22,7 @@ LAST_STAGE = (12, 13, 14, 15)
 
 
 def heavy(steps: int = 420, factor: float = 1.25) -> Job:
-    return Job(16, steps, 3, placement=Placement(pp=4, heavy_stage=(3, factor)))
+    return Job(16, steps, 3, placement=RankPlacement(pp=4, heavy_stage=(3, factor)))
 
 
 def told(job: Job) -> list[tuple[str, str, str, bool, tuple[int, ...]]]:
@@ -69,7 +69,7 @@ def test_what_begins_later_is_an_incident_of_its_own(later: Any, news: tuple[obj
 
 
 def test_several_heavy_stages_are_one_fact() -> None:
-    job = Job(32, 100, 3, placement=Placement(pp=4))
+    job = Job(32, 100, 3, placement=RankPlacement(pp=4))
     job.stage_weights = (1.2, 1.0, 1.0, 1.5)
     (incident,) = judged(job)[1]
     assert line(incident) == FACT

@@ -15,11 +15,11 @@ from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.witness import WitnessConfig
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
-from rankwatch_service.simulate.faults import Hang, MissingRows, Restart, Slow, SlowJob, Standstill
+from rankwatch_service.simulate.faults import Hang, MissingRows, RecurringStall, Restart, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.detection.verdicts import closed, judge, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
@@ -31,7 +31,7 @@ def found(job: Job, config: StragglerConfig | None = None) -> list[Finding]:
 def demo_job(steps: int = 400, seed: int = 0, contention: float = 0.3) -> Job:
     """Four CPU ranks on two cores at ten steps a second: wall time says little, CPU time scatters by 4 %."""
     noise = Noise(busy=0.04, contention=contention)
-    return Job(4, steps, seed, step_s=0.1, noise=noise, placement=Placement(accelerated=False))
+    return Job(4, steps, seed, step_s=0.1, noise=noise, placement=RankPlacement(accelerated=False))
 
 
 def test_the_slow_rank_of_a_seeded_job_is_named_at_the_golden_step() -> None:
@@ -108,7 +108,7 @@ def test_two_ranks_with_different_onsets_are_both_named() -> None:
 def test_a_whole_host_is_named_rank_by_rank() -> None:
     findings = opened(
         found(
-            Job(world_size=64, steps=200, seed=7, placement=Placement(tp=2)).inject(
+            Job(world_size=64, steps=200, seed=7, placement=RankPlacement(tp=2)).inject(
                 Slow(tuple(range(8, 16)), 120, 1.15)
             )
         )
@@ -201,14 +201,15 @@ def test_a_rank_that_becomes_slower_still_is_updated_not_opened_again() -> None:
         pytest.param(Job(world_size=64, steps=800, seed=20), id="clean"),
         pytest.param(Job(world_size=64, steps=800, seed=21).inject(SlowJob(400, 1.5)), id="all ranks slower"),
         pytest.param(
-            Job(world_size=64, steps=800, seed=22, placement=Placement(pp=4, heavy_stage=(3, 1.6))), id="heavy stage"
+            Job(world_size=64, steps=800, seed=22, placement=RankPlacement(pp=4, heavy_stage=(3, 1.6))),
+            id="heavy stage",
         ),
         pytest.param(
-            Job(world_size=32, steps=800, seed=22, placement=Placement(pp=16, heavy_stage=(3, 1.6))),
+            Job(world_size=32, steps=800, seed=22, placement=RankPlacement(pp=16, heavy_stage=(3, 1.6))),
             id="heavy stage, two replicas",
         ),
         pytest.param(
-            Job(world_size=64, steps=800, seed=23, placement=Placement(tp=2, pp=2), noise=Noise(uneven_cv=0.15)),
+            Job(world_size=64, steps=800, seed=23, placement=RankPlacement(tp=2, pp=2), noise=Noise(uneven_cv=0.15)),
             id="uneven, unknown",
         ),
         pytest.param(
@@ -233,7 +234,7 @@ def test_a_rank_that_becomes_slower_still_is_updated_not_opened_again() -> None:
             id="late ranks",
         ),
         pytest.param(Job(world_size=64, steps=800, seed=30, step_s=30.0, noise=Noise(wave=0.02)), id="daily wave"),
-        pytest.param(Job(world_size=64, steps=800, seed=31).inject(Standstill(50, 60, "eval")), id="evaluation"),
+        pytest.param(Job(world_size=64, steps=800, seed=31).inject(RecurringStall(50, 60, "eval")), id="evaluation"),
     ],
 )
 def test_what_is_no_straggler_accuses_nobody(job: Job) -> None:
@@ -245,7 +246,7 @@ def test_uneven_loads_hide_no_slow_rank() -> None:
         Slow(7, 200, 1.1)
     )
     unknown = Job(
-        world_size=64, steps=300, seed=33, placement=Placement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)
+        world_size=64, steps=300, seed=33, placement=RankPlacement(tp=2, pp=4), noise=Noise(uneven_cv=0.15)
     ).inject(Slow(7, 200, 1.1))
     for job in (reported, unknown):
         findings = opened(found(job))

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from rankwatch import wire
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident
 from tests.support.recordings.outcome import live_through
@@ -21,7 +21,7 @@ HOUR_S = 3_600.0
 
 
 def job() -> Job:
-    faulty = Job(world_size=8, steps=240, step_s=0.5, seed=12, placement=Placement(ranks_per_host=4))
+    faulty = Job(world_size=8, steps=240, step_s=0.5, seed=12, placement=RankPlacement(ranks_per_host=4))
     return faulty.inject(Slow(5, 60, 1.8, until_step=120), NonFinite(2, 150), Hang(6, 180, seconds=15))
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from rankwatch import wire
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import DeadLetter, Incident, IncidentTransition
 from tests.support.recordings.outcome import live_through, with_body
@@ -40,7 +40,7 @@ def launched(job: Job, launch: str, from_s: float = 0.0, host: str = "host") -> 
 
 def size(world_size: int, steps: int, seed: int = 1) -> Job:
     return Job(
-        world_size=world_size, steps=steps, step_s=0.5, seed=seed, ends=False, placement=Placement(ranks_per_host=4)
+        world_size=world_size, steps=steps, step_s=0.5, seed=seed, ends=False, placement=RankPlacement(ranks_per_host=4)
     )
 
 

@@ -13,7 +13,7 @@ import zstandard
 from rankwatch import wire
 from rankwatch_service.simulate.faults import NonFinite
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.telemetry.batch import BadBatchError, Reason
 from rankwatch_service.telemetry.validate import validate
 from tests.golden import make, wire_v1
@@ -106,7 +106,7 @@ def test_a_newer_schema_is_refused_by_its_number_whatever_its_shape(shape):
 
 def test_a_rolling_upgrade_of_agents_before_services_costs_dead_letters_and_no_crash(tmp_path):
     """Some hosts' agents are ahead: theirs is kept as dead letters, everyone else is watched as before."""
-    job = Job(world_size=8, steps=120, step_s=0.5, seed=9, placement=Placement(ranks_per_host=4)).inject(
+    job = Job(world_size=8, steps=120, step_s=0.5, seed=9, placement=RankPlacement(ranks_per_host=4)).inject(
         NonFinite(1, 60)
     )
     entries, newer = [], 0

@@ -16,7 +16,7 @@ import zstandard
 from rankwatch import wire
 from rankwatch_service.simulate.faults import NonFinite, Slow
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.recordings.recording import telemetry
 from tests.support.values.batches import batch, column, progress, ranks, table
 
@@ -72,7 +72,7 @@ def messages() -> dict[str, wire.Batch | wire.View]:
 
 def recording() -> Iterator[tuple[float, str, bytes]]:
     """(seconds, job, message) of the job with which versions are compared."""
-    job = Job(world_size=4, steps=140, step_s=0.5, seed=21, placement=Placement(ranks_per_host=2)).inject(
+    job = Job(world_size=4, steps=140, step_s=0.5, seed=21, placement=RankPlacement(ranks_per_host=2)).inject(
         NonFinite(1, 30), Slow(3, 70, 2.0)
     )
     for timed in telemetry("gpt", job):

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.demo.services.service import Service
+from rankwatch_service.demo.services.service import ServiceProcess
 from rankwatch_service.series.query import heat_map
 from rankwatch_service.series.rollups import Mark
 from rankwatch_service.simulate.batches import batches
@@ -80,7 +80,7 @@ def test_nothing_of_64_ranks_is_lost_and_memory_does_not_grow(tmp_path):
             by_host[message.batch.host].append(message)
     sent = sum(len(messages) for messages in by_host.values())
 
-    service = Service(tmp_path / "data", 0, {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")})
+    service = ServiceProcess(tmp_path / "data", 0, {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")})
     service.start()
     try:
         token = (tmp_path / "data" / "ingest-token").read_text().strip()

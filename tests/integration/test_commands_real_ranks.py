@@ -18,10 +18,10 @@ from rich.console import Console
 
 from rankwatch.spawn import ensure_agent
 from rankwatch_service.demo.job.processes import working_for
-from rankwatch_service.demo.run import START_LIMIT_S, Options, opened_stage
+from rankwatch_service.demo.run import START_LIMIT_S, DemoOptions, opened_stage
 from rankwatch_service.demo.services.service import ServiceError
 from rankwatch_service.demo.stage import Stage
-from rankwatch_service.demo.view import View
+from rankwatch_service.demo.view import DemoView
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 
@@ -41,8 +41,8 @@ FINAL = ("applied", "refused", "expired", "failed", "cancelled")
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    view = View(Console(file=StringIO(), force_terminal=False), [])
-    with opened_stage(Options(seed=SEED), view) as stage:
+    view = DemoView(Console(file=StringIO(), force_terminal=False), [])
+    with opened_stage(DemoOptions(seed=SEED), view) as stage:
         stage.launcher.restarts_max = TRIALS
         stage.launcher.start()
         stage.wait_for_step(0, START_LIMIT_S)
@@ -66,18 +66,18 @@ def test_a_command_is_obeyed_by_all_ranks_at_one_step_or_by_none_whoever_is_kill
     if action == "pause" and finished["state"] == "applied":
         resume(stage)
     print(f"{told}: {finished['state']} {finished['result']}")
-    goes_on_from = (stage.witness.attempt, stage.witness.step)
+    goes_on_from = (stage.journals.attempt, stage.journals.step)
     stage.wait_for(f"training after {told}, {finished['state']}", limit_s, lambda: has_gone_on(stage, goes_on_from))
 
-    assert stage.witness.mixed() == [], told
-    assert stage.witness.ragged() == [], told
+    assert stage.journals.mixed() == [], told
+    assert stage.journals.ragged() == [], told
 
 
 def await_good_checkpoint(stage: Stage) -> None:
     """A rollback needs somewhere to go: wait for a checkpoint of this launch that proved good."""
 
     def good() -> bool:
-        launch = stage.witness.attempt.rpartition(".")[0]
+        launch = stage.journals.attempt.rpartition(".")[0]
         entries = stage.service.items(f"/api/v1/jobs/{stage.job}/checkpoints")
         return any(entry["verdict"] == "good" and entry["attempt"].startswith(f"{launch}.") for entry in entries)
 
@@ -99,7 +99,7 @@ def resume(stage: Stage) -> None:
 
 def has_gone_on(stage: Stage, since: tuple[str, int]) -> bool:
     attempt, step = since
-    return stage.witness.step >= (step + GO_ON_STEPS if stage.witness.attempt == attempt else 0)
+    return stage.journals.step >= (step + GO_ON_STEPS if stage.journals.attempt == attempt else 0)
 
 
 def kill(stage: Stage, victim: str, draw: random.Random) -> None:

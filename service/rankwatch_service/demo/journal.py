@@ -1,7 +1,7 @@
-"""What each rank writes down about itself, apart from rankwatch: the witness that the demo and its tests judge by.
+"""Journals that the ranks keep independently of rankwatch, by which the demo and its tests are judged.
 
-One line for each step: step, attempt, wall clock time at the step's end and a sum over the bits of all weights. Two
-ranks that stand at one step of one attempt with different sums have mixed weights.
+One line for each step: attempt, step, wall clock time at the end of the step, and the sum of the bits of all weights.
+Ranks with different sums after the same step of an attempt have diverged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEP_TIMES_COUNT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FinishedStep:
     """One finished step of one rank."""
 
     rank: int
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Journal:
-    """One rank's side. Each line goes to the kernel at once, so it outlives the process."""
+    """Written by one rank. Each line is written at once, so that it survives the process."""
 
     def __init__(self, directory: Path, launch: str, rank: int, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -39,18 +39,18 @@ class Journal:
         self._file = os.open(directory / f"{launch}-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, attempt: str, step: int, weights: int) -> None:
-        """Note that `step` is finished with weights that sum to `weights`."""
+        """Append that `step` is finished with weights that sum to `weights`."""
         os.write(self._file, f"{attempt} {step} {self._clock.unix_ns()} {weights}\n".encode())
 
 
-class Witness:
-    """Knows from all ranks' journals how far training is, and whether the ranks agree. `look` reads what is new."""
+class JournalReader:
+    """Reads the journals of all ranks: how far training is, and whether the ranks agree. `look` reads new lines."""
 
     def __init__(self, directory: Path, world_size: int) -> None:
         self._directory = directory
         self._world_size = world_size
         self._read_bytes: dict[str, int] = {}
-        self._steps: dict[tuple[str, int], dict[int, Entry]] = {}
+        self._steps: dict[tuple[str, int], dict[int, FinishedStep]] = {}
         self.attempt = ""
         """The newest attempt that any rank has finished a step of."""
         self._step: dict[int, int] = {}
@@ -62,11 +62,11 @@ class Witness:
 
     @property
     def steps_trained(self) -> int:
-        """Steps that ranks have finished over all attempts, repeated ones counted again."""
+        """Steps finished in all attempts; repeated steps count again."""
         return len(self._steps)
 
     def look(self) -> None:
-        """Read what the ranks wrote since the last call."""
+        """Read what the ranks have written since the last call."""
         for entry in self._new_entries():
             self._steps.setdefault((entry.attempt, entry.step), {})[entry.rank] = entry
             if _order(entry.attempt) > _order(self.attempt):
@@ -75,7 +75,7 @@ class Witness:
                 self._step[entry.rank] = entry.step
 
     def ended_unix_ns(self, attempt: str, step: int) -> int | None:
-        """When the last rank finished this step; None where none did."""
+        """When the last rank finished this step; None if no rank did."""
         ranks = self._steps.get((attempt, step), {})
         return max((entry.unix_ns for entry in ranks.values()), default=None)
 
@@ -83,7 +83,7 @@ class Witness:
         """The first step that any rank finished in this attempt.
 
         Raises:
-            ValueError: none did.
+            ValueError: no rank finished a step.
         """
         return min(step for known, step in self._steps if known == attempt)
 
@@ -94,11 +94,11 @@ class Witness:
         return statistics.median(b - a for a, b in pairwise(ends)) / 1e9 if len(ends) > 1 else 0.0
 
     def mixed(self) -> list[tuple[str, int]]:
-        """Steps (attempt, step) after which the ranks' weights were not all the same, in the order of their time."""
+        """Steps (attempt, step) after which the ranks had different weights, in order of time."""
         return [place for place, ranks in self._steps.items() if len({entry.weights for entry in ranks.values()}) > 1]
 
     def ragged(self) -> list[tuple[str, int]]:
-        """Steps (attempt, step) that some ranks of an attempt made and others did not, though it went on after them.
+        """Steps (attempt, step) that some ranks of an attempt made and others skipped.
 
         The last step of an attempt is left out: when a rank dies the others may just have finished it. Of the newest
         attempt only what all ranks have behind them is judged.
@@ -113,7 +113,7 @@ class Witness:
             if len(ranks) < self._world_size and step <= settled[attempt]
         ]
 
-    def _new_entries(self) -> Iterator[Entry]:
+    def _new_entries(self) -> Iterator[FinishedStep]:
         if not self._directory.exists():
             return
         for path in sorted(self._directory.iterdir()):
@@ -127,7 +127,7 @@ class Witness:
             self._read_bytes[path.name] = self._read_bytes.get(path.name, 0) + len(whole) + 1
             for line in whole.decode().splitlines():
                 attempt, step, unix_ns, weights = line.split()
-                yield Entry(rank, attempt, int(step), int(unix_ns), int(weights))
+                yield FinishedStep(rank, attempt, int(step), int(unix_ns), int(weights))
 
 
 def _order(attempt: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Everything that plays together in a demo, moved on by one loop: ranks, witness, service and what is shown of them."""
+"""The parts of a running demo and the loop that polls them: ranks, journals, service, receiver and display."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 from rankwatch_service.demo.job.faults import FaultFile
 from rankwatch_service.demo.job.launcher import Launcher
-from rankwatch_service.demo.journal import Witness
-from rankwatch_service.demo.services.receiver import Receiver
-from rankwatch_service.demo.services.service import Service
-from rankwatch_service.demo.view import View
+from rankwatch_service.demo.journal import JournalReader
+from rankwatch_service.demo.services.receiver import WebhookReceiver
+from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.view import DemoView
 
 POLL_S = 0.02
 REFRESH_S = 0.25
-"""How often the service is asked how things are."""
+"""Interval between two requests for the state of the job."""
 
 T = TypeVar("T")
 
 
 class NotInTimeError(Exception):
-    """Something that had to happen did not happen in time. The text says what."""
+    """Something did not happen in time; the message says what."""
 
 
 @dataclass
@@ -33,33 +33,33 @@ class Stage:
     """Unique; every process of this demo carries it."""
     job: str
     launcher: Launcher
-    witness: Witness
-    service: Service
-    receiver: Receiver
+    journals: JournalReader
+    service: ServiceProcess
+    receiver: WebhookReceiver
     faults: FaultFile
-    view: View
+    view: DemoView
     seen: Mapping[str, Any] = field(default_factory=dict)
-    """The service's view of the job; empty until it has one."""
+    """The job as the service reports it; empty until it knows the job."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     _refreshed_s: float = 0.0
 
     def poll(self) -> None:
-        """Let everything do what is due.
+        """Poll the launcher, the journals and the service, and update the display.
 
         Raises:
-            JobFailedError: the job died more often than its launcher bears.
+            JobFailedError: the job died more often than its launcher allows.
         """
         if self.launcher.poll():
             self.view.event(f"launcher: a rank died, all ranks start again as {self.launcher.launch}")
-        self.witness.look()
+        self.journals.look()
         now_s = time.monotonic()
         if now_s - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = now_s
             self._refresh()
-        self.view.progress(self.seen, self.witness.attempt, self.witness.step, self.witness.step_time_s())
+        self.view.progress(self.seen, self.journals.attempt, self.journals.step, self.journals.step_time_s())
 
     def wait_for(self, what: str, limit_s: float, condition: Callable[[], T | None]) -> T:
-        """Poll until `condition` gives something true, and return that.
+        """Poll until `condition` returns something true, and return it.
 
         Raises:
             NotInTimeError: `limit_s` passed.
@@ -75,10 +75,10 @@ class Stage:
 
     def wait_for_step(self, step: int, limit_s: float) -> None:
         """Wait until all ranks have finished `step` of the newest attempt."""
-        self.wait_for(f"step {step}", limit_s, lambda: self.witness.step >= step)
+        self.wait_for(f"step {step}", limit_s, lambda: self.journals.step >= step)
 
     def wait_for_time(self, seconds: float) -> None:
-        """Let everything go on for a while."""
+        """Keep polling for so many seconds."""
         until_s = time.monotonic() + seconds
         self.wait_for("end of a wait", 2 * seconds, lambda: time.monotonic() >= until_s)
 
@@ -87,10 +87,10 @@ class Stage:
         return self.service.write("POST", f"/api/v1/jobs/{self.job}/commands", {"action": action, "reason": reason})
 
     def applied(self, command_id: str, limit_s: float) -> dict[str, Any]:
-        """Wait until all ranks have obeyed a command.
+        """Wait until all ranks have applied a command.
 
         Raises:
-            NotInTimeError: it was refused, it failed, or nothing was heard.
+            NotInTimeError: it was refused, it failed, or it was not answered in time.
         """
 
         def finished() -> dict[str, Any] | None:

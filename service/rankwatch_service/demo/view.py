@@ -1,4 +1,4 @@
-"""What the demo shows: a live panel in a terminal, one line for each event elsewhere, and the table at the end."""
+"""The demo's output: a live panel in a terminal or one line for each event, and a table at the end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rankwatch_service.demo.script import Check, Outcome
+from rankwatch_service.demo.script import SceneCheck, SceneResult
 
 LINES_SHOWN = 10
-"""Events kept on the live panel."""
+"""Events shown on the live panel."""
 STEPS_BETWEEN_LINES = 100
-"""How often progress is told where there is no terminal to draw on."""
+"""Steps between two lines of progress without a terminal."""
 MARKS = {
     "waiting": ("·", "dim"),
     "armed": ("◌", "yellow"),
@@ -31,15 +31,15 @@ MARKS = {
 }
 
 
-class View:
-    """Shows the demo while it runs. `console` decides by itself whether it is a terminal."""
+class DemoView:
+    """Shows the demo while it runs, live where `console` is a terminal."""
 
-    def __init__(self, console: Console, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, console: Console, outcomes: Sequence[SceneResult]) -> None:
         self.console = console
         self._outcomes = outcomes
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
         self._progress = ""
-        self._told_step = 0
+        self._printed_step = 0
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._panel, transient=True)
 
     def __enter__(self) -> Self:
@@ -53,25 +53,25 @@ class View:
         self._live.stop()
 
     def headline(self, text: str) -> None:
-        """Text that stays above everything else."""
+        """Print a text above everything else."""
         self.console.print(text)
 
     def event(self, text: str) -> None:
-        """Something happened."""
+        """Show an event."""
         self._lines.append(text)
         if not self.console.is_terminal:
             self.console.print(text)
 
     def progress(self, job: Mapping[str, Any], attempt: str, step: int, step_time_s: float) -> None:
-        """How training goes. `job` is the service's own view of it, empty before it has one."""
+        """Show the progress of training. `job` is the job as the service reports it, empty before it knows the job."""
         loss = job.get("loss")
         shown = f"loss {loss:.3f}" if isinstance(loss, float) else f"loss {loss or '–'}"
         rate = f"{1 / step_time_s:.1f} steps/s" if step_time_s else "starting"
         self._progress = f"{attempt or 'launching'}   step {max(step, 0)}   {shown}   {rate}   {job.get('state', '')}"
-        if not self.console.is_terminal and step >= self._told_step + STEPS_BETWEEN_LINES:
-            self._told_step = step
+        if not self.console.is_terminal and step >= self._printed_step + STEPS_BETWEEN_LINES:
+            self._printed_step = step
             self.console.print(f"training: {self._progress}")
-        self._told_step = min(self._told_step, max(step, 0))
+        self._printed_step = min(self._printed_step, max(step, 0))
 
     def _panel(self) -> Group:
         scenes = Table.grid(padding=(0, 2))
@@ -82,9 +82,9 @@ class View:
         return Group("", Text(self._progress, style="bold"), "", scenes, "", events)
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """The demo's result, one row for each fault."""
-    result = Table(title="What was injected, and what came of it", title_justify="left", box=SIMPLE)
+def table(outcomes: Sequence[SceneResult]) -> Table:
+    """The results, one row for each fault."""
+    result = Table(title="Injected faults and their results", title_justify="left", box=SIMPLE)
     for name in (
         "fault",
         "opened",
@@ -93,7 +93,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
         "webhook",
         "action",
         "applied at step",
-        "goes on from",
+        "resumed from",
         "recovered",
     ):
         result.add_column(name)
@@ -121,8 +121,8 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return result
 
 
-def verdict(console: Console, results: Sequence[Check]) -> None:
-    """Print every check, the wrong ones marked."""
+def verdict(console: Console, results: Sequence[SceneCheck]) -> None:
+    """Print every check and mark those that failed."""
     for check in results:
         mark = "[green]✔[/]" if check.right else "[bold red]✘[/]"
         console.print(

@@ -18,7 +18,7 @@ SHOWN_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CellPlace:
     """Where a column stands: for errors."""
 
     path: str
@@ -38,7 +38,7 @@ def is_number(column: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def numbers(column: Any, place: Place) -> tuple[Floats, Bools | None]:
+def numbers(column: Any, place: CellPlace) -> tuple[Floats, Bools | None]:
     """Values and where they are present (None: everywhere); `nan` and `inf` are values.
 
     Raises:
@@ -52,7 +52,7 @@ def numbers(column: Any, place: Place) -> tuple[Floats, Bools | None]:
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64), present
 
 
-def integers(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | None]:
+def integers(column: Any, place: CellPlace, highest: int) -> tuple[Ints, Bools | None]:
     """Whole numbers from 0 to `highest`.
 
     Raises:
@@ -66,7 +66,7 @@ def integers(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | Non
     return values.astype(np.int64), present
 
 
-def counts(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | None]:
+def counts(column: Any, place: CellPlace, highest: int) -> tuple[Ints, Bools | None]:
     """Whole numbers from 0 to `highest`; "true" and "false" are 1 and 0.
 
     Raises:
@@ -80,7 +80,7 @@ def counts(column: Any, place: Place, highest: int) -> tuple[Ints, Bools | None]
     return integers(column, place, highest)
 
 
-def bits(column: Any, place: Place) -> tuple[Ints, Bools | None]:
+def bits(column: Any, place: CellPlace) -> tuple[Ints, Bools | None]:
     """Fingerprints: 64-bit integers as they are, of any text the first 64 bits of its hash.
 
     Raises:
@@ -98,7 +98,7 @@ def bits(column: Any, place: Place) -> tuple[Ints, Bools | None]:
     return values.astype(np.float64).view(np.int64) if values.dtype.kind == "f" else values.astype(np.int64), present
 
 
-def texts(column: Any, place: Place) -> tuple[list[str], Ints]:
+def texts(column: Any, place: CellPlace) -> tuple[list[str], Ints]:
     """The distinct texts of a column, and which of them each row has; an empty field is "".
 
     Raises:
@@ -114,7 +114,7 @@ def texts(column: Any, place: Place) -> tuple[list[str], Ints]:
     return [*known, ""], np.asarray(codes, dtype=np.int64)
 
 
-def _decoded(known: Any, place: Place) -> list[str]:
+def _decoded(known: Any, place: CellPlace) -> list[str]:
     try:
         return [str(text) for text in known.to_pylist()]
     except UnicodeDecodeError as error:
@@ -126,7 +126,7 @@ def _is_text(column: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
-def _cast(column: Any, place: Place) -> Any:
+def _cast(column: Any, place: CellPlace) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     with suppress(pa.ArrowInvalid):

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_service.replay.layout import ReplayError
-from rankwatch_service.replay.rows import RowReader, Rows, runs
+from rankwatch_service.replay.rows import RowBlock, RowReader, runs
 from rankwatch_service.replay.timeline import Timeline
 from rankwatch_service.telemetry.columns import Exact, Records
 
@@ -22,9 +22,9 @@ SLICE: Final = 1.0
 class _Cursor:
     """Where one file is being read."""
 
-    stream: Iterator[Rows]
+    stream: Iterator[RowBlock]
     timeline: Timeline
-    rows: Rows | None = None
+    rows: RowBlock | None = None
     key: Floats | None = None
     at: int = 0
 
@@ -47,7 +47,7 @@ class _Cursor:
         return float(self.key[self.at])
 
 
-def merged(readers: Sequence[RowReader]) -> Iterator[Rows]:
+def merged(readers: Sequence[RowReader]) -> Iterator[RowBlock]:
     """The rows of all files, in the order of their times.
 
     Raises:
@@ -75,7 +75,7 @@ def merged(readers: Sequence[RowReader]) -> Iterator[Rows]:
         yield _joined(parts, sum(done.values()))
 
 
-def _joined(parts: Sequence[Rows], done: int) -> Rows:
+def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
     """Parts of several files as one: a column that some of them lack is not measured there.
 
     Errors that are found later name the first of the files, and the row in it where its part begins.
@@ -112,7 +112,7 @@ def _joined(parts: Sequence[Rows], done: int) -> Rows:
     order = np.lexsort((key, place[codes]))
     hosts = _hosts(parts) if any(part.hosts for part in parts) else None
     places = {name: _column(parts, name) for name in dict.fromkeys(n for p in parts for n in p.places)}
-    return Rows(
+    return RowBlock(
         path=parts[0].path,
         first_row=parts[0].first_row,
         time_s=None if times is None else times[order],
@@ -129,7 +129,7 @@ def _told(time_s: Floats | None) -> Floats:
     return time_s
 
 
-def _exact(parts: Sequence[Rows], name: str) -> Exact:
+def _exact(parts: Sequence[RowBlock], name: str) -> Exact:
     values: list[Ints] = []
     present: list[Bools] = []
     for part in parts:
@@ -140,11 +140,11 @@ def _exact(parts: Sequence[Rows], name: str) -> Exact:
     return Exact(np.concatenate(values), np.concatenate(present))
 
 
-def _column(parts: Sequence[Rows], name: str) -> Ints:
+def _column(parts: Sequence[RowBlock], name: str) -> Ints:
     return np.concatenate([part.places.get(name, np.zeros(len(part.records.step), np.int64)) for part in parts])
 
 
-def _hosts(parts: Sequence[Rows]) -> tuple[list[str], Ints]:
+def _hosts(parts: Sequence[RowBlock]) -> tuple[list[str], Ints]:
     known: dict[str, int] = {}
     codes = []
     for part in parts:

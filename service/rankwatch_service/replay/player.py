@@ -33,7 +33,7 @@ from rankwatch_detectors.teardown import RECORDING
 from rankwatch_service.job.frames import FrameWindow
 from rankwatch_service.job.topology_state import Roster
 from rankwatch_service.replay.layout import PLACES, ReplayError
-from rankwatch_service.replay.rows import Rows, part_of
+from rankwatch_service.replay.rows import RowBlock, part_of
 from rankwatch_service.replay.timeline import Timeline
 from rankwatch_service.telemetry.bundle import table_of
 from rankwatch_service.telemetry.columns import Records
@@ -80,7 +80,7 @@ class Player:
         self._kind = 0
         self._places: dict[int, dict[str, Any]] = {}
 
-    def play(self, rows: Rows) -> Iterator[Observation]:
+    def play(self, rows: RowBlock) -> Iterator[Observation]:
         """The next rows, in file order.
 
         Raises:
@@ -143,7 +143,7 @@ class Player:
         self._stretch, self._ended = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
         self._next_tick_s = math.floor(now_s / TICK_S) * TICK_S + TICK_S
 
-    def _meet(self, rows: Rows, start: int, end: int, now_s: float) -> Iterator[AttemptStart]:
+    def _meet(self, rows: RowBlock, start: int, end: int, now_s: float) -> Iterator[AttemptStart]:
         """Ranks seen for the first time make the attempt larger."""
         ranks = rows.records.rank[start:end]
         highest = int(ranks.max())
@@ -167,7 +167,7 @@ class Player:
         self._window.resize(size)
         yield AttemptStart(self._window.attempt, self.roster.topology(), now_s)
 
-    def _ordered(self, rows: Rows, start: int, end: int) -> int:
+    def _ordered(self, rows: RowBlock, start: int, end: int) -> int:
         """Where the first row is whose step goes back; `end` where none does."""
         steps, ranks = rows.records.step[start:end], rows.records.rank[start:end]
         newest = np.maximum.accumulate(np.maximum(steps, self._top))
@@ -187,7 +187,7 @@ class Player:
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
-    def _pass(self, rows: Rows, times: Floats, start: int, end: int) -> Iterator[Observation]:
+    def _pass(self, rows: RowBlock, times: Floats, start: int, end: int) -> Iterator[Observation]:
         """Hand rows over as they were written, second by second."""
         assert self._window is not None
         while start < end:
@@ -237,7 +237,7 @@ class Player:
                 "process_exit", self._window.attempt, host, float(self._row_s[rank]), rank, last + 1, fields
             )
 
-    def _tick(self, rows: Rows, next_s: float, index: int) -> Iterator[Tick | Frame]:
+    def _tick(self, rows: RowBlock, next_s: float, index: int) -> Iterator[Tick | Frame]:
         """The second is over; the next row is `index`."""
         now_s, self._next_tick_s = self._next_tick_s, self._next_tick_s + TICK_S
         if now_s - self.now_s > GAP_S_MAX:
@@ -285,7 +285,7 @@ class Player:
         )
 
 
-def _place(rows: Rows, rank: int, index: int) -> dict[str, Any]:
+def _place(rows: RowBlock, rank: int, index: int) -> dict[str, Any]:
     """Where the rank of this row runs. Without places every rank is a replica of its own: all do the same work."""
     host = "" if rows.hosts is None else rows.hosts[0][rows.hosts[1][index]]
     return {"host": host, "dp": rank} | {name: int(rows.places[name][index]) for name in PLACES if name in rows.places}

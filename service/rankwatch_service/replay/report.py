@@ -9,7 +9,7 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.numbers import plain
-from rankwatch_service.replay.run import Outcome
+from rankwatch_service.replay.run import ReplayResult
 
 RANKS_SHOWN: Final = 8
 
@@ -64,7 +64,7 @@ def as_json(incident: Incident, named: bool) -> dict[str, Any]:
     }
 
 
-def summary(outcome: Outcome, seconds: float) -> dict[str, Any]:
+def summary(outcome: ReplayResult, seconds: float) -> dict[str, Any]:
     """What was read, and how long it took."""
     return {
         "rows": outcome.rows,
@@ -100,13 +100,13 @@ def _end(incident: Incident) -> float:
     return float("inf") if incident.resolved_time_s is None else incident.resolved_time_s
 
 
-def missing(outcome: Outcome) -> list[tuple[str, str]]:
+def missing(outcome: ReplayResult) -> list[tuple[str, str]]:
     """Kinds that could not be looked for in these files, and which columns it would take."""
     here = outcome.columns
     return [(kind, words) for kind, groups, words in NEEDS if not all(here & set(group) for group in groups)]
 
 
-def what_was_read(outcome: Outcome, seconds: float) -> str:
+def what_was_read(outcome: ReplayResult, seconds: float) -> str:
     """One sentence about the files."""
     rows = f"Read {_many(outcome.rows, 'row')} in {seconds:.1f} s"
     who = _many(outcome.ranks, "rank") if outcome.named else "one series for the whole job"

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
-from rankwatch_service.replay.cells import Place, bits, counts, integers, is_number, numbers, texts
+from rankwatch_service.replay.cells import CellPlace, bits, counts, integers, is_number, numbers, texts
 from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
 from rankwatch_service.telemetry.batch import STEP_MAX, WORLD_SIZE_MAX
 from rankwatch_service.telemetry.columns import EXACT, Exact, Records
@@ -24,7 +24,7 @@ _KINDS: Final = tuple(str(kind) for kind in StepKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowBlock:
     """A stretch of rows in file order. Everything is indexed by row."""
 
     path: str
@@ -41,12 +41,12 @@ class Rows:
     done: int
     """How much of the file is read, in units of its source's `total`."""
 
-    def part(self, start: int, end: int) -> Rows:
+    def part(self, start: int, end: int) -> RowBlock:
         """Rows from `start` to before `end`."""
         inside = [(text, max(begin - start, 0)) for text, begin in self.attempts if begin < end]
         # Of those that began before, the last one goes on.
         first = max(index for index, (_, begin) in enumerate(inside) if begin == 0)
-        return Rows(
+        return RowBlock(
             path=self.path,
             first_row=self.first_row + start,
             time_s=None if self.time_s is None else self.time_s[start:end],
@@ -58,7 +58,7 @@ class Rows:
         )
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """A file that gives record batches of named columns."""
 
     path: str
@@ -73,7 +73,7 @@ class Source(Protocol):
 class RowReader:
     """Reads one source. `left_out` names its columns that are texts without a meaning here."""
 
-    def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
+    def __init__(self, source: FileSource, mapping: Mapping[str, str]) -> None:
         """Look at the header.
 
         Raises:
@@ -94,7 +94,7 @@ class RowReader:
         names = [METRICS.get(name, name) for name in self.ours.values() if name in METRICS or name in EXACT]
         return [*names, "busy_s"] if _makes_up_busy_s(names) else names
 
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[RowBlock]:
         """All rows, a batch at a time.
 
         Raises:
@@ -110,7 +110,7 @@ class RowReader:
         if self._row == 1:
             raise ReplayError(self.path, "there are no rows")
 
-    def _sound(self, batch: Any, done: int) -> tuple[Rows | None, ReplayError | None]:
+    def _sound(self, batch: Any, done: int) -> tuple[RowBlock | None, ReplayError | None]:
         """A batch's rows, or those before the first wrong one and what is wrong with that."""
         broken = None
         while batch.num_rows:
@@ -122,7 +122,7 @@ class RowReader:
                 batch = batch.slice(0, 0 if error.row is None else error.row - self._row)
         return None, broken
 
-    def _rows(self, batch: Any, done: int) -> Rows:
+    def _rows(self, batch: Any, done: int) -> RowBlock:
         columns = {self.ours[name]: batch.column(name) for name in batch.schema.names if name in self.ours}
         step, here = integers(columns["step"], self._place("step"), STEP_MAX - 1)
         if here is not None:
@@ -134,7 +134,7 @@ class RowReader:
         kind = self._kinds(columns["kind"]) if "kind" in columns else zeros.astype(np.uint8)
         records = Records(step, zeros if rank is None else rank, kind, names, values, present, exact)
         places = {name: self._whole(columns, name, WORLD_SIZE_MAX) for name in PLACES}
-        return Rows(
+        return RowBlock(
             path=self.path,
             first_row=self._row,
             time_s=self._times(columns),
@@ -149,9 +149,9 @@ class RowReader:
         place = self._place(name)
         return Exact(*(bits(column, place) if name == "fingerprint" else counts(column, place, COUNT_MAX)))
 
-    def _place(self, column: str) -> Place:
+    def _place(self, column: str) -> CellPlace:
         theirs = next((name for name, ours in self.ours.items() if ours == column), column)
-        return Place(self.path, theirs, self._row)
+        return CellPlace(self.path, theirs, self._row)
 
     def _whole(self, columns: dict[str, Any], name: str, highest: int) -> Ints | None:
         if name not in columns:

@@ -15,14 +15,14 @@ from rankwatch_service.job.detection import Judge
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
 from rankwatch_service.replay.player import Player
-from rankwatch_service.replay.rows import RowReader, Rows, Source
+from rankwatch_service.replay.rows import FileSource, RowBlock, RowReader
 
 OnProgress = Callable[[int, int], None]
 """(done, total), in units of the sources."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayResult:
     """What a replay found, and what it was given."""
 
     incidents: list[list[Incident]]
@@ -46,14 +46,14 @@ class Outcome:
 
 
 def replay(
-    sources: Sequence[Source],
+    sources: Sequence[FileSource],
     mapping: Mapping[str, str],
     configs: Sequence[CatalogueConfig],
     *,
     job: str,
     until_step: int | None,
     progress: OnProgress,
-) -> Outcome:
+) -> ReplayResult:
     """Judge recorded telemetry.
 
     Args:
@@ -69,7 +69,7 @@ def replay(
     """
     readers = [RowReader(source, mapping) for source in sources]
     judges = [Judge(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
-    outcome = Outcome([[] for _ in configs])
+    outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known
     player = Player()
@@ -93,7 +93,7 @@ def replay(
 
 
 def _observations(
-    readers: Sequence[RowReader], player: Player, until_step: int | None, outcome: Outcome, progress: OnProgress
+    readers: Sequence[RowReader], player: Player, until_step: int | None, outcome: ReplayResult, progress: OnProgress
 ) -> Iterator[Observation]:
     total = sum(reader.total for reader in readers)
     names = dict.fromkeys(name for reader in readers for name in reader.measured)
@@ -115,7 +115,7 @@ def _observations(
     outcome.metrics = [ours.get(name, name) for name in names]
 
 
-def _until(rows: Rows, last_step: int) -> Rows | None:
+def _until(rows: RowBlock, last_step: int) -> RowBlock | None:
     """The rows up to a step; None when all of them lie beyond."""
     beyond = rows.records.step > last_step
     if not beyond.any():

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch_service.replay.layout import ReplayError
-from rankwatch_service.replay.rows import Source
+from rankwatch_service.replay.rows import FileSource
 
 EVENT_FILE: Final = "events.out.tfevents"
 PARQUET: Final = b"PAR1"
 ZIP: Final = b"PK\x03\x04"
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> FileSource:
     """Open a CSV, Parquet or TensorBoard event file.
 
     Raises:

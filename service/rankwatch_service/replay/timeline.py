@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats
-from rankwatch_service.replay.rows import Rows
+from rankwatch_service.replay.rows import RowBlock
 
 SKEW_S: Final = 5.0
 """Hosts' clocks differ by less. A time that lies further back comes from a clock that was set anew, as after a restart
@@ -30,7 +30,7 @@ class Timeline:
         self._measured_s = np.full(2, np.nan)
         """The two newest step times that were told."""
 
-    def of(self, rows: Rows) -> Floats:
+    def of(self, rows: RowBlock) -> Floats:
         """Seconds of each row, from the file's own origin where it has times, else from 0."""
         times = _on_time(rows, self._told(rows.time_s)) if rows.time_s is not None else self._counted(rows)
         self._now_s = float(times[-1])
@@ -51,7 +51,7 @@ class Timeline:
                 times[start_of:] += lost
         return np.maximum(np.maximum.accumulate(times), before)
 
-    def _counted(self, rows: Rows) -> Floats:
+    def _counted(self, rows: RowBlock) -> Floats:
         """Each new step takes as long as its first row says, or as the shorter of the two newest that said it."""
         steps = np.maximum.accumulate(np.maximum(rows.records.step, self._step))
         new = np.diff(steps, prepend=self._step) > 0
@@ -74,14 +74,14 @@ class Timeline:
         return (self._now_s or 0.0) + np.cumsum(seconds)
 
 
-def _usable(rows: Rows, index: int) -> Bools:
+def _usable(rows: RowBlock, index: int) -> Bools:
     """Where a metric is present and a positive number."""
     values, present = rows.records.values[index], rows.records.present
     usable: Bools = np.isfinite(values) & (values > 0)
     return usable if present is None else usable & present[index]
 
 
-def _on_time(rows: Rows, times: Floats) -> Floats:
+def _on_time(rows: RowBlock, times: Floats) -> Floats:
     """Times at which steps ended, where a log wrote lines late: the next step says how long before its line it began.
 
     So the seconds of a stall are those of the step that stalled. No line is moved beyond the one before it.

@@ -62,13 +62,13 @@ def batches(
         boot: names this run of every agent; it must differ where the same job is sent again.
         can: the commands that the ranks say they support.
     """
-    player = _Player(job, steps_per_batch, start_unix_ns, boot, can)
+    player = _Batcher(job, steps_per_batch, start_unix_ns, boot, can)
     for observation in observations:
         yield from player.take(observation)
     yield from player.send()
 
 
-class _Player:
+class _Batcher:
     def __init__(self, job: str, steps_per_batch: int, start_unix_ns: int, boot: str, can: tuple[str, ...]) -> None:
         self._job = job
         self._boot = boot

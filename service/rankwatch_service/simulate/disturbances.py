@@ -28,14 +28,14 @@ from rankwatch_service.simulate.faults import (
     MissingRows,
     NonFinite,
     NormSpike,
+    OrderedPause,
     Overflow,
-    Pause,
+    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,
     SlowJob,
     Stall,
-    Standstill,
     WanderingPace,
     ranks_of,
 )
@@ -156,13 +156,13 @@ def _waits(job: Job) -> Iterator[Wait]:
             case HostLoss(host, at_step, seconds):
                 ranks = tuple(rank for rank, name in enumerate(job.topology().host) if name == host)
                 yield Wait(at_step, seconds, "forward", ranks, stopped=True)
-            case Pause(at_step, seconds):
+            case OrderedPause(at_step, seconds):
                 yield Wait(at_step, seconds, "", held=True)
             case LinkFlap(at_step, seconds):
                 yield Wait(at_step, seconds, "backward")
             case Stall(at_step, seconds, phase):
                 yield Wait(at_step, seconds, phase, outside=not phase)
-            case Standstill(interval, seconds, phase):
+            case RecurringStall(interval, seconds, phase):
                 for step in range(job.start_step + interval, job.steps, interval):
                     yield Wait(step, seconds, phase, outside=not phase)
             case _:

@@ -115,7 +115,7 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class RecurringStall:
     """A `Stall` before every n-th step: evaluations or checkpoint saves; without a phase, unlabelled evaluations."""
 
     every: int
@@ -124,7 +124,7 @@ class Standstill:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class OrderedPause:
     """An order holds the ranks."""
 
     at_step: int
@@ -295,8 +295,8 @@ Fault = (
     | BatchRamp
     | Hang
     | Stall
-    | Standstill
-    | Pause
+    | RecurringStall
+    | OrderedPause
     | LinkFlap
     | Kill
     | Restart

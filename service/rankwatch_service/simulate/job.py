@@ -17,7 +17,7 @@ from typing import Final
 from rankwatch_detectors.base import Kind, Topology
 from rankwatch_service.simulate.faults import BatchRamp, Fault, Kill, Label, Restart, labels_of
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.transit import Transit
 
 WITHOUT_A_STEP: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST})
@@ -38,7 +38,7 @@ class Job:
     tick_s: float = 1.0
     """Seconds between ticks; the stream's is one."""
     noise: Noise = field(default_factory=Noise)
-    placement: Placement = field(default_factory=Placement)
+    placement: RankPlacement = field(default_factory=RankPlacement)
     faults: tuple[Fault, ...] = ()
     """In the order in which they were injected."""
     transit: Transit = field(default_factory=Transit)

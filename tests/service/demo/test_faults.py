@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.job.faults import Armed, Fault, FaultFile
+from rankwatch_service.demo.job.faults import Armed, FaultFile, FaultKind
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +46,7 @@ def bits_that_differ(before: Any, after: Any) -> int:
 def test_exactly_one_mantissa_bit_flips_in_its_step_and_attempt_only(
     tmp_path: Path, model: Any, faulty_rank: Any
 ) -> None:
-    armed = Armed(Fault.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
+    armed = Armed(FaultKind.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
     FaultFile(tmp_path).arm([armed])
     rank = faulty_rank(tmp_path, rank=1)
     clean = weights(model)
@@ -62,7 +62,7 @@ def test_exactly_one_mantissa_bit_flips_in_its_step_and_attempt_only(
 def test_one_gradient_gets_one_nan_and_the_next_is_clean_again(tmp_path: Path, model: Any, faulty_rank: Any) -> None:
     import torch
 
-    FaultFile(tmp_path).arm([Armed(Fault.NAN, rank=0, attempt=ATTEMPT, step=5)])
+    FaultFile(tmp_path).arm([Armed(FaultKind.NAN, rank=0, attempt=ATTEMPT, step=5)])
     rank = faulty_rank(tmp_path, rank=0)
     bad = []
     for step in (4, 5, 6):
@@ -76,7 +76,7 @@ def test_one_gradient_gets_one_nan_and_the_next_is_clean_again(tmp_path: Path, m
 
 def test_the_other_ranks_do_nothing(tmp_path: Path, model: Any, faulty_rank: Any) -> None:
     file = FaultFile(tmp_path)
-    armed = Armed(Fault.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
+    armed = Armed(FaultKind.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
     file.arm([armed])
     clean = weights(model)
     faulty_rank(tmp_path, rank=0).begin_step(ATTEMPT, 5, model)
@@ -88,7 +88,7 @@ def test_a_slow_rank_burns_as_much_cpu_as_it_computes_until_disarmed(
     tmp_path: Path, model: Any, faulty_rank: Any
 ) -> None:
     file = FaultFile(tmp_path)
-    armed = Armed(Fault.SLOW, rank=0, attempt=ATTEMPT, step=2)
+    armed = Armed(FaultKind.SLOW, rank=0, attempt=ATTEMPT, step=2)
     file.arm([armed])
     rank = faulty_rank(tmp_path, rank=0)
 

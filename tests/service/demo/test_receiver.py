@@ -7,15 +7,15 @@ import httpx2
 import pytest
 from standardwebhooks import Webhook
 
-from rankwatch_service.demo.services.receiver import Receiver
+from rankwatch_service.demo.services.receiver import WebhookReceiver
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 BODY = json.dumps({"type": "incident.opened", "data": {"id": "inc_1", "transition": {"number": 1}}})
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver(SECRET)
+def receiver() -> Iterator[WebhookReceiver]:
+    receiver = WebhookReceiver(SECRET)
     yield receiver
     receiver.close()
 
@@ -28,11 +28,11 @@ def signed(body: str, *, age_s: int = 0) -> dict[str, str]:
     return {"webhook-id": "msg_1", "webhook-timestamp": str(stamp), "webhook-signature": signature}
 
 
-def post(receiver: Receiver, body: str, headers: dict[str, str]) -> None:
+def post(receiver: WebhookReceiver, body: str, headers: dict[str, str]) -> None:
     assert httpx2.post(receiver.url, content=body, headers=headers).status_code == 204
 
 
-def test_a_webhook_signed_by_the_reference_library_is_verified(receiver: Receiver) -> None:
+def test_a_webhook_signed_by_the_reference_library_is_verified(receiver: WebhookReceiver) -> None:
     post(receiver, BODY, signed(BODY))
     (received,) = receiver.received
     assert received.verified
@@ -40,7 +40,7 @@ def test_a_webhook_signed_by_the_reference_library_is_verified(receiver: Receive
     assert received.transition == 1
 
 
-def test_one_of_several_signatures_is_enough(receiver: Receiver) -> None:
+def test_one_of_several_signatures_is_enough(receiver: WebhookReceiver) -> None:
     headers = signed(BODY)
     headers["webhook-signature"] = "v1,bm9wZQ== " + headers["webhook-signature"]
     post(receiver, BODY, headers)
@@ -59,6 +59,6 @@ def test_one_of_several_signatures_is_enough(receiver: Receiver) -> None:
         pytest.param("[]", signed("[]"), id="a signed body of another shape"),
     ],
 )
-def test_a_webhook_is_not_verified_when_it_has(receiver: Receiver, body: str, headers: dict[str, str]) -> None:
+def test_a_webhook_is_not_verified_when_it_has(receiver: WebhookReceiver, body: str, headers: dict[str, str]) -> None:
     post(receiver, body, headers)
     assert not receiver.received[0].verified

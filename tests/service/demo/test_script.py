@@ -4,17 +4,17 @@ from typing import Any
 import pytest
 
 from rankwatch_service.demo.job.faults import Injected
-from rankwatch_service.demo.script import SCENES, Check, Outcome, checks, mixed_weights, unexpected, webhooks
+from rankwatch_service.demo.script import SCENES, SceneCheck, SceneResult, checks, mixed_weights, unexpected, webhooks
 from rankwatch_service.demo.services.receiver import Received
 
 SLOW, NAN, BIT_FLIP, HANG, KILL = SCENES
 
 
-def outcome(scene: Any = NAN, **changes: Any) -> Outcome:
+def outcome(scene: Any = NAN, **changes: Any) -> SceneResult:
     """A scene in which all went well."""
     incident = {"id": f"inc_{scene.kind}", "kind": scene.kind, "ranks": [scene.rank], "state": "resolved"}
     incident["evidence"] = {"stack": "File faulty_rank.py, line 1 in loop_forever"}
-    played = Outcome(
+    played = SceneResult(
         scene,
         state="recovered",
         injected=Injected("job-0.1", 200, 0),
@@ -30,7 +30,7 @@ def outcome(scene: Any = NAN, **changes: Any) -> Outcome:
     return replace(played, **changes)
 
 
-def wrong(results: list[Check]) -> list[str]:
+def wrong(results: list[SceneCheck]) -> list[str]:
     return [check.what for check in results if not check.right]
 
 
@@ -42,7 +42,7 @@ def test_a_scene_in_which_all_went_well_passes(scene: Any) -> None:
 @pytest.mark.parametrize(
     ("played", "told"),
     [
-        (Outcome(NAN, state="no nonfinite incident within 30 s"), "found"),
+        (SceneResult(NAN, state="no nonfinite incident within 30 s"), "found"),
         (outcome(incident=outcome().incident | {"ranks": [0]}), "rank 1 named"),
         (outcome(incident=outcome().incident | {"ranks": [1, 0]}), "rank 1 named"),
         (outcome(found_steps=1), "found in its step"),
@@ -58,7 +58,7 @@ def test_a_scene_in_which_all_went_well_passes(scene: Any) -> None:
         (outcome(incident=outcome().incident | {"state": "open"}), "recovered"),
     ],
 )
-def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: Outcome, told: str) -> None:
+def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: SceneResult, told: str) -> None:
     (what,) = wrong(checks(played))
     assert told in what
 
@@ -76,7 +76,7 @@ def test_an_incident_that_no_scene_made_is_told() -> None:
     assert unexpected([dict(played.incident)], [played])[0].right
 
 
-def delivered(played: Outcome) -> list[Received]:
+def delivered(played: SceneResult) -> list[Received]:
     incident = played.incident["id"]
     return [
         Received("msg_1", "incident.opened", incident, 1, True, 1),
@@ -93,7 +93,7 @@ def test_webhooks_fail_when_forged_doubled_or_missing() -> None:
     assert wrong(webhooks([opened, replace(resolved, verified=False)], [outcome()])) == [
         "all webhooks have a valid signature"
     ]
-    assert "no webhook came twice" in wrong(webhooks([opened, opened, resolved], [outcome()]))
+    assert "no webhook was received twice" in wrong(webhooks([opened, opened, resolved], [outcome()]))
     assert wrong(webhooks([opened], [outcome()])) == ["one incident.resolved webhook for each incident"]
     assert len(wrong(webhooks([opened, resolved], []))) == 2
 

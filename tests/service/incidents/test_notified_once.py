@@ -15,7 +15,7 @@ from rankwatch_service.policy.routing import notifications
 from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, NormSpike, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.values.presences import Clockwork, topology
 
 DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
@@ -49,7 +49,7 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
 
 
 def small(steps: int = 130) -> Job:
-    return Job(8, steps, seed=4, placement=Placement(ranks_per_host=4))
+    return Job(8, steps, seed=4, placement=RankPlacement(ranks_per_host=4))
 
 
 def loop() -> Job:

@@ -8,7 +8,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, Kill, Restart
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.values.batches import batch, bundle, progress, ranks, table
 
@@ -168,7 +168,7 @@ def test_what_agents_lost_is_counted_by_their_reasons():
 
 
 def scripted() -> list[tuple[float, wire.Batch]]:
-    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=Placement(ranks_per_host=4))
+    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=RankPlacement(ranks_per_host=4))
     job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
     return [(message.time_s, message.batch) for message in batches("gpt", generate(job))]
 
@@ -202,7 +202,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
 
 
 def test_the_frames_of_a_scenario_come_out_as_they_went_in():
-    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=Placement(ranks_per_host=4))
+    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=RankPlacement(ranks_per_host=4))
     job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
     sent = [told(o) for o in generate(job) if isinstance(o, Frame)]
     found = [o for o in play(Assembler(), scripted()) if o[0] == "frame"]

@@ -19,7 +19,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.rows import incident_row, transition_row
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import Saved, StoredTick
@@ -33,7 +33,7 @@ Turns = Sequence[Sequence[bytes]]
 
 @cache
 def turns() -> Turns:
-    job = Job(8, 170, 12, step_s=0.5, placement=Placement(ranks_per_host=2)).inject(
+    job = Job(8, 170, 12, step_s=0.5, placement=RankPlacement(ranks_per_host=2)).inject(
         Slow(5, 60, 1.8, until_step=100), NonFinite(2, 120)
     )
     found: list[list[bytes]] = []

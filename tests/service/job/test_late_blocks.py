@@ -13,7 +13,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.values.batches import bundle
 
 HOSTS = 8
@@ -51,7 +51,11 @@ def findings(
 
 def job(step_s: float) -> Job:
     return Job(
-        world_size=32, step_s=step_s, steps=int(240 / step_s), seed=1, placement=Placement(ranks_per_host=32 // HOSTS)
+        world_size=32,
+        step_s=step_s,
+        steps=int(240 / step_s),
+        seed=1,
+        placement=RankPlacement(ranks_per_host=32 // HOSTS),
     )
 
 

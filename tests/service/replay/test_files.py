@@ -17,13 +17,13 @@ from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.replay import parquet_file
 from rankwatch_service.replay.layout import ReplayError, parse_mapping
 from rankwatch_service.replay.rows import RowReader
-from rankwatch_service.replay.run import Outcome, replay
+from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
 
 
-def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> Outcome:
+def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> ReplayResult:
     sources = [open_source(path) for path in paths]
     outcome = replay(
         sources,

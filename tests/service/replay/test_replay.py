@@ -18,7 +18,7 @@ from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
 from rankwatch_service.replay.report import as_json
-from rankwatch_service.replay.run import Outcome, replay
+from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
@@ -30,7 +30,7 @@ def recorded(job: Job, path: Path) -> Path:
     return path
 
 
-def replayed(path: Path, *configs: str) -> Outcome:
+def replayed(path: Path, *configs: str) -> ReplayResult:
     return replay(
         [open_source(path)],
         {},

@@ -19,15 +19,15 @@ from rankwatch_service.simulate.faults import (
     Kill,
     MissingRows,
     NonFinite,
+    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,
-    Standstill,
 )
 from rankwatch_service.simulate.files import SimulateError, write_job
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.rows import columns_of, rows_of
 from rankwatch_service.simulate.transit import Transit
 
@@ -39,7 +39,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_there_is_one_row_for_each_rank_and_step_in_the_order_of_time(tmp_path: Path) -> None:
-    assert write_job(Job(8, 20, 1, placement=Placement(tp=2, pp=2)), tmp_path / "job.csv") == 160
+    assert write_job(Job(8, 20, 1, placement=RankPlacement(tp=2, pp=2)), tmp_path / "job.csv") == 160
     rows = table(tmp_path / "job.csv")
     assert [(int(row["step"]), int(row["rank"])) for row in rows] == [(s, r) for s in range(20) for r in range(8)]
     times = [float(row["time_s"]) for row in rows]
@@ -69,7 +69,7 @@ def test_late_values_stand_in_the_row_of_their_step(tmp_path: Path) -> None:
 
 
 def test_a_step_after_an_evaluation_has_its_kind_and_its_time(tmp_path: Path) -> None:
-    write_job(Job(8, 30, 4).inject(Standstill(10, 25.0, "eval")), tmp_path / "job.csv")
+    write_job(Job(8, 30, 4).inject(RecurringStall(10, 25.0, "eval")), tmp_path / "job.csv")
     rows = [row for row in table(tmp_path / "job.csv") if row["rank"] == "0"]
     assert [int(row["step"]) for row in rows if row["kind"] == "eval"] == [10, 20]
     times = [float(row["time_s"]) for row in rows]
@@ -104,7 +104,7 @@ def test_parquet_holds_what_csv_holds(tmp_path: Path) -> None:
 
 def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
     write_job(
-        Job(16, 50, 8, placement=Placement(tp=2)).inject(
+        Job(16, 50, 8, placement=RankPlacement(tp=2)).inject(
             Slow((1, 2), 10, 1.5, 30), Hang(4, 20), Kill(5, 40), BitFlip(6, 45)
         ),
         tmp_path / "x.csv",
@@ -130,7 +130,7 @@ def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:
 def test_columns_are_all_that_can_occur() -> None:
     for job in (
         Job(8, 12),
-        Job(8, 12, placement=Placement(accelerated=False), report_tokens=True, noise=Noise(uneven_cv=0.1)).inject(
+        Job(8, 12, placement=RankPlacement(accelerated=False), report_tokens=True, noise=Noise(uneven_cv=0.1)).inject(
             NonFinite(1, 5)
         ),
     ):
@@ -142,7 +142,7 @@ def test_a_job_that_cannot_be_written_leaves_the_file_before_it(tmp_path: Path) 
     path = tmp_path / "job.csv"
     path.write_text("before")
     with pytest.raises(ValueError, match="multiple"):
-        write_job(Job(10, 5, placement=Placement(tp=4)), path)
+        write_job(Job(10, 5, placement=RankPlacement(tp=4)), path)
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["job.csv"]
     with pytest.raises(SimulateError, match=r"\.parquet, \.csv"):

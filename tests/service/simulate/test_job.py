@@ -13,16 +13,16 @@ from rankwatch_service.simulate.faults import (
     Kill,
     LossSpike,
     NonFinite,
-    Pause,
+    OrderedPause,
+    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,
-    Standstill,
 )
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 
 
 def frames(job: Job) -> list[Frame]:
@@ -43,7 +43,7 @@ def test_observing_a_job_twice_begins_anew_each_time() -> None:
 
 
 def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
-    observations = list(generate(Job(8, 50, 4).inject(Standstill(20, 30.0, "eval"), Restart(30, 20))))
+    observations = list(generate(Job(8, 50, 4).inject(RecurringStall(20, 30.0, "eval"), Restart(30, 20))))
     times = [o.now_s if isinstance(o, Tick) else o.time_s for o in observations]
     assert times == sorted(times)
     ticks = [o.now_s for o in observations if isinstance(o, Tick)]
@@ -124,7 +124,7 @@ def test_every_fault_leaves_a_label() -> None:
     ]  # fmt: skip
     assert (
         Job(8, noise=Noise(uneven_cv=0.1, hiccup_probability=0.1, hiccup_s=1.0))
-        .inject(Slow(1, 10, 0.5), ScalerSkip(5), Pause(6, 10.0))
+        .inject(Slow(1, 10, 0.5), ScalerSkip(5), OrderedPause(6, 10.0))
         .labels
         == ()
     )
@@ -169,12 +169,12 @@ def test_ranks_leave_at_the_end_and_a_killed_job_does_not() -> None:
 
 
 def test_topology_follows_the_usual_order_of_dimensions() -> None:
-    topology = Job(32, placement=Placement(tp=2, pp=4)).topology()
+    topology = Job(32, placement=RankPlacement(tp=2, pp=4)).topology()
     assert topology.tp[:4].tolist() == [0, 1, 0, 1]
     assert np.unique(topology.peer_group).size == 8
     assert topology.pp[-1] == 3
     with pytest.raises(ValueError, match="multiple"):
-        Job(30, placement=Placement(tp=4)).topology()
+        Job(30, placement=RankPlacement(tp=4)).topology()
 
 
 def test_all_steps_of_training_are_of_kind_train() -> None:

@@ -19,7 +19,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import add_mix
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
 from rankwatch_service.simulate.script.parse import apply, usage
 
@@ -90,12 +90,12 @@ def played(job: Job, texts: Iterable[str]) -> str:
 
 @pytest.mark.parametrize("name", [*FAULTS, *HARMLESS])
 def test_each_entry_plays_as_it_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, placement=Placement(pp=2)), [written(name)]) == GOLDEN["entries"][name]
+    assert played(Job(16, 100, 1, placement=RankPlacement(pp=2)), [written(name)]) == GOLDEN["entries"][name]
 
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_several_entries_together_play_as_they_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, placement=Placement(pp=2)), COMBINED[name].split()) == GOLDEN["combined"][name]
+    assert played(Job(16, 100, 1, placement=RankPlacement(pp=2)), COMBINED[name].split()) == GOLDEN["combined"][name]
 
 
 @pytest.mark.parametrize("name", COMBINED)
@@ -106,7 +106,7 @@ def test_a_job_of_cpu_ranks_plays_as_it_always_did(name: str) -> None:
         1,
         step_s=0.1,
         noise=Noise(contention=0.3, busy=0.04, silicon=0.03),
-        placement=Placement(pp=2, accelerated=False),
+        placement=RankPlacement(pp=2, accelerated=False),
     )
     assert played(job, COMBINED[name].split()) == GOLDEN["cpu"][name]
 
@@ -122,7 +122,7 @@ def test_a_job_with_late_values_plays_as_it_always_did(name: str) -> None:
         tick_s=5.0,
         ends=False,
         noise=Noise(loss=0.015),
-        placement=Placement(pp=2),
+        placement=RankPlacement(pp=2),
     )
     assert played(job, COMBINED[name].split()) == GOLDEN["late values"][name]
 

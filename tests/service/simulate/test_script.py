@@ -13,7 +13,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import SHARES, add_mix
 from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
 from rankwatch_service.simulate.script.parse import ScriptError, apply, usage
 
@@ -31,7 +31,7 @@ def written(name: str) -> str:
 
 
 def job() -> Job:
-    return Job(16, 100, 1, placement=Placement(pp=2))
+    return Job(16, 100, 1, placement=RankPlacement(pp=2))
 
 
 @pytest.mark.parametrize("name", FAULTS)

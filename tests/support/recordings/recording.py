@@ -23,7 +23,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, Kill, NonFinite, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
@@ -67,7 +67,7 @@ def control(time_s: float, key: str, record) -> Timed:
 def recording() -> list[Timed]:
     """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
-    nan = Job(steps=130, seed=1, **size, placement=Placement(ranks_per_host=4)).inject(
+    nan = Job(steps=130, seed=1, **size, placement=RankPlacement(ranks_per_host=4)).inject(
         NonFinite(3, 80), Restart(84, 70, relaunch=False)
     )
     slow = Job(steps=220, seed=2, **size).inject(Slow(5, 60, 2.0, until_step=110))

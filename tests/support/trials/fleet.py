@@ -28,7 +28,7 @@ from rankwatch_service.simulate.batches import TimedBatch, batches
 from rankwatch_service.simulate.faults import BitFlip, Hang, LossSpike, NonFinite, NormSpike, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import Placement
+from rankwatch_service.simulate.placement import RankPlacement
 
 AFTER_THE_END_S = 4.0
 """Of a job's time: what is sent after its ranks have left their loops."""
@@ -53,7 +53,7 @@ class FleetSettings:
 
 def small() -> dict[str, Job]:
     """Three jobs of half a minute with one fault each. The hang outlasts any outage of the log."""
-    size = {"step_s": 0.5, "placement": Placement(ranks_per_host=4)}
+    size = {"step_s": 0.5, "placement": RankPlacement(ranks_per_host=4)}
     return {
         "alpha": Job(world_size=16, steps=62, seed=31, **size).inject(Slow(5, 30, 2.0, until_step=48)),
         "beta": Job(world_size=8, steps=72, seed=32, **size).inject(NonFinite(3, 35)),
@@ -63,14 +63,14 @@ def small() -> dict[str, Job]:
 
 def large() -> dict[str, Job]:
     """1,024 ranks for ten minutes with eight faults, and two small jobs beside them, for other partitions."""
-    size = {"step_s": 1.0, "placement": Placement(ranks_per_host=64)}
+    size = {"step_s": 1.0, "placement": RankPlacement(ranks_per_host=64)}
     main = Job(world_size=1_024, steps=605, seed=41, **size)
     main = main.inject(
         Slow(17, 60, 1.3, until_step=110), NonFinite(700, 140), LossSpike(170, 3.0, 4), BitFlip(900, 190)
     )
     main = main.inject(Slow(300, 220, 1.5, until_step=260), Hang(512, 290, seconds=40.0), NormSpike(330, 8.0, 3))
     main = main.inject(Slow(1_023, 380, 1.2, until_step=430), NonFinite(1, 470))
-    side = {"step_s": 0.5, "placement": Placement(ranks_per_host=8)}
+    side = {"step_s": 0.5, "placement": RankPlacement(ranks_per_host=8)}
     return {
         "main": main,
         "left": Job(world_size=16, steps=1_300, seed=42, **side).inject(

@@ -17,7 +17,7 @@ from rankwatch_service.cli.options import JSON
 
 if TYPE_CHECKING:
     from rankwatch_service.incidents.model import Incident
-    from rankwatch_service.replay.run import OnProgress, Outcome
+    from rankwatch_service.replay.run import OnProgress, ReplayResult
 
 FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
 # Whether they can be read is said where they are opened, like everything else that is wrong with a file.
@@ -101,7 +101,7 @@ def _progress(total: int) -> Iterator[OnProgress]:
         yield lambda done, _: bar.update(task, completed=done)
 
 
-def _lists(outcome: Outcome, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
+def _lists(outcome: ReplayResult, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
     """What to print, each with the settings it belongs to where there are two."""
     from rankwatch_service.replay.report import unshared
 
@@ -110,7 +110,7 @@ def _lists(outcome: Outcome, names: tuple[str, str]) -> list[tuple[str, list[Inc
     return [(f"only with {name}", list(only)) for name, only in zip(names, unshared(*outcome.incidents), strict=True)]
 
 
-def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+def _print_json(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> None:
     from rankwatch_service.replay.report import as_json, summary
 
     def line(thing: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def _print_json(outcome: Outcome, seconds: float, names: tuple[str, str]) -> Non
     line({"summary": summary(outcome, seconds)})
 
 
-def _print(outcome: Outcome, seconds: float, names: tuple[str, str]) -> None:
+def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> None:
     from rich.console import Console
 
     from rankwatch_service.replay.report import LEFT_OUT, UNTOLD, missing, what_was_read

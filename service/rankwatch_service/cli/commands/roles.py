@@ -83,11 +83,11 @@ def demo(
 ) -> None:
     """Train a small GPT on 4 real ranks, break them in five ways, and watch them found and brought back."""
     from rankwatch_service.cli.extras import require
-    from rankwatch_service.demo.run import STEPS, Options, run
+    from rankwatch_service.demo.run import STEPS, DemoOptions, run
     from rankwatch_service.demo.services.backing import OWN, Backing
 
     require("torch")
     if broker and not kafka:
         raise CliError(Status.USAGE, f"what is {broker!r}? A Kafka is given as --kafka HOST:PORT")
     backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
-    raise typer.Exit(run(Options(not no_faults, keep, port, steps or STEPS, seed, backing)))
+    raise typer.Exit(run(DemoOptions(not no_faults, keep, port, steps or STEPS, seed, backing)))

@@ -17,7 +17,7 @@ from rankwatch_service.cli.options import TOKEN, URL
 
 if TYPE_CHECKING:
     from rankwatch_service.simulate.job import Job
-    from rankwatch_service.simulate.live.send import Connection, Sent
+    from rankwatch_service.simulate.live.send import SendStatus, ServiceConnection
 
 STEP_S_MAX: Final = 3_600.0
 RANKS_MIN: Final = 8
@@ -136,14 +136,14 @@ def simulate(
     """
     from rankwatch_service.simulate.job import Job
     from rankwatch_service.simulate.noise import Noise
-    from rankwatch_service.simulate.placement import Placement
+    from rankwatch_service.simulate.placement import RankPlacement
 
     if list_faults:
         _list_faults()
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
-    placement = Placement(tp, pp, ranks_per_host)
+    placement = RankPlacement(tp, pp, ranks_per_host)
     plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement)
     world = _with_faults(plain, fault or [], mix)
     if output is not None:
@@ -212,7 +212,7 @@ def _write(world: Job, output: Path, name: str) -> None:
 
 
 @contextmanager
-def _connections(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], Connection]]:
+def _connections(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], ServiceConnection]]:
     """Opens connections to the service: Kafka where it is named, otherwise HTTP."""
     import os
 
@@ -238,7 +238,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
         yield connect
 
 
-def _send(world: Job, name: str, speed: float, connect: Callable[[], Connection]) -> None:
+def _send(world: Job, name: str, speed: float, connect: Callable[[], ServiceConnection]) -> None:
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.simulate.live.send import Pace, send_job
 
@@ -248,7 +248,7 @@ def _send(world: Job, name: str, speed: float, connect: Callable[[], Connection]
         signal.signal(number, lambda number, _frame: asked.append(number))
     last_s = [clock.monotonic_s()]
 
-    def tell(sent: Sent) -> None:
+    def tell(sent: SendStatus) -> None:
         if clock.monotonic_s() - last_s[0] >= TELL_EVERY_S:
             last_s[0] = clock.monotonic_s()
             print(_status(sent), file=sys.stderr, flush=True)
@@ -259,7 +259,7 @@ def _send(world: Job, name: str, speed: float, connect: Callable[[], Connection]
         raise CliError(Status.UNREACHABLE, f"the job was not sent completely: {sent.failure}")
 
 
-def _status(sent: Sent) -> str:
+def _status(sent: SendStatus) -> str:
     behind = f", {sent.behind_s:.1f} s behind" if sent.behind_s > 1 else ""
     why = f"; retrying: {sent.retry_reason}" if sent.retry_reason and not sent.failure else ""
     return f"{sent.batches:,} batches, {sent.rank_steps:,} rank-steps, {sent.bytes / 1e6:,.1f} MB sent{behind}{why}"

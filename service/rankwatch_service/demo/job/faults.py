@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Fault(StrEnum):
-    """What can go wrong with a rank."""
+class FaultKind(StrEnum):
+    """The faults of a rank."""
 
     SLOW = "slow"
     """Twice the CPU time for each step, from its step on until it is disarmed."""
@@ -33,7 +33,7 @@ class Fault(StrEnum):
 class Armed:
     """One fault that a rank will have at `step` of `attempt` (LAUNCH.k)."""
 
-    fault: Fault
+    fault: FaultKind
     rank: int
     attempt: str
     step: int
@@ -62,7 +62,7 @@ class FaultFile:
         fresh.replace(self.directory / "armed.json")
 
     def injected(self, armed: Armed) -> Injected | None:
-        """Say when and where the rank injected this fault; None while it has not."""
+        """When and where the rank injected this fault; None before."""
         path = mark_path(self.directory, armed)
         return Injected(**json.loads(path.read_text())) if path.exists() else None
 

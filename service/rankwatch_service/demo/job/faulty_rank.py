@@ -1,4 +1,4 @@
-"""What a faulty rank does to itself: the training script calls this at two places of each step."""
+"""The faults of a rank. The training script calls this at two places of each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.demo.job.faults import Armed, Fault, Injected, mark_path
+from rankwatch_service.demo.job.faults import Armed, FaultKind, Injected, mark_path
 
 MANTISSA_BIT = 12
 """The bit that flips: in the middle of float32's mantissa, 0.05 % of the weight. No loss shows it."""
@@ -35,7 +35,7 @@ class FaultyRank:
         self._burnt_s = 0.0
 
     def begin_step(self, attempt: str, step: int, model: nn.Module) -> None:
-        """Look up what is armed for this step. Flips the bit and poisons the gradient, which need the model."""
+        """Look up the faults armed for this step; flip the bit or poison the gradient, which need the model."""
         now_s = time.thread_time()
         self._compute_s = now_s - self._compute_began_s - self._burnt_s
         self._compute_began_s, self._burnt_s = now_s, 0.0
@@ -44,23 +44,23 @@ class FaultyRank:
         if self._now is None:
             return
         self._note(self._now, attempt, step)
-        if self._now.fault is Fault.BIT_FLIP:
+        if self._now.fault is FaultKind.BIT_FLIP:
             flip_bit(_middle(model))
-        elif self._now.fault is Fault.NAN:
+        elif self._now.fault is FaultKind.NAN:
             poison_next_gradient(_middle(model))
 
     def in_forward(self) -> None:
         """Burn CPU, hang or die, if that is this step's fault."""
         if self._now is None:
             return
-        if self._now.fault is Fault.SLOW:
+        if self._now.fault is FaultKind.SLOW:
             began_s = time.thread_time()
             while time.thread_time() - began_s < self._compute_s:
                 pass
             self._burnt_s = time.thread_time() - began_s
-        elif self._now.fault is Fault.HANG:
+        elif self._now.fault is FaultKind.HANG:
             loop_forever()
-        elif self._now.fault is Fault.KILL:
+        elif self._now.fault is FaultKind.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _reload(self) -> None:
@@ -72,7 +72,7 @@ class FaultyRank:
             return
         self._stamp_ns = stamp_ns
         listed = json.loads(self._armed_file.read_text())
-        faults = [Armed(Fault(row["fault"]), row["rank"], row["attempt"], row["step"]) for row in listed]
+        faults = [Armed(FaultKind(row["fault"]), row["rank"], row["attempt"], row["step"]) for row in listed]
         self._armed = [fault for fault in faults if fault.rank == self._rank]
 
     def _note(self, armed: Armed, attempt: str, step: int) -> None:
@@ -107,7 +107,7 @@ def _middle(model: nn.Module) -> nn.Parameter:
 
 
 def loop_forever() -> None:
-    """Never come back, and be busy about it."""
+    """Loop for ever."""
     while True:
         pass
 
@@ -115,4 +115,4 @@ def loop_forever() -> None:
 def _is_due(armed: Armed, attempt: str, step: int) -> bool:
     if armed.attempt != attempt:
         return False
-    return step >= armed.step if armed.fault is Fault.SLOW else step == armed.step
+    return step >= armed.step if armed.fault is FaultKind.SLOW else step == armed.step

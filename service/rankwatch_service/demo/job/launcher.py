@@ -1,7 +1,7 @@
 """Starts the ranks of one job as processes, ends them together and starts them again, as torchrun would.
 
-When one rank dies the others cannot go on: they are ended, and the job is launched again under the next launch text,
-so that nothing of two launches can be confused. Which checkpoint it goes on from is the ranks' own affair.
+When one rank dies the others cannot go on: they are ended, and the job is relaunched under the next launch name,
+so that no two launches can be confused. The ranks decide from which checkpoint they continue.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RESTARTS_MAX = 5
-"""A job that dies more often than this is not worth another launch."""
+"""Relaunches before the job counts as failed."""
 TERMINATE_S = 3.0
-"""Grace between SIGTERM and SIGKILL. A rank that waits in a collective has no Python handler to run; it just ends."""
+"""Time between SIGTERM and SIGKILL. A rank that waits in a collective runs no Python handler; it just ends."""
 
 
 class JobFailedError(RuntimeError):
-    """The job died more often than it may."""
+    """The job died more often than allowed."""
 
 
 @dataclass
@@ -36,14 +36,14 @@ class Launcher:
     environment: Mapping[str, str]
     restarts_max: int = RESTARTS_MAX
     number: int = -1
-    """Launches so far, less one."""
+    """The number of the launch, from 0."""
     ranks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     finished: bool = False
     """All ranks ended by themselves, with status 0."""
 
     @property
     def launch(self) -> str:
-        """Text that all ranks of the present launch share: the first part of their attempt's name."""
+        """The name of the current launch: the first part of its attempts' names."""
         return f"{self.job}-{self.number}"
 
     def start(self) -> None:
@@ -58,15 +58,15 @@ class Launcher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # Ctrl-C reaches the launcher alone, which then ends them in order.
+                    # Ctrl-C reaches only the launcher, which then ends the ranks in order.
                     start_new_session=True,
                 )
 
     def poll(self) -> bool:
-        """Take note of ranks that ended and launch again if one died. Returns whether a new launch was made.
+        """Check for ranks that ended, and relaunch if one died. Returns whether there was a new launch.
 
         Raises:
-            JobFailedError: a rank died and no restart is left; all ranks are ended then.
+            JobFailedError: a rank died and no relaunch is left; all ranks have been ended.
         """
         codes = {rank: process.poll() for rank, process in self.ranks.items()}
         if self.finished or all(code is None for code in codes.values()):
@@ -78,7 +78,7 @@ class Launcher:
         self.stop()
         if self.number >= self.restarts_max:
             raise JobFailedError(
-                f"ranks ended with {_told(dead)} in launch {self.number}, no restart is left; see {self.logs}"
+                f"ranks ended with {_told(dead)} in launch {self.number}, no relaunch is left; see {self.logs}"
             )
         self.start()
         return True
@@ -112,7 +112,7 @@ class Launcher:
 
 
 def own_environment() -> dict[str, str]:
-    """A copy of this process's environment without what would tell a rank about another job or service."""
+    """A copy of this process's environment without the variables of other jobs and services."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -21,7 +21,7 @@ LAYERS = 3
 BATCH = 8
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One transformer block: causal attention, then a feed-forward layer, each with a residual."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class GPT(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 

@@ -1,4 +1,4 @@
-"""Finds and ends every process that works for one demo, by a name that stands in its environment or command line.
+"""Finds and ends the processes of one demo by a name in their environment or command line.
 
 The ranks' agents live in sessions of their own and outlive the ranks on purpose, so the process tree does not tell.
 """
@@ -39,7 +39,7 @@ def await_none(name: str, limit_s: float, module: str = "") -> bool:
 
 
 def end_all(name: str, grace_s: float = 2.0) -> None:
-    """End whatever carries `name`: asked first, killed after `grace_s`."""
+    """End all processes that carry `name`: with SIGTERM, after `grace_s` with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in working_for(name):
             try:

@@ -1,4 +1,4 @@
-"""A small job that trains for ever on one host, with faults by script: what `docker compose up` has to watch.
+"""A small job that trains for ever on one host with scripted faults, for `docker compose up`.
 
     python -m rankwatch_service.demo.job.small_job --job small --ranks 8 --folder DIR
 
@@ -26,7 +26,7 @@ EVERY_STEPS: Final = 600
 
 LOOK_S: Final = 0.05
 AGENT_END_S: Final = 8.0
-"""The agent brings away what its ranks have left, then ends by itself."""
+"""The agent sends what its ranks have left, then exits."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,14 +47,14 @@ def main(arguments: list[str]) -> int:
     command = python_module("rankwatch_service.demo.job.small_rank", *ranks, "--token-file", options.token_file)
     # One thread for each rank's matrices: there are more ranks than cores.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # A job that is started anew, on the folder of the last, must not repeat the names of its attempts.
+    # A job that is started again in the same folder must not repeat the names of its attempts.
     begins = SystemClock().unix_ns() // 10**9
     launcher = Launcher(command, options.ranks, options.job, folder / "logs", environment, sys.maxsize, begins)
     launcher.start()
     try:
         while not stopping:
             if launcher.poll():
-                print(f"a rank died, all start again as {launcher.launch}", flush=True)  # noqa: T201 - to the container's log
+                print(f"a rank died, all ranks restart as {launcher.launch}", flush=True)  # noqa: T201 - to the container's log
             time.sleep(LOOK_S)
     finally:
         launcher.stop()

@@ -23,10 +23,10 @@ from rankwatch_service.demo.job.small_model import AllReduce, Floats, Regression
 from rankwatch_service.supervise import die_with_parent
 
 STEP_S: Final = 0.1
-"""Steps begin at this beat; what is left of it the rank waits for its data."""
+"""Interval between steps; the rank spends the rest of it waiting for data."""
 
 REPEATS: Final = 6
-"""A rank computes its batch so often, which makes a step some milliseconds of work."""
+"""How often a rank computes its batch, so that a step takes some milliseconds."""
 
 SAVE_STEPS: Final = 50
 LEARNING_RATE: Final = 0.02
@@ -38,8 +38,8 @@ SLOW_RANK, NAN_RANK, HUNG_RANK, KILLED_RANK = 5, 3, 2, 6
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the launcher tells every rank."""
+class SmallRankOptions:
+    """The options that the launcher gives to every rank."""
 
     job: str
     every: int
@@ -47,8 +47,8 @@ class Options:
     token_file: str
 
 
-class Faults:
-    """What goes wrong in a step, by the number of steps since this launch began."""
+class SmallRankFaults:
+    """The faults of a step, by the number of steps since the launch began."""
 
     def __init__(self, rank: int, world_size: int, every: int) -> None:
         self._every = every
@@ -71,7 +71,7 @@ class Faults:
         return 3 * self._every <= step < 3 * self._every + SPOILT_STEPS
 
     def hung(self, step: int) -> bool:
-        """This rank does not come back for `HANG_S`."""
+        """This rank hangs for `HANG_S`."""
         return self._is(HUNG_RANK) and step == 4 * self._every
 
     def killed(self, step: int) -> bool:
@@ -80,22 +80,22 @@ class Faults:
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until a stop command."""
     parser = argparse.ArgumentParser(description="one rank of the small job")
     parser.add_argument("--job", required=True)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--token-file", default="")
-    options = Options(**vars(parser.parse_args()))
+    options = SmallRankOptions(**vars(parser.parse_args()))
     die_with_parent(os.getppid())()
     train(options, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"])
 
 
-def train(options: Options, rank: int, world_size: int, launch: str) -> None:
+def train(options: SmallRankOptions, rank: int, world_size: int, launch: str) -> None:
     """The training script, as a user would write it."""
     model = Regression(1, rank)
     all_reduce = AllReduce(options.folder / f"reduce-{launch}", rank, world_size, len(model.weights) + 1)
-    faults = Faults(rank, world_size, options.every)
+    faults = SmallRankFaults(rank, world_size, options.every)
     watch = rankwatch.start(options.job, relaunches=True, token_file=options.token_file or None)
 
     @watch.on_checkpoint
@@ -145,7 +145,7 @@ def train(options: Options, rank: int, world_size: int, launch: str) -> None:
 
 
 def _compute(
-    model: Regression, batch: tuple[Floats, Floats], watch: rankwatch.Watch, faults: Faults, since: int
+    model: Regression, batch: tuple[Floats, Floats], watch: rankwatch.Watch, faults: SmallRankFaults, since: int
 ) -> tuple[float, Floats]:
     if faults.killed(since):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +158,7 @@ def _compute(
 
 
 def endless_loop() -> None:
-    """Be busy with nothing, for `HANG_S`."""
+    """Loop for `HANG_S`."""
     until_s = time.monotonic() + HANG_S
     while time.monotonic() < until_s:
         pass

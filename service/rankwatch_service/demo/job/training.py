@@ -36,12 +36,12 @@ MEMORY_KEPT = 6
 DISK_STEPS = 40
 """Steps between two checkpoints on disk."""
 COLLECTIVE_LIMIT = timedelta(minutes=10)
-"""torch's own patience with a hung rank: the usual figure, far beyond what the demo needs."""
+"""torch's time-out for a hung rank: the usual value, far longer than the demo needs."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the launcher tells every rank."""
+class RankOptions:
+    """The options that the launcher gives to every rank."""
 
     job: str
     seed: int
@@ -50,17 +50,17 @@ class Options:
 
 
 def main() -> None:
-    """Train until `max_steps` or until told to stop."""
+    """Train until `max_steps` or a stop command."""
     parser = argparse.ArgumentParser(description="one rank of the demo's training job")
     parser.add_argument("--job", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--max-steps", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
-    options = Options(**vars(parser.parse_args()))
+    options = RankOptions(**vars(parser.parse_args()))
     rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
     die_with_parent(os.getppid())()
     torch.set_num_threads(1)
-    # A file to meet at instead of a port: nothing else on the machine can be there first.
+    # A rendezvous by file, since another program could take a port first.
     meet = f"file://{options.directory}/store-{launch}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
     try:
@@ -69,7 +69,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def train(options: Options, rank: int, launch: str) -> None:
+def train(options: RankOptions, rank: int, launch: str) -> None:
     """Build the model, hand it to rankwatch, and train."""
     torch.manual_seed(options.seed)
     model = GPT()

@@ -1,4 +1,4 @@
-"""What the demo's service stands on: SQLite alone, or Kafka and PostgreSQL, its own ones or those that are given."""
+"""The demo's database and log: SQLite alone, or Kafka and PostgreSQL, either its own or given ones."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch.kafka.settings import KafkaSettings, from_environment
-from rankwatch_service.demo.services.broker import Broker, BrokerError
+from rankwatch_service.demo.services.broker import BrokerError, BrokerProcess
 from rankwatch_service.demo.services.postgres import Postgres, PostgresError
 
 OWN: Final = "own"
 
 
 class BackingError(Exception):
-    """It cannot be had; the message says why and what to do."""
+    """The broker or database cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """`kafka` and `database_url`: empty, `OWN`, or where one is that runs already."""
+    """`kafka` and `database_url`: empty, `OWN`, or the address of one that runs already."""
 
     kafka: str = ""
     database_url: str = ""
 
     def __str__(self) -> str:
-        """As it is told at the start, without passwords."""
+        """Printed at the start, without passwords."""
         log = {"": "SQL", OWN: "Kafka (a broker of its own)"}.get(self.kafka, f"Kafka at {self.kafka}")
         store = {"": "SQLite", OWN: "PostgreSQL (a server of its own)"}.get(self.database_url, "the given database")
         return f"log: {log}, store: {store}"
@@ -35,7 +35,7 @@ class Backing:
 
 @contextmanager
 def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start what has to be started, and say where all is, as the environment of service and agents.
+    """Start the demo's own servers; yields the environment of service and agents.
 
     A given Kafka gets topics of the demo's own, which are removed again at the end; a given database keeps its tables.
 
@@ -60,7 +60,7 @@ def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> 
             elif backing.database_url:
                 named["RANKWATCH_DATABASE_URL"] = backing.database_url
             if backing.kafka == OWN:
-                broker = Broker(folder / "kafka")
+                broker = BrokerProcess(folder / "kafka")
                 stack.callback(broker.stop)
                 broker.start()
                 named["RANKWATCH_KAFKA"] = broker.bootstrap
@@ -79,7 +79,7 @@ def _topics_of_its_own(bootstrap: str, prefix: str, environment: Mapping[str, st
     named = keys | {"RANKWATCH_KAFKA": bootstrap, "RANKWATCH_KAFKA_PREFIX": prefix}
     settings = from_environment(named)
     assert settings is not None
-    _remove(settings)  # now, so that a wrong address is told at once
+    _remove(settings)  # now, so that a wrong address is reported at once
     try:
         yield named
     finally:

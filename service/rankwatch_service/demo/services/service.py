@@ -16,24 +16,24 @@ from rankwatch_service.demo.services.child import ChildError, end, started
 from rankwatch_service.supervise import python_module
 
 START_S = 60.0
-"""How long the service may take until it answers; the first start makes its tables."""
+"""Limit for the start of the service; the first start makes its tables."""
 STOP_S = 10.0
-"""How long it may take to end before it is killed."""
+"""Time to end before it is killed."""
 ANSWER_S = 10.0
 TRY_PAUSE_S = 0.25
 TRY_FOR_S = 60.0
-"""An api that died is back in two seconds, on a machine with many times more work than cores in twenty."""
+"""An api that died is back in two seconds, in twenty on an overloaded machine."""
 TOKEN_S = 24 * 3_600.0
-"""How long the demo's token is good for; with `--keep` people look around for a while."""
+"""Lifetime of the demo's token; `--keep` leaves the service up for a while."""
 LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
-"""How `up` tells where to log in, and with what."""
+"""The login link that `up` prints."""
 
 
 class ServiceError(RuntimeError):
-    """The service did not start, or refused something that it should have done."""
+    """The service did not start, or refused a request."""
 
 
-class Service:
+class ServiceProcess:
     """Runs from `start` to `stop`. `url` and `token` are known once it has started."""
 
     def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
@@ -56,23 +56,23 @@ class Service:
         """
         arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log.unlink(missing_ok=True)  # an earlier one's login is of no use
+        self._log.unlink(missing_ok=True)  # the login link of an earlier start is no longer valid
         command = python_module("rankwatch_service", *arguments)
         try:
             self._process = started(command, self._log, self._answers, START_S, env=dict(self._environment))
         except ChildError as error:
-            raise ServiceError(f"the service does not answer; it said:\n{error}") from error
+            raise ServiceError(f"the service does not answer; its output:\n{error}") from error
         self._log_in()
 
     def stop(self) -> None:
-        """End it with all its roles."""
+        """Stop it with all its roles."""
         self._client.close()
         if self._process is not None:
             end(self._process, STOP_S)
 
     @property
     def login_url(self) -> str:
-        """Opens the dashboard, already logged in."""
+        """A link to the dashboard that logs in."""
         return f"{self.url}/login#{self.token}"
 
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Service:
         return self._ask("GET", path, parameters=parameters)
 
     def find(self, path: str) -> dict[str, Any]:
-        """Read one thing that may not be there yet: then {}."""
+        """Read one thing; {} if it is not there yet."""
         return self._ask("GET", path, missing_ok=True)
 
     def items(self, path: str, **parameters: str) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ class Service:
             cursor = {"cursor": page["next_cursor"]}
 
     def write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one thing, once, however often it has to be tried."""
+        """Write one thing once, however often it has to be retried."""
         return self._ask(method, path, body=body, key=uuid.uuid4().hex)
 
     def _answers(self) -> bool:
@@ -109,7 +109,7 @@ class Service:
             return False
 
     def _log_in(self) -> None:
-        """Use the one-time login as a browser would, and make a token that is good for as long as the demo."""
+        """Log in once as a browser does, and make a token for the rest of the demo."""
         origin = {"Origin": self.url}
         self._client.post(f"{self.url}/api/v1/session", json={"token": self._login}, headers=origin).raise_for_status()
         wanted = {"name": "demo", "scopes": ["admin"], "expires_s": TOKEN_S}

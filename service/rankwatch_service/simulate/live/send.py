@@ -51,7 +51,7 @@ class RefusedError(Exception):
     """The batch will never be accepted."""
 
 
-class Connection(Protocol):
+class ServiceConnection(Protocol):
     """One way into the service, used by one thread."""
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:
@@ -69,7 +69,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
-class Sent:
+class SendStatus:
     """What has been sent so far. Written by several threads, each count under the lock."""
 
     batches: int = 0
@@ -96,19 +96,19 @@ class Pace:
 def send_job(
     job: Job,
     name: str,
-    connect: Callable[[], Connection],
+    connect: Callable[[], ServiceConnection],
     pace: Pace,
     stopped: Callable[[], bool] = lambda: False,
-    report: Callable[[Sent], None] = lambda _sent: None,
-) -> Sent:
+    report: Callable[[SendStatus], None] = lambda _sent: None,
+) -> SendStatus:
     """Send the job to its end, to the first failure, or until `stopped`; `report` is called after each batch."""
-    sent = Sent()
+    sent = SendStatus()
     # The time at which a run begins tells it from others of the same name, as with boots of real agents.
     begins_unix_ns = pace.clock.unix_ns()
     job = replace(job, launch=f"sim-{begins_unix_ns // 10**9}-")
     hosts = len(set(job.topology().host))
     senders = [
-        _Sender(name, connect, pace.clock, sent, stopped)
+        _HostSender(name, connect, pace.clock, sent, stopped)
         for _ in range(min(-(-hosts // HOSTS_PER_CONNECTION), CONNECTIONS_MAX))
     ]
     for sender in senders:
@@ -128,7 +128,7 @@ def send_job(
 
 
 def _paced(
-    job: Job, name: str, begins_unix_ns: int, pace: Pace, sent: Sent, stopped: Callable[[], bool]
+    job: Job, name: str, begins_unix_ns: int, pace: Pace, sent: SendStatus, stopped: Callable[[], bool]
 ) -> Iterator[tuple[str, bytes, int]]:
     """Each batch at its time: its host, the encoded batch, and how many rank-steps are in it."""
     steps_per_batch = max(round(FLUSH_S / job.step_s), 1)
@@ -149,11 +149,16 @@ def _paced(
         yield message.batch.host, wire.encode(message.batch), steps.rows if steps is not None else 0
 
 
-class _Sender(threading.Thread):
+class _HostSender(threading.Thread):
     """Sends what it is offered, one batch after the other."""
 
     def __init__(
-        self, job: str, connect: Callable[[], Connection], clock: Clock, sent: Sent, stopped: Callable[[], bool]
+        self,
+        job: str,
+        connect: Callable[[], ServiceConnection],
+        clock: Clock,
+        sent: SendStatus,
+        stopped: Callable[[], bool],
     ) -> None:
         super().__init__(name="simulated hosts", daemon=True)
         self._job = job
@@ -180,7 +185,7 @@ class _Sender(threading.Thread):
                 continue
 
     def run(self) -> None:
-        connection: Connection | None = None
+        connection: ServiceConnection | None = None
         try:
             while not self._sent.failure:
                 try:
@@ -215,7 +220,7 @@ class _Sender(threading.Thread):
             entries.append(entry)
         return entries, False
 
-    def _deliver(self, connection: Connection, entries: Sequence[tuple[bytes, int]]) -> None:
+    def _deliver(self, connection: ServiceConnection, entries: Sequence[tuple[bytes, int]]) -> None:
         bodies = [body for body, _ in entries]
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         pause_s = PAUSE_FIRST_S

@@ -191,12 +191,12 @@ HARMLESS: Final[dict[str, FaultSpec]] = {
     "eval": FaultSpec(
         "evaluations",
         {"every": Parameter(integer(1), "number of steps between", 200), "seconds": seconds(30.0)},
-        lambda job, every, seconds: job.inject(faults.Standstill(every, seconds, "eval")),
+        lambda job, every, seconds: job.inject(faults.RecurringStall(every, seconds, "eval")),
     ),
     "save": FaultSpec(
         "checkpoint saves",
         {"every": Parameter(integer(1), "number of steps between", 100), "seconds": seconds(5.0)},
-        lambda job, every, seconds: job.inject(faults.Standstill(every, seconds, "checkpoint_save")),
+        lambda job, every, seconds: job.inject(faults.RecurringStall(every, seconds, "checkpoint_save")),
     ),
     "warm_up": FaultSpec(
         "slow first steps of every attempt",
@@ -240,7 +240,7 @@ HARMLESS: Final[dict[str, FaultSpec]] = {
     ),
     "pause": FaultSpec(
         "an order holds the job", {"at": AT, "seconds": seconds(30.0)},
-        lambda job, at, seconds: job.inject(faults.Pause(at, seconds)),
+        lambda job, at, seconds: job.inject(faults.OrderedPause(at, seconds)),
     ),
     "restart": FaultSpec(
         "a new launch, from an earlier step",
