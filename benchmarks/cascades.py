@@ -322,7 +322,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
 def is_of(incident: Incident, cause: Cause) -> bool:
     """Whether the incident names this root cause."""
     named = set(incident.ranks) == set(cause.ranks) if cause.ranks else True
-    return incident.kind in cause.kinds and named and cause.scope in ("", incident.scope)
+    return incident.kind in cause.kinds and named and cause.scope in ("", str(incident.scope))
 
 
 def measure(case: Cascade, size: int, seed: int, *, show: bool) -> CascadeCount:

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch_detectors.scope import Scope
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -205,12 +207,12 @@ class Change(StrEnum):
 class Finding:
     """What a detector says when its judgement changes: once at the onset, on material change, once at the end.
 
-    (kind, scope) names the episode it belongs to. `scope` is "job", "rank:N", "host:NAME", "stage:N" or "step:N".
+    (kind, scope) names the episode it belongs to.
     """
 
     kind: Kind
     change: Change
-    scope: str
+    scope: Scope
     attempt: str
     severity: Severity
     ranks: tuple[int, ...]

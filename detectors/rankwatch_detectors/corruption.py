@@ -18,6 +18,7 @@ from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame
 from rankwatch_detectors.baseline import BaselineConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.scope import WHOLE_JOB, Scope
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig
 
@@ -79,14 +80,14 @@ class FingerprintDetector(DispatchingDetector):
             if members.size >= MAJORITY_MIN and 2 * most > members.size:
                 right = values[int(counts.argmax())]
                 for rank in members[prints[members] != right].tolist():
-                    findings.extend(self._open(f"rank:{rank}", (int(rank),), frame, prints, members, certain=True))
+                    findings.extend(self._open(Scope.of_rank(rank), (int(rank),), frame, prints, members, certain=True))
             else:
                 ranks = tuple(int(rank) for rank in members[:64])
-                findings.extend(self._open("job", ranks, frame, prints, members, certain=False))
+                findings.extend(self._open(WHOLE_JOB, ranks, frame, prints, members, certain=False))
         return findings
 
     def _open(
-        self, scope: str, ranks: tuple[int, ...], frame: Frame, prints: Ints, members: Ints, *, certain: bool
+        self, scope: Scope, ranks: tuple[int, ...], frame: Frame, prints: Ints, members: Ints, *, certain: bool
     ) -> list[Finding]:
         if scope in self.episodes:
             return []
@@ -176,14 +177,14 @@ class LocalNormDetector(DispatchingDetector):
         residual, crossings = self._witness.judge(values, frame, step_s, self.now_s, self._named())
         findings = []
         for scope in self.episodes:
-            rank = int(scope.removeprefix("rank:"))
-            state = self._state[scope]
+            rank = scope.number
+            state = self._state[str(scope)]
             state[1] += (float(residual[rank]) - state[1]) / self._config.clear_rows
             state[2] = state[2] + 1 if abs(state[1]) < self._config.clear_share * abs(state[0]) else 0
             if state[2] >= self._config.clear_rows:
                 summary = f"The local gradient norm of rank {rank} is back among its peers' in step {frame.step}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
-                del self._state[scope]
+                del self._state[str(scope)]
         for crossing in crossings:
             findings.extend(self._open(crossing, values, frame))
             self._witness.bank.clear_rank(crossing.rank)
@@ -192,11 +193,11 @@ class LocalNormDetector(DispatchingDetector):
 
     def _named(self) -> list[int]:
         """Ranks with an open episode."""
-        return [int(scope.removeprefix("rank:")) for scope in self.episodes]
+        return [scope.number for scope in self.episodes]
 
     def _open(self, crossing: Crossing, values: Floats, frame: Frame) -> list[Finding]:
         rank, ratio = crossing.rank, math.exp(crossing.effect)
-        scope = f"rank:{rank}"
+        scope = Scope.of_rank(rank)
         peers = self._witness.peers_of(rank)
         findings = self.episodes.open(
             scope,
@@ -224,5 +225,5 @@ class LocalNormDetector(DispatchingDetector):
             cause="worker",
         )
         if findings:
-            self._state[scope] = [crossing.effect, crossing.effect, 0.0]
+            self._state[str(scope)] = [crossing.effect, crossing.effect, 0.0]
         return findings

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.scope import Scope
 from rankwatch_detectors.state import Stateful
 
 # One bad host has 8 or 16 ranks; a rack of 64 told one by one is the most that still reads as a list of culprits.
@@ -25,22 +26,22 @@ class Episodes(Stateful):
         self._open: dict[str, dict[str, Any]] = {}
         self.refused = 0
 
-    def __contains__(self, scope: str) -> bool:
-        return scope in self._open
+    def __contains__(self, scope: Scope) -> bool:
+        return str(scope) in self._open
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._open))
+    def __iter__(self) -> Iterator[Scope]:
+        return iter([Scope.parse(text) for text in self._open])
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def told(self, scope: str) -> Mapping[str, Any]:
+    def told(self, scope: Scope) -> Mapping[str, Any]:
         """What the newest finding of an open episode said, by field name."""
-        return self._open[scope]
+        return self._open[str(scope)]
 
     def open(
         self,
-        scope: str,
+        scope: Scope,
         *,
         attempt: str,
         severity: Severity,
@@ -79,40 +80,41 @@ class Episodes(Stateful):
         self._remember(finding)
         return [finding]
 
-    def update(self, scope: str, **changes: Any) -> list[Finding]:
+    def update(self, scope: Scope, **changes: Any) -> list[Finding]:
         """Tell that an open episode changed materially; fields not named stay as last told."""
         return [self._tell(scope, Change.UPDATE, changes)]
 
-    def note(self, scope: str, evidence: Mapping[str, Any]) -> None:
+    def note(self, scope: Scope, evidence: Mapping[str, Any]) -> None:
         """Change the evidence of an open episode without telling anyone yet; the next finding carries it."""
-        self._open[scope]["evidence"] = plain(evidence)
+        self._open[str(scope)]["evidence"] = plain(evidence)
 
     def close(
         self,
-        scope: str,
+        scope: Scope,
         step: int | None,
         time_s: float,
         summary: str,
         evidence: Mapping[str, Any] | None = None,
     ) -> list[Finding]:
         """End an episode. `evidence` is added to what was told before."""
-        merged = {**self._open[scope]["evidence"], **(evidence or {})}
+        merged = {**self._open[str(scope)]["evidence"], **(evidence or {})}
         changes = {"detected_step": step, "detected_time_s": time_s, "summary": summary, "evidence": merged}
         finding = self._tell(scope, Change.CLOSE, changes)
-        del self._open[scope]
+        del self._open[str(scope)]
         return [finding]
 
     def close_all(self, time_s: float, reason: str) -> list[Finding]:
         """End all episodes, in the order in which they opened."""
         return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
 
-    def _tell(self, scope: str, change: Change, changes: Mapping[str, Any]) -> Finding:
-        told = {**self._open[scope], **changes}
+    def _tell(self, scope: Scope, change: Change, changes: Mapping[str, Any]) -> Finding:
+        told = {**self._open[str(scope)], **changes}
         finding = Finding(
             kind=self._kind,
             change=change,
             **{
                 **told,
+                "scope": scope,
                 "severity": Severity(told["severity"]),
                 "ranks": tuple(told["ranks"]),
                 "evidence": plain(told["evidence"]),
@@ -124,7 +126,8 @@ class Episodes(Stateful):
     def _remember(self, finding: Finding) -> None:
         fields = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
         del fields["kind"], fields["change"]
-        self._open[finding.scope] = fields | {"severity": finding.severity.value, "ranks": list(finding.ranks)}
+        plain_types = {"scope": str(finding.scope), "severity": finding.severity.value, "ranks": list(finding.ranks)}
+        self._open[str(finding.scope)] = fields | plain_types
 
 
 def plain(evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.patience import HangConfig, Limits, Patience
+from rankwatch_detectors.scope import WHOLE_JOB
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
@@ -137,7 +138,7 @@ class HangDetector(DispatchingDetector):
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
             summary = f"The job goes on: step {self._newest}."
-            return self.episodes.close("job", self._newest, self.now_s, summary)
+            return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, summary)
         if self._excused(presence):
             return ()
         still = self._standstill(presence, running)
@@ -277,14 +278,14 @@ class HangDetector(DispatchingDetector):
 
     def _close_done(self) -> Sequence[Finding]:
         """A step that stood still was done after all, and what follows is no part of it."""
-        if not len(self.episodes) or not self._paused_s or self.episodes.told("job")["evidence"]["outside"]:
+        if not len(self.episodes) or not self._paused_s or self.episodes.told(WHOLE_JOB)["evidence"]["outside"]:
             return ()
-        return self.episodes.close("job", self._newest, self.now_s, f"The work of step {self._newest} is done.")
+        return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, f"The work of step {self._newest} is done.")
 
     def _open(self, presence: Presence, still: Standstill, missing: Missing) -> list[Finding]:
         step = int(presence.step[still.stuck].min())
         return self.episodes.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             severity=still.limits.severity(still.age_s),
             ranks=missing.ranks,
@@ -300,7 +301,7 @@ class HangDetector(DispatchingDetector):
 
     def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
         """It has become graver, or what told nobody apart at first does now: a rank used CPU while others waited."""
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
         graver = severity != told["severity"]
         named = bool(missing.ranks) and not told["ranks"]
@@ -309,7 +310,7 @@ class HangDetector(DispatchingDetector):
         if not missing.ranks:
             missing = _as_told(told)
         return self.episodes.update(
-            "job",
+            WHOLE_JOB,
             severity=severity,
             ranks=missing.ranks,
             confidence=missing.confidence,

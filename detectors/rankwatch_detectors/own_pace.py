@@ -17,6 +17,7 @@ from rankwatch_detectors.arrival import STOPPED_STATES, is_any
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.patience import HangConfig
+from rankwatch_detectors.scope import Scope
 
 STEPS_MIN = 4
 """Steps of its own before a rank's past says anything."""
@@ -68,7 +69,7 @@ class OwnPaceDetector(DispatchingDetector):
         moved = self._learn(presence, running, stopped)
         findings: list[Finding] = []
         for scope in self.episodes:
-            rank = int(scope.partition(":")[2])
+            rank = scope.number
             if moved[rank] or (presence.heard[rank] and presence.state[rank] != "running"):
                 step = int(presence.step[rank])
                 findings += self.episodes.close(scope, step, self.now_s, f"Rank {rank} goes on: step {step}.")
@@ -101,7 +102,7 @@ class OwnPaceDetector(DispatchingDetector):
         findings: list[Finding] = []
         for rank in map(int, np.flatnonzero(still)):
             severity = Severity.CRITICAL if everybody or stopped[rank] else Severity.WARNING
-            scope, age = f"rank:{rank}", float(age_s[rank])
+            scope, age = Scope.of_rank(rank), float(age_s[rank])
             if scope not in self.episodes:
                 findings += self._open(presence, rank, severity, age, float(limit_s[rank]))
             elif severity is Severity.CRITICAL and self.episodes.told(scope)["severity"] != severity:
@@ -122,7 +123,7 @@ class OwnPaceDetector(DispatchingDetector):
         stopped = presence.os_state[rank] in STOPPED_STATES
         how = "stopped by a signal" if stopped else f"its longest step took {self._longest_s[rank]:.1f} s"
         return self.episodes.open(
-            f"rank:{rank}",
+            Scope.of_rank(rank),
             attempt=self.attempt,
             severity=severity,
             ranks=(rank,),

@@ -20,6 +20,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import EPISODES_MAX
+from rankwatch_detectors.scope import Scope
 from rankwatch_detectors.teardown import (
     End,
     Teardown,
@@ -239,11 +240,16 @@ class RankLostDetector(DispatchingDetector):
         if on_request or ((news or quietly) and saying != self._said):
             self._said = saying
             findings = self._say(first, severity, missing=int((~gone).sum()))
-        if on_request and self._scope in self.episodes:
+        if on_request and self._is_open():
             self._expected = True
-            summary = self.episodes.told(self._scope)["summary"]
-            findings += self.episodes.close(self._scope, first["step"], self.now_s, summary, {"ended_on_request": True})
+            scope = Scope.parse(self._scope)
+            summary = self.episodes.told(scope)["summary"]
+            findings += self.episodes.close(scope, first["step"], self.now_s, summary, {"ended_on_request": True})
         return findings
+
+    def _is_open(self) -> bool:
+        """Whether an open episode tells of these ends."""
+        return self._scope != "" and Scope.parse(self._scope) in self.episodes
 
     def _due_s(self, first: End) -> float:
         """When to tell: at once, where the exit itself tells what it was."""
@@ -279,13 +285,14 @@ class RankLostDetector(DispatchingDetector):
                 "also_ended_count": self._ends.count,
             },
         }
-        if self._scope in self.episodes:
-            return self.episodes.update(self._scope, **told_now)
-        self._scope = f"rank:{first['rank']}"
-        if self._scope in self.episodes:
+        if self._is_open():
+            return self.episodes.update(Scope.parse(self._scope), **told_now)
+        scope = Scope.of_rank(first["rank"])
+        self._scope = str(scope)
+        if scope in self.episodes:
             return []
         return self.episodes.open(
-            self._scope,
+            scope,
             attempt=self.attempt,
             score=math.inf,
             **told_now,

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
@@ -64,10 +65,10 @@ class RestartLoopDetector(DispatchingDetector):
         self._idle = 0 if first or self._progressed or self._intended else self._idle + 1
         self._progressed = self._intended = self._ended = False
         self._started_s = [*self._started_s, start.time_s][-self._config.launches - 1 :]
-        if self._idle < self._config.launches or "job" in self.episodes:
+        if self._idle < self._config.launches or WHOLE_JOB in self.episodes:
             return []
         return self.episodes.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             severity=Severity.CRITICAL,
             onset_step=self._furthest,
@@ -104,6 +105,6 @@ class RestartLoopDetector(DispatchingDetector):
     def _progress(self, step: int) -> list[Finding]:
         self._progressed = True
         self._idle = 0
-        if "job" not in self.episodes:
+        if WHOLE_JOB not in self.episodes:
             return []
-        return self.episodes.close("job", step, self.now_s, f"The job is beyond its old mark: step {step}.")
+        return self.episodes.close(WHOLE_JOB, step, self.now_s, f"The job is beyond its old mark: step {step}.")

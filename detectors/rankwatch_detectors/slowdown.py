@@ -27,6 +27,7 @@ from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typ
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.followed import Followed, FollowedConfig
 from rankwatch_detectors.pace_words import drifted, shifted, wanders
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.shift import Crossing, ShiftBank
 from rankwatch_detectors.wandering import Wandering, WanderingConfig
 from rankwatch_detectors.witness import SUSPECT_EVIDENCE, added_by_one_s
@@ -201,16 +202,18 @@ class SlowdownDetector(DispatchingDetector):
             return self._open_drift(frame) if left else ()
         if not self._drifts:
             return ()
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         if anchor.back:
-            return self.episodes.close("job", frame.step, self.now_s, "Steps take no longer than at their best again.")
+            return self.episodes.close(
+                WHOLE_JOB, frame.step, self.now_s, "Steps take no longer than at their best again."
+            )
         words = self._words_of_drift()
         before = math.log(told["evidence"]["told_ratio"])
         if anchor.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
-            self.episodes.note("job", {**told["evidence"], **words["evidence"]})
+            self.episodes.note(WHOLE_JOB, {**told["evidence"], **words["evidence"]})
             return ()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
-        return self.episodes.update("job", detected_step=frame.step, detected_time_s=self.now_s, **words)
+        return self.episodes.update(WHOLE_JOB, detected_step=frame.step, detected_time_s=self.now_s, **words)
 
     def _open_drift(self, frame: Frame) -> list[Finding]:
         onset = frame.step if self._anchor.onset_step is None else self._anchor.onset_step
@@ -218,7 +221,7 @@ class SlowdownDetector(DispatchingDetector):
         words = self._words_of_drift()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
         return self.episodes.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             onset_step=onset,
             detected_step=frame.step,
@@ -293,13 +296,13 @@ class SlowdownDetector(DispatchingDetector):
         if self._drifts:
             self._grown = [crossing.effect, crossing.onset_step, crossing.rows]
             summary = f"Since step {crossing.onset_step} the job is slower by more than it has drifted."
-            return self.episodes.close("job", frame.step, self.now_s, summary)
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         return self._open(crossing, frame, seconds, shared=shared)
 
     @property
     def _drifts(self) -> bool:
         """Whether what is open is a drift, which the baseline follows: a shift on top of it is another slowdown."""
-        return "job" in self.episodes and "best_s" in self.episodes.told("job")["evidence"]
+        return WHOLE_JOB in self.episodes and "best_s" in self.episodes.told(WHOLE_JOB)["evidence"]
 
     @property
     def _is_slow(self) -> bool:
@@ -308,7 +311,7 @@ class SlowdownDetector(DispatchingDetector):
 
     def _follow(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
         """Watch the open episode: over, lasting, or slower still?"""
-        config, followed, known = self._config, self._followed, self.episodes.told("job")
+        config, followed, known = self._config, self._followed, self.episodes.told(WHOLE_JOB)
         told = math.log(known["evidence"]["ratio"])
         followed.push(residual, self._wandering.reach)
         if followed.is_over:
@@ -317,14 +320,14 @@ class SlowdownDetector(DispatchingDetector):
             self._since_s = None
             self._anchor.pass_over()
             summary = f"Steps take as long as before again since step {frame.step - followed.calm_rows + 1}."
-            return self.episodes.close("job", frame.step, self.now_s, summary)
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         if followed.has_risen:
             return self._rise(frame, seconds, shared=shared)
         lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.mild_ratio)
         if known["severity"] == Severity.INFO and lasts and not followed.calm_rows:
             summary = f"{known['summary']} It has not passed by itself."
             now = {"detected_step": frame.step, "detected_time_s": self.now_s}
-            return self.episodes.update("job", severity=Severity.WARNING, summary=summary, **now)
+            return self.episodes.update(WHOLE_JOB, severity=Severity.WARNING, summary=summary, **now)
         return []
 
     def _rise(self, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
@@ -334,7 +337,7 @@ class SlowdownDetector(DispatchingDetector):
         if followed.is_another:
             self._grown = [followed.excess, onset_step, followed.risen_rows]
             summary = f"It goes on as a larger slowdown since step {onset_step}."
-            return self.episodes.close("job", frame.step, self.now_s, summary)
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         crossing = self._risen_to(followed.excess, onset_step, followed.risen_rows)
         return self._open(crossing, frame, seconds, shared=shared)
 
@@ -353,21 +356,23 @@ class SlowdownDetector(DispatchingDetector):
             "detected_time_s": self.now_s,
             **words,
         }
-        if "job" in self.episodes:
-            return self.episodes.update("job", **fields)
+        if WHOLE_JOB in self.episodes:
+            return self.episodes.update(WHOLE_JOB, **fields)
         onset_s = self.now_s - crossing.rows * self._step_s
         onset_step = crossing.onset_step
-        return self.episodes.open("job", attempt=self.attempt, onset_step=onset_step, onset_time_s=onset_s, **fields)
+        return self.episodes.open(
+            WHOLE_JOB, attempt=self.attempt, onset_step=onset_step, onset_time_s=onset_s, **fields
+        )
 
     def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
         """Tell once that the pace comes and goes, and when it has stayed for good."""
-        if "job" in self.standing:
+        if WHOLE_JOB in self.standing:
             summary = "The job's pace has not changed by itself for a long time."
-            return [] if self._wandering.is_pattern else self.standing.close("job", frame.step, self.now_s, summary)
+            return [] if self._wandering.is_pattern else self.standing.close(WHOLE_JOB, frame.step, self.now_s, summary)
         if not self._wandering.is_pattern or len(self.episodes):
             return []
         return self.standing.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             onset_step=frame.step,
             detected_step=frame.step,

@@ -32,6 +32,7 @@ from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
 from rankwatch_detectors.median import median
 from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.scope import Scope
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig, own_seconds
 
@@ -146,15 +147,16 @@ class StageDetector(DispatchingDetector):
 
     def _changed(self) -> list[int]:
         """Stages whose open episode says that they have become slower: these neither test nor learn."""
-        return [int(scope.removeprefix("stage:")) for scope in self._excess]
+        return [Scope.parse(text).number for text in self._excess]
 
     def _follow(self, residual: Floats, frame: Frame) -> list[Finding]:
         """Watch the open episodes, and whether what held from the first steps still does."""
         findings: list[Finding] = []
-        for scope in list(self._excess):
-            stage = int(scope.removeprefix("stage:"))
-            if self._has_passed(self._excess[scope], float(residual[stage])):
-                del self._excess[scope]
+        for text, state in list(self._excess.items()):
+            scope = Scope.parse(text)
+            stage = scope.number
+            if self._has_passed(state, float(residual[stage])):
+                del self._excess[text]
                 summary = f"Pipeline stage {stage} takes as long as before again in step {frame.step}."
                 findings += self.episodes.close(scope, frame.step, self.now_s, summary)
         for number, state in list(self._heavier.items()):
@@ -189,7 +191,7 @@ class StageDetector(DispatchingDetector):
         told = ", ".join(f"{ratios[str(stage)]:.2f} times as long (stage {stage})" for stage in heavy)
         light = np.delete(by_stage, heavy)
         return self.standing.open(
-            f"stage:{heavy[0]}",
+            Scope.of_stage(heavy[0]),
             attempt=self.attempt,
             severity=Severity.INFO,
             onset_step=frame.step - config.standing_rows,
@@ -212,7 +214,7 @@ class StageDetector(DispatchingDetector):
 
     def _open(self, crossing: Crossing, by_stage: Floats, frame: Frame) -> list[Finding]:
         stage, ratio = crossing.rank, math.exp(crossing.effect)
-        scope = f"stage:{stage}"
+        scope = Scope.of_stage(stage)
         findings = self.episodes.open(
             scope,
             attempt=self.attempt,
@@ -235,7 +237,7 @@ class StageDetector(DispatchingDetector):
             cause="stage",
         )
         if findings:
-            self._excess[scope] = [crossing.effect, crossing.effect, 0.0]
+            self._excess[str(scope)] = [crossing.effect, crossing.effect, 0.0]
         return findings
 
 

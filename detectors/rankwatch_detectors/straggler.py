@@ -24,7 +24,9 @@ from rankwatch_detectors.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.scope import WHOLE_JOB, Scope
 from rankwatch_detectors.shift import Crossing
+from rankwatch_detectors.slow_ranks import SlowRank, SlowRanks
 from rankwatch_detectors.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 
@@ -121,10 +123,10 @@ class StragglerDetector(DispatchingDetector):
         self._names: list[str] = []
         self._accelerated = False
         self._rows = 0
-        self._excess: dict[str, dict[str, Any]] = {}
+        self._excess = SlowRanks()
         self.standing = Episodes(self.kind)
         """What holds from the first steps of the launch: the baseline knows of it, so ranks stay under test."""
-        self._stood: dict[str, dict[str, Any]] = {}
+        self._stood = SlowRanks()
         self._crowding = Crowding(config.crowding)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
@@ -137,15 +139,15 @@ class StragglerDetector(DispatchingDetector):
             index = {unit: rank for rank, unit in enumerate(self._units)}
             if findings:
                 # Who was slow from the first step on has no other past: whether it still is, this launch shows.
-                index = {unit: rank for unit, rank in index.items() if f"rank:{rank}" not in self._stood}
-                self._stood = {}
+                index = {unit: rank for unit, rank in index.items() if rank not in self._stood.ranks}
+                self._stood.ranks.clear()
             came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
             for witness in (self._wall, self._cpu, self._host):
                 witness.begin(topology, came_from)
             self._crowding.regroup(topology.host)
         if new_attempt:
             self._rows = 0
-            self._excess = {}
+            self._excess.ranks.clear()
         self._units = units
         self._names = [_place(topology, rank) for rank in range(topology.world_size)]
         self._accelerated = any(topology.device_uuid)
@@ -181,60 +183,59 @@ class StragglerDetector(DispatchingDetector):
 
     def _named(self) -> list[int]:
         """Ranks with an open episode."""
-        return [int(scope.removeprefix("rank:")) for scope in self.episodes]
+        return [scope.number for scope in self.episodes]
 
     def _follow(self, witness: Witness, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
         """Watch the open episodes of this witness: still slow, slower, or recovered?"""
         config = self._config
         findings: list[Finding] = []
         for scope in self.episodes:
-            rank = int(scope.removeprefix("rank:"))
-            state = self._excess[scope]
-            if state["witness"] != self._name(witness) or not witness.judged[rank]:
+            rank = scope.number
+            state = self._excess.ranks[rank]
+            if state.witness != self._name(witness) or not witness.judged[rank]:
                 continue
-            state["excess"] += (float(residual[rank]) - state["excess"]) / config.smooth_rows
-            calm = state["excess"] < config.clear_share * state["told"]
-            changed = abs(state["excess"] - state["told"]) > config.retell_share * state["told"]
-            state["calm"] = state["calm"] + 1 if calm else 0
-            state["calm_sum"] = state["calm_sum"] + float(residual[rank]) if calm else 0.0
+            state.excess += (float(residual[rank]) - state.excess) / config.smooth_rows
+            calm = state.excess < config.clear_share * state.told
+            changed = abs(state.excess - state.told) > config.retell_share * state.told
+            state.calm = state.calm + 1 if calm else 0
+            state.calm_sum = state.calm_sum + float(residual[rank]) if calm else 0.0
             # Twice as slow as told is certain sooner.
-            pace = 4 if state["excess"] > 2 * state["told"] else 1
-            state["changed"] = state["changed"] + pace if changed and not calm else 0
-            if state["calm"] >= config.clear_rows and self._as_usual(witness, rank, state):
+            pace = 4 if state.excess > 2 * state.told else 1
+            state.changed = state.changed + pace if changed and not calm else 0
+            if state.calm >= config.clear_rows and self._as_usual(witness, rank, state):
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers again since about step {since}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
-                del self._excess[scope]
-            elif state["calm"] >= config.clear_rows or state["changed"] >= config.retell_rows:
+                del self._excess.ranks[rank]
+            elif state.calm >= config.clear_rows or state.changed >= config.retell_rows:
                 findings.extend(self._retell(witness, rank, state, seconds, frame))
         return findings
 
-    def _as_usual(self, witness: Witness, rank: int, state: dict[str, Any]) -> bool:
+    def _as_usual(self, witness: Witness, rank: int, state: SlowRank) -> bool:
         """Whether a rank that is much faster than was told is no slower than its peers, and not only less slow."""
-        mean = state["calm_sum"] / state["calm"]
-        config: WitnessConfig = getattr(self._config, state["witness"])
+        mean = state.calm_sum / state.calm
+        config: WitnessConfig = getattr(self._config, state.witness)
         least = math.log(config.ratio_min)
-        chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state["calm"])
+        chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state.calm)
         if mean < max(least, chance):
             return True
-        state["excess"] = mean
+        state.excess = mean
         return False
 
     def _follow_standing(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
         """Watch ranks that were slow from the first step: one that is so no longer has no place yet."""
         config = self._config
         findings: list[Finding] = []
-        for scope, state in list(self._stood.items()):
-            rank = int(scope.removeprefix("rank:"))
-            if state["witness"] != self._name(witness) or not witness.judged[rank]:
+        for rank, state in list(self._stood.ranks.items()):
+            if state.witness != self._name(witness) or not witness.judged[rank]:
                 continue
-            state["excess"] += (state["told"] + float(residual[rank]) - state["excess"]) / config.smooth_rows
-            state["calm"] = state["calm"] + 1 if state["excess"] < config.clear_share * state["told"] else 0
-            if state["calm"] >= config.clear_rows:
+            state.excess += (state.told + float(residual[rank]) - state.excess) / config.smooth_rows
+            state.calm = state.calm + 1 if state.excess < config.clear_share * state.told else 0
+            if state.calm >= config.clear_rows:
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
-                findings.extend(self.standing.close(scope, frame.step, self.now_s, summary))
-                del self._stood[scope]
+                findings.extend(self.standing.close(Scope.of_rank(rank), frame.step, self.now_s, summary))
+                del self._stood.ranks[rank]
                 for each in (self._wall, self._cpu, self._host):
                     each.baseline.forget(rank)
         return findings
@@ -248,7 +249,7 @@ class StragglerDetector(DispatchingDetector):
         ranks = [
             rank
             for rank in self._wall.baseline.outliers(config.fact_ratio).tolist()
-            if f"rank:{rank}" not in self.episodes and f"rank:{rank}" not in self.standing
+            if Scope.of_rank(rank) not in self.episodes and Scope.of_rank(rank) not in self.standing
         ]
         ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
         if not ranks:
@@ -258,7 +259,7 @@ class StragglerDetector(DispatchingDetector):
         more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
         slowest = ranks[0]
         return self.standing.open(
-            f"rank:{slowest}" if len(ranks) == 1 else "job",
+            Scope.of_rank(slowest) if len(ranks) == 1 else WHOLE_JOB,
             attempt=self.attempt,
             severity=Severity.INFO,
             ranks=tuple(ranks),
@@ -279,11 +280,9 @@ class StragglerDetector(DispatchingDetector):
             cause="worker",
         )
 
-    def _retell(
-        self, witness: Witness, rank: int, state: dict[str, Any], seconds: Floats, frame: Frame
-    ) -> list[Finding]:
-        state.update(told=state["excess"], changed=0, calm=0, calm_sum=0.0)
-        scope, ratio = f"rank:{rank}", math.exp(state["excess"] + state["standing"])
+    def _retell(self, witness: Witness, rank: int, state: SlowRank, seconds: Floats, frame: Frame) -> list[Finding]:
+        state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
+        scope, ratio = Scope.of_rank(rank), math.exp(state.excess + state.standing)
         figures = self._figures(witness, rank, ratio, seconds, frame)
         return self.episodes.update(
             scope,
@@ -295,7 +294,7 @@ class StragglerDetector(DispatchingDetector):
 
     def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
         rank, baseline = crossing.rank, witness.baseline
-        scope, where = f"rank:{rank}", self._names[rank]
+        scope, where = Scope.of_rank(rank), self._names[rank]
         first = self._from_the_first_step(witness, crossing)
         # What the baseline has taken for silicon counts too when the rank is held against its peers.
         standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
@@ -324,15 +323,8 @@ class StragglerDetector(DispatchingDetector):
             cause=cause,
         )
         if findings:
-            (self._stood if first else self._excess)[scope] = {
-                "witness": self._name(witness),
-                "told": crossing.effect,
-                "excess": crossing.effect,
-                "standing": standing,
-                "changed": 0,
-                "calm": 0,
-                "calm_sum": 0.0,
-            }
+            followed = self._stood if first else self._excess
+            followed.ranks[rank] = SlowRank(self._name(witness), crossing.effect, crossing.effect, standing)
         return findings
 
     def _evidence(

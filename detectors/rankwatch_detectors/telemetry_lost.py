@@ -17,6 +17,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.scope import WHOLE_JOB, Scope
 from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
@@ -141,13 +142,13 @@ class TelemetryLostDetector(DispatchingDetector):
 
     def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
         """Hosts of which nothing is known any more: more of an episode that has just begun, or a new one."""
-        for scope, group in self._groups.items():
+        for text, group in self._groups.items():
             if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
                 group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
                 what = self._described(reason, group["hosts"], unheard)
-                return self.episodes.update(scope, detected_time_s=self.now_s, **what)
+                return self.episodes.update(Scope.parse(text), detected_time_s=self.now_s, **what)
         everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
-        scope = "job" if everyone else f"host:{hosts[0]}"
+        scope = WHOLE_JOB if everyone else Scope.of_host(hosts[0])
         heard = presence.heard & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
         step = int(presence.step[heard].max()) if heard.any() and not everyone else None
         silent_s = min(max(unheard[host] for host in hosts), self.now_s - self._listening_s)
@@ -166,7 +167,7 @@ class TelemetryLostDetector(DispatchingDetector):
             **self._described(reason, hosts, unheard),
         )
         if findings:
-            self._groups[scope] = {"reason": reason, "hosts": hosts, "joined_s": self.now_s}
+            self._groups[str(scope)] = {"reason": reason, "hosts": hosts, "joined_s": self.now_s}
         return findings
 
     def _described(self, reason: str, members: list[str], unheard: dict[str, float]) -> dict[str, Any]:
@@ -195,12 +196,12 @@ class TelemetryLostDetector(DispatchingDetector):
     def _close_recovered(self, presence: Presence, unheard: dict[str, float]) -> list[Finding]:
         findings: list[Finding] = []
         step = int(presence.step[presence.heard].max()) if presence.heard.any() else None
-        for scope, group in list(self._groups.items()):
+        for text, group in list(self._groups.items()):
             if any(self._reason(host, unheard.get(host, 0.0)) for host in group["hosts"]):
                 continue
             # Ranks that turned out to have ended leave nothing to hear.
             back = any(host in unheard for host in group["hosts"])
             why = "Telemetry is back." if back else "Its ranks have ended; nothing is left to hear."
-            findings.extend(self.episodes.close(scope, step, self.now_s, why))
-            del self._groups[scope]
+            findings.extend(self.episodes.close(Scope.parse(text), step, self.now_s, why))
+            del self._groups[text]
         return findings

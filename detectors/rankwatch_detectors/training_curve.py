@@ -19,6 +19,7 @@ from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
 from rankwatch_detectors.peaks import PeakConfig, Peaks
+from rankwatch_detectors.scope import WHOLE_JOB
 
 PEAKED = " It peaked at "
 PACE_POINTS = 32
@@ -129,13 +130,13 @@ class CurveDetector(DispatchingDetector):
             self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
             findings = [*findings, *self._climb(frame)]
             peaked = self._peaks.push(frame.step, value, self._watch.scale)
-            if "job" in self.episodes and (peaked or any(one.change is Change.OPEN for one in findings)):
+            if WHOLE_JOB in self.episodes and (peaked or any(one.change is Change.OPEN for one in findings)):
                 return self._with_peaks(findings)
         return findings
 
     def _with_peaks(self, findings: list[Finding]) -> list[Finding]:
         """Record the spikes within an open divergence, and just before it, with their step and height."""
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         peaks = self._peaks.since(told["onset_step"] - self._config.peaks_before_points * self._interval)
         if not peaks:
             return findings
@@ -143,7 +144,7 @@ class CurveDetector(DispatchingDetector):
         newest = peaks[-1]
         summary = f"{told['summary'].split(PEAKED)[0]}{PEAKED}{newest['value']:.4g} in step {newest['step']}."
         told_now = {"evidence": evidence, "summary": summary, "detected_time_s": self.now_s}
-        return [*findings, *self.episodes.update("job", **told_now)]
+        return [*findings, *self.episodes.update(WHOLE_JOB, **told_now)]
 
     def _heed(self, declared: Declared | None) -> None:
         """A schedule that was logged explains what the curve does next."""
@@ -155,16 +156,16 @@ class CurveDetector(DispatchingDetector):
     def _climb(self, frame: Frame) -> Sequence[Finding]:
         """Tell that the loss has left the best level that it kept up, and what becomes of that."""
         anchor = self._anchor
-        if "job" not in self.episodes:
+        if WHOLE_JOB not in self.episodes:
             # The loss of ranks that go at their own paces is a mean of whoever is there.
             kept_up = self._watch.minimized and self.lockstep
             return self._open_climb(frame) if anchor.left and kept_up else ()
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         if self._watch.is_open or "best" not in told["evidence"]:
             return ()
         name = self._config.metric
         if anchor.back:
-            return self.episodes.close("job", frame.step, self.now_s, f"The {name} is back at its best level.")
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, f"The {name} is back at its best level.")
         grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
         severity = graver(Severity(told["severity"]), self._severity_of_climb(frame))
         if not grown and severity == told["severity"]:
@@ -182,19 +183,19 @@ class CurveDetector(DispatchingDetector):
 
     def _tell_climb(self, frame: Frame, severity: Severity) -> list[Finding]:
         return self.episodes.update(
-            "job",
+            WHOLE_JOB,
             severity=severity,
             detected_step=frame.step,
             detected_time_s=self.now_s,
             score=self._score_of_climb(),
             summary=self._sentence_of_climb(),
-            evidence={**self.episodes.told("job")["evidence"], **self._evidence_of_climb()},
+            evidence={**self.episodes.told(WHOLE_JOB)["evidence"], **self._evidence_of_climb()},
         )
 
     def _open_climb(self, frame: Frame) -> list[Finding]:
         onset = self._anchor.onset_step
         return self.episodes.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             severity=self._severity_of_climb(frame),
             onset_step=frame.step if onset is None else onset,
@@ -222,9 +223,9 @@ class CurveDetector(DispatchingDetector):
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
         """What goes on growing is told again each time its excess has tripled; a divergence then is critical."""
-        if "job" not in self.episodes or not self._watch.is_open:
+        if WHOLE_JOB not in self.episodes or not self._watch.is_open:
             return ()
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         usual, before = self._watch.usual, told["evidence"]["value"]
         grown = value - usual >= self._config.retell_factor * abs(before - usual)
         severity = self._graver(Severity(told["severity"]), frame)
@@ -233,7 +234,7 @@ class CurveDetector(DispatchingDetector):
         how = "grows on" if grown else "stays high"
         peaked = "".join(told["summary"].partition(PEAKED)[1:])
         return self.episodes.update(
-            "job",
+            WHOLE_JOB,
             severity=severity,
             detected_step=frame.step,
             detected_time_s=self.now_s,
@@ -255,33 +256,33 @@ class CurveDetector(DispatchingDetector):
             Kind.GRAD_NORM: turn in (Turn.JUMP, Turn.LASTING),
         }[self.kind]
         name = self._config.metric
-        if begins and "job" not in self.episodes:
+        if begins and WHOLE_JOB not in self.episodes:
             return self._open(turn, value, frame)
-        if "job" not in self.episodes:
+        if WHOLE_JOB not in self.episodes:
             return ()
         if self.kind is Kind.LOSS_DIVERGENCE:
             return self._turned(turn, value, frame)
         if turn is Turn.LASTING:
             if self.kind is Kind.GRAD_NORM:
-                severity = self._graver(Severity(self.episodes.told("job")["severity"]), frame)
-                return self.episodes.update("job", severity=severity, summary=self._sentence(turn, value, frame))
-            return self.episodes.close("job", frame.step, self.now_s, f"The {name} did not come back: it diverges.")
+                severity = self._graver(Severity(self.episodes.told(WHOLE_JOB)["severity"]), frame)
+                return self.episodes.update(WHOLE_JOB, severity=severity, summary=self._sentence(turn, value, frame))
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, f"The {name} did not come back: it diverges.")
         return self._close(turn, value, frame)
 
     def _close(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         how = "is back at its level" if turn is Turn.BACK else f"has settled at a new level of {value:.4g}"
         summary = f"The {self._config.metric} {how} in step {frame.step}."
-        return self.episodes.close("job", frame.step, self.now_s, summary)
+        return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
 
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         """What becomes of an open divergence: the level and the anchor take turns in saying whether it is over."""
-        told = self.episodes.told("job")
+        told = self.episodes.told(WHOLE_JOB)
         climbed = "best" in told["evidence"]
         if turn is Turn.JUMP:
             return ()
         if turn is Turn.LASTING:
             return self.episodes.update(
-                "job",
+                WHOLE_JOB,
                 severity=graver(Severity(told["severity"]), self._severity(turn, value, frame)),
                 detected_step=frame.step,
                 detected_time_s=self.now_s,
@@ -299,7 +300,7 @@ class CurveDetector(DispatchingDetector):
         watch = self._watch
         onset = watch.onset_step if watch.onset_step is not None else frame.step
         return self.episodes.open(
-            "job",
+            WHOLE_JOB,
             attempt=self.attempt,
             severity=self._severity(turn, value, frame),
             onset_step=onset,

@@ -225,8 +225,8 @@ def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
     def told(answer: dict[str, list[Finding]], rename: Callable[[int], int]) -> list[Any]:
         found = []
         for finding in (finding for findings in answer.values() for finding in findings):
-            kind, _, rank = finding.scope.partition(":")
-            scope = f"rank:{rename(int(rank))}" if kind == "rank" else finding.scope
+            kind, _, rank = str(finding.scope).partition(":")
+            scope = f"rank:{rename(int(rank))}" if kind == "rank" else str(finding.scope)
             ranks = sorted(rename(one) for one in finding.ranks)
             steps = (finding.onset_step, finding.detected_step)
             found.append((finding.kind, finding.change, scope, ranks, finding.severity, steps))

@@ -64,7 +64,7 @@ def on_request(findings: list[Finding]) -> bool:
     closed = [finding for finding in findings if finding.change is Change.CLOSE]
     return (
         {finding.severity for finding in findings} == {Severity.INFO}
-        and len({finding.scope for finding in findings}) == 1
+        and len({str(finding.scope) for finding in findings}) == 1
         and [finding.evidence.get("ended_on_request") for finding in closed] == [True]
     )
 

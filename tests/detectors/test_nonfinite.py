@@ -24,7 +24,7 @@ def judged(*frames: Frame) -> list[Finding]:
 def test_the_rank_with_local_nonfinite_gradients_is_named_with_its_parameter() -> None:
     exact = {"nonfinite": [0, 0, 5, 0], "nonfinite_first": [0, 0, 1, 0]}
     (finding,) = judged(frame(7, {"loss": [1.0] * 4, "grad_norm": [NAN] * 4}, exact))
-    assert (finding.scope, finding.ranks, finding.detected_step) == ("rank:2", (2,), 7)
+    assert (str(finding.scope), finding.ranks, finding.detected_step) == ("rank:2", (2,), 7)
     assert (finding.severity, finding.confidence) == (Severity.CRITICAL, 1.0)
     assert finding.evidence["parameter"] == "second"
 
@@ -40,8 +40,8 @@ def test_a_rank_named_by_late_values_replaces_nobody() -> None:
     everywhere = frame(8, {"loss": [NAN] * 4})
     late = frame(7, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 0, 0, 4]}, family="values")
     opened, named = judged(everywhere, late)
-    assert (opened.change, opened.ranks, opened.scope) == (Change.OPEN, (), "job")
-    assert (named.change, named.ranks, named.scope, named.onset_step) == (Change.UPDATE, (3,), "job", 7)
+    assert (opened.change, opened.ranks, str(opened.scope)) == (Change.OPEN, (), "job")
+    assert (named.change, named.ranks, str(named.scope), named.onset_step) == (Change.UPDATE, (3,), "job", 7)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
@@ -128,7 +128,7 @@ def test_one_rank_whose_norm_overflows_is_named_and_not_all_of_them() -> None:
     norms = [1.0] * 64
     norms[17] = INF
     (finding,) = detector.observe(frame(3, {"grad_norm": norms}))
-    assert (finding.scope, finding.ranks, finding.evidence["ranks_affected"]) == ("rank:17", (17,), 1)
+    assert (str(finding.scope), finding.ranks, finding.evidence["ranks_affected"]) == ("rank:17", (17,), 1)
     assert finding.summary == "Not finite: grad_norm on rank 17 in step 3."
 
 
@@ -136,13 +136,13 @@ def test_a_norm_that_only_some_ranks_log_names_none_of_them_and_says_how_many() 
     one = frame(3, {"grad_norm": [INF, INF, 0.0, 0.0]})
     one.present["grad_norm"][2:] = False
     (finding,) = judged(one)
-    assert (finding.scope, finding.ranks) == ("job", ())
+    assert (str(finding.scope), finding.ranks) == ("job", ())
     assert "on 2 of 4 ranks" in finding.summary
 
 
 def test_a_norm_that_overflows_on_every_rank_names_nobody() -> None:
     (finding,) = judged(frame(3, {"grad_norm": [INF] * 4}))
-    assert (finding.scope, finding.ranks) == ("job", ())
+    assert (str(finding.scope), finding.ranks) == ("job", ())
     assert "on all ranks" in finding.summary
 
 
@@ -161,7 +161,7 @@ def judged_at_own_pace(*frames: Frame) -> list[Finding]:
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "local_grad_norm"])
 def test_at_its_own_pace_a_rank_far_behind_is_named(name: str) -> None:
     (finding,) = judged_at_own_pace(row(90, 0, name, 1.0, late=False), row(3, 2, name, NAN))
-    assert (finding.scope, finding.ranks, finding.onset_step) == ("rank:2", (2,), 3)
+    assert (str(finding.scope), finding.ranks, finding.onset_step) == ("rank:2", (2,), 3)
     assert finding.severity is Severity.CRITICAL
 
 

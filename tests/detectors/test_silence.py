@@ -29,7 +29,7 @@ CONNECTION = "RuntimeError: [gloo] Connection closed by peer"
 
 def test_a_killed_rank_is_named_with_its_signal() -> None:
     (finding,) = exited(lost_job(), 2, signal=9)
-    assert (finding.scope, finding.ranks, finding.severity) == ("rank:2", (2,), Severity.CRITICAL)
+    assert (str(finding.scope), finding.ranks, finding.severity) == ("rank:2", (2,), Severity.CRITICAL)
     assert "SIGKILL" in finding.summary
     assert finding.onset_step == 50
 
@@ -40,7 +40,7 @@ def test_ranks_that_follow_within_the_launchers_grace_are_consequences() -> None
     for rank in (0, 1, 3):
         job.tick()
         findings += exited(job, rank, code=1, error=CONNECTION)
-    assert {finding.scope for finding in findings} == {"rank:2"}
+    assert {str(finding.scope) for finding in findings} == {"rank:2"}
     assert [finding.change for finding in findings] == [Change.OPEN, Change.UPDATE, Change.UPDATE]
     assert [other["rank"] for other in findings[-1].evidence["also_ended"]] == [0, 1, 3]
     assert findings[-1].ranks == (2,)
@@ -57,7 +57,7 @@ def test_a_crash_that_is_heard_after_its_consequences_becomes_the_first_mover() 
 def test_an_end_much_later_is_an_episode_of_its_own() -> None:
     job = lost_job()
     findings = exited(job, 0, signal=9) + job.stand(50) + exited(job, 1, signal=9)
-    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "rank:0"), (Change.OPEN, "rank:1")]
+    assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "rank:0"), (Change.OPEN, "rank:1")]
 
 
 def test_a_rank_that_left_its_loop_is_not_lost() -> None:
@@ -125,7 +125,7 @@ def test_a_silent_host_is_told_after_ten_seconds_and_closed_when_it_is_back() ->
     findings = job.stand(20)
     job.silent = set()
     findings += job.stand(2)
-    assert [(f.change, f.scope, f.ranks) for f in findings] == [
+    assert [(f.change, str(f.scope), f.ranks) for f in findings] == [
         (Change.OPEN, "host:host-1", ()),
         (Change.CLOSE, "host:host-1", ()),
     ]
@@ -136,9 +136,9 @@ def test_all_hosts_silent_at_once_are_told_as_one() -> None:
     job = watched_job(hosts=4)
     job.silent = {0, 1, 2, 3}
     findings = job.stand(60)
-    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "job")]
+    assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "job")]
     job.silent = set()
-    assert [(f.change, f.scope) for f in job.stand(2)] == [(Change.CLOSE, "job")]
+    assert [(f.change, str(f.scope)) for f in job.stand(2)] == [(Change.CLOSE, "job")]
 
 
 def test_the_normal_end_of_a_job_is_no_loss() -> None:
@@ -179,7 +179,11 @@ def test_a_few_missing_messages_are_no_loss_and_many_are() -> None:
     assert event(job, "gap", None, missing=3, boot="b") + job.tick() == []
     event(job, "gap", None, missing=40, boot="b")
     (finding,) = job.tick()
-    assert (finding.change, finding.scope, finding.evidence["messages_missing"]) == (Change.OPEN, "host:host-0", 43)
+    assert (finding.change, str(finding.scope), finding.evidence["messages_missing"]) == (
+        Change.OPEN,
+        "host:host-0",
+        43,
+    )
     assert [f.change for f in job.stand(70)] == [Change.CLOSE]
 
 
@@ -204,7 +208,7 @@ def test_hosts_that_fall_silent_within_seconds_are_one_episode_that_grows() -> N
         job.silent.add(rank)
         findings += job.stand(3)
     findings += job.stand(12)
-    assert [(f.change, f.scope) for f in findings] == [
+    assert [(f.change, str(f.scope)) for f in findings] == [
         (Change.OPEN, "host:host-0"),
         (Change.UPDATE, "host:host-0"),
         (Change.UPDATE, "host:host-0"),
@@ -223,7 +227,10 @@ def test_a_host_that_falls_silent_much_later_is_an_episode_of_its_own() -> None:
     findings = job.stand(60)
     job.silent = {0, 1}
     findings += job.stand(20)
-    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "host:host-0"), (Change.OPEN, "host:host-1")]
+    assert [(f.change, str(f.scope)) for f in findings] == [
+        (Change.OPEN, "host:host-0"),
+        (Change.OPEN, "host:host-1"),
+    ]
 
 
 def test_a_host_that_comes_and_goes_while_others_stay_silent_is_not_told_again() -> None:
@@ -239,7 +246,7 @@ def test_a_host_that_comes_and_goes_while_others_stay_silent_is_not_told_again()
 def test_hosts_that_come_back_one_after_the_other_leave_the_episode_open_until_the_last_one() -> None:
     job = watched_job(hosts=4)
     job.silent = {0, 1, 2, 3}
-    assert [f.scope for f in job.stand(20)] == ["job"]
+    assert [str(f.scope) for f in job.stand(20)] == ["job"]
     for rank in (0, 1, 2):
         job.silent.discard(rank)
         assert job.stand(2) == []

@@ -28,7 +28,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
         Slow(STAGE_ONE, 300, 1.1, until_step=450)
     )
     findings = told(job)
-    stage = [finding for finding in findings if finding.scope == "stage:1"]
+    stage = [finding for finding in findings if str(finding.scope) == "stage:1"]
     assert [finding.change for finding in stage] == [Change.OPEN, Change.CLOSE]
     assert (stage[0].severity, stage[0].ranks, stage[0].onset_step) == (Severity.WARNING, (), 300)
     assert stage[0].detected_step is not None
@@ -39,7 +39,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
 @pytest.mark.parametrize("pp", [4, 16])
 def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
     findings = told(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
-    assert [(f.scope, f.change, f.severity, f.ranks) for f in findings] == [
+    assert [(str(f.scope), f.change, f.severity, f.ranks) for f in findings] == [
         ("stage:3", Change.OPEN, Severity.INFO, ()),
     ]
     assert findings[0].evidence["ratio"] == pytest.approx(1.6, rel=0.05)
@@ -74,8 +74,8 @@ def test_other_jobs_have_no_slow_stage(job: Job) -> None:
 
 def test_one_slow_rank_is_no_slow_stage() -> None:
     findings = told(Job(world_size=64, steps=400, seed=6, placement=RankPlacement(pp=4)).inject(Slow(17, 300, 1.2)))
-    assert [finding.scope for finding in findings if finding.kind is Kind.STRAGGLER] == ["rank:17"]
-    assert not [finding for finding in findings if finding.scope.startswith("stage:")]
+    assert [str(finding.scope) for finding in findings if finding.kind is Kind.STRAGGLER] == ["rank:17"]
+    assert not [finding for finding in findings if str(finding.scope).startswith("stage:")]
 
 
 @pytest.mark.parametrize("cut", [15, 250, 303, 306, 330, 460])

@@ -31,7 +31,7 @@ def told(job: Job) -> list[tuple[str, str, str, bool, tuple[int, ...]]]:
 
 def line(incident: Incident) -> tuple[str, str, str, bool, tuple[int, ...]]:
     return (
-        str(incident.kind), str(incident.severity), incident.scope, incident.first.standing, incident.ranks
+        str(incident.kind), str(incident.severity), str(incident.scope), incident.first.standing, incident.ranks
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_recovers_is_told_and_accused_of_nothing_afterwards() -> Non
     findings = judge(
         generate(Job(16, 700, 1).inject(Slow(2, 0, 1.3, until_step=300))), [StragglerDetector(StragglerConfig())]
     )
-    assert [(f.change, f.scope) for f in findings] == [(Change.OPEN, "rank:2"), (Change.CLOSE, "rank:2")]
+    assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "rank:2"), (Change.CLOSE, "rank:2")]
     assert (findings[0].onset_step, findings[0].severity) == (0, Severity.WARNING)
     assert 300 < (findings[1].detected_step or 0) <= 330
 
@@ -153,6 +153,6 @@ def test_a_snapshot_taken_anywhere_goes_on_as_if_nothing_had_been(cut: int) -> N
     second.restore(first.snapshot())
     findings += judge(observations[at:], [second])
     assert findings == wanted
-    assert [(f.kind, f.scope, f.change) for f in wanted if f.scope == "rank:2"] == [
+    assert [(f.kind, str(f.scope), f.change) for f in wanted if str(f.scope) == "rank:2"] == [
         (Kind.STRAGGLER, "rank:2", change) for change in (Change.OPEN, Change.OPEN, Change.CLOSE, Change.CLOSE)
     ]

@@ -36,7 +36,7 @@ def demo_job(steps: int = 400, seed: int = 0, contention: float = 0.3) -> Job:
 
 def test_the_slow_rank_of_a_seeded_job_is_named_at_the_golden_step() -> None:
     findings = opened(found(Job(world_size=64, steps=400, seed=1).inject(Slow(17, 300, 1.6))))
-    assert [(f.scope, f.ranks, f.onset_step, f.detected_step) for f in findings] == [("rank:17", (17,), 300, 305)]
+    assert [(str(f.scope), f.ranks, f.onset_step, f.detected_step) for f in findings] == [("rank:17", (17,), 300, 305)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final
 
 from rankwatch_detectors.base import Kind
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS, kinds_where
 from rankwatch_service.incidents.model import Part
 from rankwatch_service.incidents.placement import Placement
@@ -57,9 +58,9 @@ def came_first(cause: Part, effect: Part) -> bool:
         return False
     if cause.kind not in KINDS[effect.kind].may_cause:
         return True
-    if cause.kind is effect.kind and "job" in (cause.scope, effect.scope):
+    if cause.kind is effect.kind and WHOLE_JOB in (cause.scope, effect.scope):
         # Of two that say the same, the one that names a place says more; but that all hosts are silent is the graver.
-        return (cause.scope == "job") is (cause.kind is Kind.TELEMETRY_LOST)
+        return (cause.scope == WHOLE_JOB) is (cause.kind is Kind.TELEMETRY_LOST)
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
         return steps > 0
@@ -87,8 +88,8 @@ def hosts_of(part: Part, placement: Placement) -> list[str]:
     """Where a trouble is; empty where it names nobody."""
     if part.hosts:
         return list(part.hosts)
-    if part.scope.startswith("host:"):
-        return [part.scope.removeprefix("host:")]
+    if part.scope.host is not None:
+        return [part.scope.host]
     return placement.hosts_of(part.ranks)
 
 
@@ -115,7 +116,7 @@ def _within_reach(cause: Part, effect: Part, placement: Placement) -> bool:
 
 
 def _has_place(part: Part) -> bool:
-    return bool(part.ranks or part.hosts) or part.scope.startswith("host:")
+    return bool(part.ranks or part.hosts) or part.scope.host is not None
 
 
 def _had_begun(cause: Part, effect: Part) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
@@ -205,7 +205,7 @@ class Correlator:
         return [self._new(part, finding, placement)]
 
     def _episode(self, finding: Finding) -> int:
-        key = (finding.attempt, str(finding.kind), finding.scope)
+        key = (finding.attempt, str(finding.kind), str(finding.scope))
         episode = self._episodes.pop(key, self._episode_base) + 1
         self._episodes[key] = episode
         while len(self._episodes) > EPISODES_MAX:
@@ -280,7 +280,7 @@ class Correlator:
             incident,
             TransitionKind.UPDATED if news else TransitionKind.EVIDENCE,
             text,
-            fields=asdict(part.consequence()),
+            fields=part.consequence().fields(),
         )
 
     def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
@@ -340,7 +340,7 @@ class Correlator:
                 incident,
                 TransitionKind.EVIDENCE,
                 f"ended by itself: {finding.summary}",
-                fields=asdict(part.consequence()),
+                fields=part.consequence().fields(),
             )
         ]
 
@@ -383,7 +383,7 @@ class Correlator:
 
 def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
     ends = finding.change is Change.CLOSE
-    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), finding.scope)
+    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), str(finding.scope))
 
 
 def _once(told: list[Update]) -> list[Update]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import WHOLE_JOB, Scope, ScopeLevel
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.placement import Placement
@@ -16,7 +17,7 @@ class Headline:
 
     kind: Kind
     severity: Severity
-    scope: str
+    scope: Scope
 
     @classmethod
     def of(cls, incident: Incident) -> Headline:
@@ -29,20 +30,20 @@ class Headline:
 
     def widened(self, before: Headline) -> bool:
         """Whether it is a whole host's now, or the whole job's."""
-        return self.scope != before.scope and (self.scope == "job" or self.scope.startswith("host:"))
+        return self.scope != before.scope and self.scope.level in (ScopeLevel.JOB, ScopeLevel.HOST)
 
 
 def locate(incident: Incident, placement: Placement) -> None:
     """Fill in where it is; when most ranks of a host are hit, the host is the subject, unless the job has only one."""
-    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else "job"
+    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
     incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = placement.devices_of(incident.ranks)
-    if incident.scope.startswith("host:") and not incident.hosts:
-        incident.hosts = [incident.scope.removeprefix("host:")]
+    if incident.scope.host is not None and not incident.hosts:
+        incident.hosts = [incident.scope.host]
     (host, *others) = incident.hosts or [""]
     on_host = placement.ranks_of(host)
     elsewhere = len(on_host) < placement.world_size
     most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
     if KINDS[incident.kind].is_host_wide and not others and elsewhere and most:
-        incident.scope = f"host:{host}"
+        incident.scope = Scope.of_host(host)
         incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"

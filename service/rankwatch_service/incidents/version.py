@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +15,21 @@ class Consequence:
     """What the first mover of an incident caused, in short."""
 
     kind: Kind
-    scope: str
+    scope: Scope
     ranks: tuple[int, ...]
     summary: str
     step: int | None
     """Its onset."""
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON: an entry of the list `consequences`, and what a transition tells of it."""
+        return {
+            "kind": str(self.kind),
+            "scope": str(self.scope),
+            "ranks": list(self.ranks),
+            "summary": self.summary,
+            "step": self.step,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class IncidentVersion:
     job: str
     attempt: str
     kind: Kind
-    scope: str
+    scope: Scope
     episode: int
     severity: Severity
     state: str

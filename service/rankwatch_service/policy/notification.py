@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -96,7 +95,7 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str]) -> dict[
         "kind": incident.kind,
         "severity": incident.severity,
         "state": incident.state,
-        "scope": incident.scope,
+        "scope": str(incident.scope),
         "cause": incident.cause,
         "summary": _shortened(incident.summary),
         "ranks": listed("ranks", incident.ranks),
@@ -113,7 +112,7 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str]) -> dict[
         "confidence": as_json(incident.confidence),
         "impact_gpu_hours_per_hour": as_json(incident.impact_gpu_hours_per_hour),
         "evidence": evidence,
-        "consequences": listed("consequences", [asdict(consequence) for consequence in incident.consequences]),
+        "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
         "checkpoint": incident.checkpoint,
         "links": dict(links),

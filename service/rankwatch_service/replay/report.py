@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
@@ -57,10 +56,10 @@ def as_json(incident: Incident, named: bool) -> dict[str, Any]:
         "score": plain(incident.score),
         "summary": incident.summary,
         "evidence": plain(incident.evidence),
-        "scope": incident.scope,
+        "scope": str(incident.scope),
         "attempt": incident.attempt,
         "cause": incident.cause,
-        "consequences": [plain(asdict(part.consequence())) for part in incident.parts[1:]],
+        "consequences": [part.consequence().fields() for part in incident.parts[1:]],
     }
 
 

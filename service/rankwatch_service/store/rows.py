@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import Scope
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.transition import Transition
@@ -26,11 +27,12 @@ def incident_row(incident: IncidentVersion) -> dict[str, Any]:
     row = {name: getattr(incident, name) for name in IncidentVersion.__slots__}
     return row | {
         "kind": str(incident.kind),
+        "scope": str(incident.scope),
         "severity": str(incident.severity),
         "ranks": list(incident.ranks),
         "hosts": list(incident.hosts),
         "devices": list(incident.devices),
-        "consequences": [plain(asdict(consequence)) for consequence in incident.consequences],
+        "consequences": [consequence.fields() for consequence in incident.consequences],
         "changes_before": list(incident.changes_before),
     }
 
@@ -44,7 +46,7 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
     """
     part = Part(
         kind=Kind(row["kind"]),
-        scope=row["scope"],
+        scope=Scope.parse(row["scope"]),
         episode=row["episode"],
         attempt=row["attempt"],
         ranks=tuple(row["ranks"]),
@@ -59,12 +61,13 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
         # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
         ended_with_attempt=False,
     )
-    same = ("id", "number", "job", "scope", "score", "confidence", "cause", "summary", "state", "transitions")
+    same = ("id", "number", "job", "score", "confidence", "cause", "summary", "state", "transitions")
     more = ("hosts", "devices", "changes_before", "impact_gpu_hours_per_hour", "suggestion", "checkpoint")
     return Incident(
         parts=[part],
         severity=Severity(row["severity"]),
         ranks=part.ranks,
+        scope=part.scope,
         opened_time_s=row["detected_unix_ns"] / 1e9,
         told_to=list(told_to),
         evidence=dict(row["evidence"]),

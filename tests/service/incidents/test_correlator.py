@@ -72,7 +72,7 @@ def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
     assert judge(correlator, cause) == [("opened", str(cause.kind))]
     assert judge(correlator, effect) == [("evidence", str(cause.kind))]
     (incident,) = correlator.open
-    assert [(one.kind, one.scope) for one in incident.version().consequences] == [(str(effect.kind), effect.scope)]
+    assert [(one.kind, one.scope) for one in incident.version().consequences] == [(effect.kind, effect.scope)]
     assert incident.ranks == cause.ranks
 
 
@@ -113,7 +113,7 @@ def test_a_cause_found_later_takes_over_as_first_mover(correlator):
     assert judge(correlator, slow) == [("updated", "straggler")]
     assert correlator.open == [incident]
     assert incident.id == opened_as
-    assert (incident.ranks, incident.scope, incident.hosts) == ((6,), "rank:6", ["node-1"])
+    assert (incident.ranks, str(incident.scope), incident.hosts) == ((6,), "rank:6", ["node-1"])
     assert incident.evidence == {"ratio": 1.5, "slowdown": {"ratio": 1.3}}
     assert [one.kind for one in incident.version().consequences] == ["slowdown"]
 
@@ -128,12 +128,12 @@ def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:4")) == [("opened", "straggler")]
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:5")) == [("evidence", "straggler")]
     (incident,) = correlator.open
-    assert (incident.scope, incident.ranks) == ("rank:4", (4, 5))
+    assert (str(incident.scope), incident.ranks) == ("rank:4", (4, 5))
     later = finding(Kind.STRAGGLER, scope="rank:6", detected_time_s=1_100.0)
     assert judge(correlator, later) == [("updated", "straggler")]
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
     correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], ROSTER)
-    assert (incident.scope, incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
+    assert (str(incident.scope), incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
     assert incident.summary.startswith("4 of 4 ranks of host node-1")
 
 
@@ -239,7 +239,7 @@ def test_a_host_whose_ranks_come_together_is_one_notification(correlator):
     ranks = [finding(Kind.STRAGGLER, scope=f"rank:{rank}") for rank in (4, 5, 6, 7)]
     assert judge(correlator, *ranks) == [("opened", "straggler"), *[("evidence", "straggler")] * 3]
     (incident,) = correlator.open
-    assert incident.scope == "host:node-1"
+    assert str(incident.scope) == "host:node-1"
 
 
 def test_a_spike_that_does_not_come_back_becomes_a_divergence_in_the_same_incident(correlator):

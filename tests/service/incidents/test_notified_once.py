@@ -92,13 +92,13 @@ def flaps() -> Job:
 )
 def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(job, kind, scope, told):
     incidents, messages = told_of(job)
-    assert [(one.kind, one.scope) for one in incidents] == [(kind, scope)]
+    assert [(one.kind, str(one.scope)) for one in incidents] == [(kind, scope)]
     assert messages == told
 
 
 def test_two_faults_at_once_are_told_apart():
     incidents, messages = told_of(small().inject(Slow(1, 80, 1.3), NonFinite(6, 84)))
-    assert sorted((one.kind, one.scope) for one in incidents) == [
+    assert sorted((one.kind, str(one.scope)) for one in incidents) == [
         (Kind.NONFINITE, "rank:6"),
         (Kind.STRAGGLER, "rank:1"),
     ]
@@ -131,7 +131,7 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
         job.train(1)
     job.train(40)
     (incident,) = judged.judge.correlator.open
-    assert (incident.kind, incident.scope, len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
+    assert (incident.kind, str(incident.scope), len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
     assert incident.evidence["hosts_hit"] == 128
     assert incident.summary.startswith("None of the job's 128 hosts has been heard for")
     moments = [news.what for news in judged.told]

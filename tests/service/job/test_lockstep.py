@@ -63,7 +63,7 @@ def test_rollouts_that_say_so_are_no_hang_and_one_that_stands_is_found() -> None
     assert job.live(300) == []
     assert job.topologies == [False]
     (found,) = job.live(100, standing=[1])
-    assert (found.kind, found.scope, found.severity) == ("hang", "rank:1", "warning")
+    assert (found.kind, str(found.scope), found.severity) == ("hang", "rank:1", "warning")
 
 
 def test_rollouts_that_say_nothing_are_found_out_within_seconds_and_are_no_hang() -> None:
@@ -71,7 +71,7 @@ def test_rollouts_that_say_nothing_are_found_out_within_seconds_and_are_no_hang(
     assert job.live(300) == []
     assert job.topologies == [True, False]
     (found,) = job.live(100, standing=[1])
-    assert found.scope == "rank:1"
+    assert str(found.scope) == "rank:1"
 
 
 def test_a_server_that_makes_no_steps_beside_workers_that_do_is_no_hang() -> None:

@@ -4,14 +4,16 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.scope import Scope, ScopeLevel
 from rankwatch_service.job.topology_state import Roster
 
 
 def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fields: Any) -> Finding:
+    where = Scope.parse(scope)
     blank = {
         "attempt": "l.0",
         "severity": Severity.WARNING,
-        "ranks": (int(scope.removeprefix("rank:")),) if scope.startswith("rank:") else (),
+        "ranks": (where.number,) if where.level is ScopeLevel.RANK else (),
         "onset_step": 100,
         "detected_step": 101,
         "onset_time_s": 1_000.0,
@@ -21,7 +23,7 @@ def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fiel
         "summary": f"{kind} of {scope}",
         "evidence": {},
     }
-    return Finding(kind=kind, change=change, scope=scope, **(blank | fields))
+    return Finding(kind=kind, change=change, scope=where, **(blank | fields))
 
 
 def roster(ranks: int = 8, per_host: int = 4) -> Roster:

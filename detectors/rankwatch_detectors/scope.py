@@ -1,0 +1,79 @@
+"""Where a trouble is: the whole job, or one host, rank or pipeline stage of it. The only place that knows the text.
+
+The text is what the wire, the tables, snapshots and the API carry: "job", "host:NAME", "rank:N", "stage:N".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+
+class ScopeLevel(StrEnum):
+    """What a scope names."""
+
+    JOB = "job"
+    HOST = "host"
+    RANK = "rank"
+    STAGE = "stage"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Scope:
+    """One part of a job. `str()` gives its text, `parse` reads it."""
+
+    level: ScopeLevel
+    name: str = ""
+    """Of the host; the number of the rank or stage; empty for the job."""
+
+    def __str__(self) -> str:
+        return str(self.level) if self.level is ScopeLevel.JOB else f"{self.level}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The scope with this text.
+
+        >>> Scope.parse("rank:3") == Scope.of_rank(3)
+        True
+
+        Raises:
+            ValueError: no scope has this text.
+        """
+        level, colon, name = text.partition(":")
+        scope = cls(ScopeLevel(level), name)
+        if bool(colon) is (scope.level is ScopeLevel.JOB):
+            raise ValueError(f"{text!r} names no part of a job")
+        return scope
+
+    @classmethod
+    def of_host(cls, host: str) -> Self:
+        """One host."""
+        return cls(ScopeLevel.HOST, host)
+
+    @classmethod
+    def of_rank(cls, rank: int) -> Self:
+        """One rank."""
+        return cls(ScopeLevel.RANK, str(int(rank)))
+
+    @classmethod
+    def of_stage(cls, stage: int) -> Self:
+        """One pipeline stage."""
+        return cls(ScopeLevel.STAGE, str(int(stage)))
+
+    @property
+    def host(self) -> str | None:
+        """The host that it names."""
+        return self.name if self.level is ScopeLevel.HOST else None
+
+    @property
+    def number(self) -> int:
+        """The rank or stage that it names.
+
+        Raises:
+            ValueError: it names neither.
+        """
+        return int(self.name)
+
+
+WHOLE_JOB: Final = Scope(ScopeLevel.JOB)

@@ -1,0 +1,44 @@
+"""Ranks that were reported as slow, and how slow they are since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.state import Stateful
+
+
+@dataclass(slots=True)
+class SlowRank:
+    """One of them. Excesses are logarithms of a ratio to its peers."""
+
+    witness: str
+    """Which witness found it: wall, cpu or host."""
+    told: float
+    """The excess that was reported last."""
+    excess: float
+    """The excess now, smoothed over rows."""
+    standing: float
+    """What it had been slower before that already, which its baseline took for silicon."""
+    changed: int = 0
+    """Rows in which the excess differs from what was reported."""
+    calm: int = 0
+    """Rows in a row in which the excess is small, and the sum of their residuals."""
+    calm_sum: float = 0.0
+
+
+class SlowRanks(Stateful):
+    """By rank. In a snapshot by the text of the rank's scope."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, SlowRank] = {}
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of them, as JSON types."""
+        return {str(Scope.of_rank(rank)): asdict(slow) for rank, slow in self.ranks.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `snapshot` gave."""
+        self.ranks = {Scope.parse(text).number: SlowRank(**slow) for text, slow in state.items()}
