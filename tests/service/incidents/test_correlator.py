@@ -270,7 +270,7 @@ def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
     for second, rank in enumerate((4, 5, 6, 7)):
         told = judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
         assert told == [("evidence" if second else "opened", "straggler")]
-    assert correlator.open[0].scope == "host:node-1"
+    assert str(correlator.open[0].scope) == "host:node-1"
 
 
 STANDS = {"evidence": {"standing": True}, "onset_step": 0, "onset_time_s": 900.0, "detected_time_s": 918.0}
