@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
@@ -22,6 +23,7 @@ from rankwatch.watch import Watch
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.policy import Policy
 from rankwatch_service.cli.app import app
+from rankwatch_service.telemetry.json_form import JsonBatch, from_json
 from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, read, words
 
 DESIGN = (ROOT / "docs" / "design.md").read_text()
@@ -323,6 +325,11 @@ def test_every_extra_that_is_installed_exists() -> None:
 def test_the_policy_of_the_page_is_one_that_the_service_takes() -> None:
     ((_, _, text),) = [one for one in every_block("json") if one[0].name == "policy.md"]
     assert len(Policy.model_validate_json(text).rules) == 3
+
+
+def test_the_batch_of_the_page_is_one_that_the_service_takes() -> None:
+    ((_, _, text),) = [one for one in every_block("json") if one[0].name == "design.md"]
+    assert from_json(msgspec.json.decode(text, type=JsonBatch)).steps.rows == 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
