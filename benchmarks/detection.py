@@ -40,7 +40,7 @@ from suite.tables import table
 
 HEAD: Final = [
     "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "critical, median",
-    "x bound", "false incidents", "incidents per fault", "told per fault",
+    "x bound", "false pages", "false, for information", "incidents per fault", "told per fault",
 ]  # fmt: skip
 PEERS_HEAD: Final = [
     "line", "found", "named", "delay", "false", "best other rule", "found", "named", "delay", "false", "ahead",
@@ -70,6 +70,7 @@ def cells(case: Case, got: Score) -> list[str]:
         # Below five rows it is the rule of five slow rows that decides, not the statistics.
         f"{got.typical / bound:.1f}" if bound >= 1 else "-",
         str(len(got.false)),
+        str(got.informed),
         f"{got.incidents / max(got.roots, 1):.1f}",
         f"{got.told / max(got.roots, 1):.1f}",
     ]
@@ -171,7 +172,7 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
     if not (chosen.clean or chosen.calibration or chosen.speed):
         faults = [case for case in (*stragglers(chosen.sizes), *FAULTS) if chosen.only in case.name]
         silent = [case for case in SILENT if chosen.only in case.name]
-        head = ["job", "seeds", "false incidents", "for information", "which"]
+        head = ["job", "seeds", "false pages", "false, for information", "which"]
         yield "### Injected faults\n\n" + table(HEAD, _measured(fault_line, faults, chosen.seeds, pool))
         yield "### Nothing wrong\n\n" + table(head, _measured(silent_line, silent, chosen.seeds, pool))
 

@@ -4,7 +4,8 @@
 
 FOLDER holds one folder for each family, each with a labels.json. Every series goes through `replay` as it is, at the
 detectors' defaults. A `must` event is found when a finding of its own kind is told inside its window; an incident that
-opens outside all windows, after the start-up, is false. Families whose files are not rows of steps are turned into what
+opens outside all windows, after the start-up, is false: a page where it ever was a warning or critical, else for
+information, which nobody is notified of. Families whose files are not rows of steps are turned into what
 an agent would have sent: see `FAMILIES`.
 """
 
@@ -50,9 +51,9 @@ def stage(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
         event = LabelledEvent("stage", "slow_stage", 0, 0, must=True)
         named = [f for f in heard.findings if f.scope == Scope.of_stage(slow)]
         series.found.append((event, 0 if named else None))
-    innocent = [entry for entry in heard.opened if entry[0] is Kind.STRAGGLER and f"stage {slow}" not in entry[2]]
     if published.get("persistent_single_worker_straggler") is False:
-        series.false += [summary for *_, summary, _ in innocent]
+        of_ranks = [one for one in heard.opened if one.kind is Kind.STRAGGLER]
+        series.accuse(one for one in of_ranks if f"stage {slow}" not in one.summary)
     return series
 
 
@@ -85,7 +86,7 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
         # One that is named already, some rows before the label's own rule, is not named again.
         delays = [max(step - start, 0) for step in steps if step is not None and step >= start - EARLY_ROWS]
         series.found.append((label, min(delays) if delays else None))
-    series.false += [f"{kind} {step}: {text}" for kind, step, text, ranks in heard.opened if not set(ranks) & slow]
+    series.accuse(one for one in heard.opened if not set(one.ranks) & slow)
     return series
 
 
@@ -178,7 +179,7 @@ def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSer
         steps = [f.detected_step for f in heard.findings if f.kind in ANSWERS["loss"] and f.detected_step is not None]
         inside = [(step - onset) // interval for step in steps if onset <= step <= event.end]
         series.found.append((event, min(inside) if inside else None))
-    series.false += [f"{k} {step}: {text}" for k, step, text, _ in heard.opened if onset is None or step < onset]
+    series.accuse(one for one in heard.opened if onset is None or one.step < onset)
     return series
 
 
@@ -197,6 +198,12 @@ FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], ScoredSeries]] = {
 }
 
 
+HEAD = (
+    "family", "series", "points", "must events found", "median delay (points)", "false pages", "false, for information",
+    "clean points", "false pages in them (per 1,000)", "false, for information, in them (per 1,000)",
+)  # fmt: skip
+
+
 def score(folder: Path, families: list[str]) -> Iterator[tuple[str, ScoredSeries]]:
     """Every series of the families that the folder has."""
     for family in families:
@@ -204,6 +211,21 @@ def score(folder: Path, families: list[str]) -> Iterator[tuple[str, ScoredSeries
         if path.is_file():
             for name, labels in json.loads(path.read_text())["series"].items():
                 yield family, FAMILIES[family](path.parent, name, labels)
+
+
+def line(family: str, listed: list[ScoredSeries]) -> list[str]:
+    """The cells of a family's line; clean are the series in which there is nothing to find."""
+    found = [delay for series in listed for _, delay in series.found]
+    delays = [delay for delay in found if delay is not None]
+    cells = [family, str(len(listed)), str(sum(series.points for series in listed)), f"{len(delays)}/{len(found)}"]
+    cells.append(f"{np.median(delays):.0f}" if delays else "-")
+    cells += [str(sum(len(series.false) for series in listed)), str(sum(len(series.informed) for series in listed))]
+    clean = [series for series in listed if not series.found]
+    points = sum(series.points for series in clean)
+    counts = (sum(len(series.false) for series in clean), sum(len(series.informed) for series in clean))
+    if not points:
+        return [*cells, "-", "-", "-"]
+    return [*cells, str(points), *(f"{count} ({1000 * count / points:.3f})" for count in counts)]
 
 
 def main() -> None:
@@ -220,19 +242,12 @@ def main() -> None:
             for event, delay in series.found:
                 print(f"{family} {series.name}: {event} {'MISSED' if delay is None else delay}", file=sys.stderr)
             for text in series.false:
-                print(f"{family} {series.name}: FALSE {text}", file=sys.stderr)
-    head = ["family", "series", "points", "must events found", "median delay (points)", "false", "in clean runs"]
-    print("| " + " | ".join([*head, "per 1,000 clean points"]) + " |\n" + "| --- " * (len(head) + 1) + "|")
+                print(f"{family} {series.name}: FALSE PAGE {text}", file=sys.stderr)
+            for text in series.informed:
+                print(f"{family} {series.name}: FALSE, FOR INFORMATION {text}", file=sys.stderr)
+    print("| " + " | ".join(HEAD) + " |\n" + "| --- " * len(HEAD) + "|")
     for family, listed in results.items():
-        found = [delay for series in listed for _, delay in series.found]
-        delays = [delay for delay in found if delay is not None]
-        middle = f"{np.median(delays):.0f}" if delays else "-"
-        calm = [series for series in listed if not series.found]
-        points, false = sum(series.points for series in calm), sum(len(series.false) for series in calm)
-        cells = [family, len(listed), sum(series.points for series in listed), f"{len(delays)}/{len(found)}", middle]
-        cells += [sum(len(series.false) for series in listed), f"{false} in {points} points" if points else "-"]
-        cells.append(f"{1000 * false / points:.3f}" if points else "-")
-        print("| " + " | ".join(map(str, cells)) + " |")
+        print("| " + " | ".join(line(family, listed)) + " |")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
@@ -53,8 +54,9 @@ class Score:
     unit: str = ""
     right_opens: int = 0
     false: list[str] = field(default_factory=list)
+    """Pages: what was critical or a warning at some time."""
     informed: int = 0
-    """False ones that were told for information only."""
+    """False ones that stayed information, which nobody is notified of."""
     roots: int = 0
     incidents: int = 0
     """Not counted: facts of the job, and what was told for information before anything was wrong."""
@@ -74,8 +76,8 @@ class Score:
             self._look_for(seen, findings, case.cause)
         if case.ratio:
             self.bounds.append(bound(job, case.ratio))
-        for finding in findings:
-            self._weigh(finding, job)
+        for at, finding in enumerate(findings):
+            self._weigh(finding, job, pages=_pages(findings[at:]))
 
     def _look_for(self, label: Label, findings: list[Finding], cause: str) -> None:
         kinds = OF_LOSS if label.kind in OF_LOSS else {label.kind}
@@ -94,7 +96,7 @@ class Score:
                 critical = [delay(f, label) for f in named if f.severity is Severity.CRITICAL]
                 self.criticals += critical[:1]
 
-    def _weigh(self, finding: Finding, job: Job) -> None:
+    def _weigh(self, finding: Finding, job: Job, *, pages: bool) -> None:
         if finding.change is not Change.OPEN:
             return
         begun = [label for label in job.labels if _since(finding, label)]
@@ -105,10 +107,10 @@ class Score:
             self.right_opens += 1
         elif finding.kind in {kind for of in kinds for kind in BRINGS.get(of, ())}:
             return
-        elif finding.severity is Severity.INFO:
-            self.informed += 1
-        else:
+        elif pages:
             self.false.append(f"{finding.kind} {finding.scope} at {finding.detected_step}")
+        else:
+            self.informed += 1
 
     @property
     def precision(self) -> float:
@@ -152,6 +154,16 @@ def delay(finding: Finding, label: Label) -> float:
     if finding.kind in IN_SECONDS:
         return finding.detected_time_s - finding.onset_time_s
     return float(max((finding.detected_step or 0) - label.at_step, 0))
+
+
+def _pages(findings: list[Finding]) -> bool:
+    """Whether the first of these is more than information, or becomes it before its episode opens anew."""
+    first, *later = findings
+    if first.severity is not Severity.INFO:
+        return True
+    same = (f for f in later if (f.kind, f.scope, f.attempt) == (first.kind, first.scope, first.attempt))
+    of_episode = takewhile(lambda f: f.change is not Change.OPEN, same)
+    return any(f.severity is not Severity.INFO for f in of_episode)
 
 
 def _since(finding: Finding, label: Label) -> bool:

@@ -63,6 +63,17 @@ class BlockSpread(Stateful):
         levels = np.asarray(self._levels)
         self.spread = max(self._between(levels, length) for length in self._config.lengths)
 
+    def newest(self, rows: int) -> list[float]:
+        """Levels of the shortest blocks of the newest `rows` rows and of the one just before them, oldest first.
+
+        A block that lies only partly within them is left out. Empty where so much is not remembered.
+        """
+        within, left_out = divmod(max(rows - len(self._block), 0), self._config.rows)
+        blocks = within + (left_out > 0) + 1
+        if blocks > len(self._levels):
+            return []
+        return [self._levels[-blocks], *self._levels[len(self._levels) - within :]]
+
     def _between(self, levels: Floats, length: int) -> float:
         """The spread between blocks of so many shortest ones, the newest of them last."""
         count = levels.size // length

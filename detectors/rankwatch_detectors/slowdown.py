@@ -2,7 +2,8 @@
 
 A bank of CUSUMs on the logarithm of the step time against the job's own level. All wait for the slowest rank, so what
 is judged is the step without what its slowest rank adds to the median rank, and the step as it was has to agree:
-single slow ranks, and bursts that wander over many, are no slowdown of the job. Where ranks share cores with
+single slow ranks, and bursts that wander over many, are no slowdown of the job. It has an onset: steps that lengthen
+little by little, as schedules make them, are followed. Where ranks share cores with
 others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A job that
 becomes faster learns its new level at once. Where the level wanders by itself, a slowdown has to be larger than that,
 and what came and went three times is told once, as the job's own way. What grows too slowly for the baseline, which
@@ -26,6 +27,7 @@ from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.followed import Followed, FollowedConfig
+from rankwatch_detectors.median import median
 from rankwatch_detectors.pace_words import drifted, shifted, wanders
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.shift import Crossing, ShiftBank
@@ -58,6 +60,13 @@ class SlowdownConfig:
     """Below it a slowdown is worth knowing as long as it may pass by itself, as most of these do ..."""
     brief_s: float = 900.0
     """... within a quarter of an hour."""
+    onset_share: float = 0.75
+    """In the middle of its run a shift has reached this share of its height, a trend only half. What the baseline lags
+    behind a trend is no shift: it is learned, and whether a level has been left is the anchor's to say ..."""
+    trend_ratio: float = 1.02
+    """... unless steps become longer by so much in `trend_rows`: schedules (attention windows) take half of that."""
+    trend_rows: int = 128
+    trend_blocks_min: int = 2
     rows_min: int = 5
     shared_ratio_min: float = 1.3
     """On shared cores caches and neighbours move CPU time by a tenth and more."""
@@ -107,7 +116,7 @@ class SlowdownDetector(DispatchingDetector):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         levels = tuple(math.log(ratio) for ratio in config.ratios)
@@ -251,15 +260,27 @@ class SlowdownDetector(DispatchingDetector):
             return None
         proof = self._baseline.verify(crossing, limit, max(effect_min, self._wandering.reach))
         agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
-        if proof is Proof.GIVEN and agreed:
+        trend = self._is_trend(crossing)
+        if proof is Proof.GIVEN and agreed and not trend:
             return crossing
-        settled = crossing.rows > self._config.settle_rows and not agreed
+        settled = crossing.rows > self._config.settle_rows and (trend or not agreed)
         if (proof is Proof.FAILED or settled) and not self._is_slow:
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
             self._bank.clear_rank(REST)
             if self._wandering.is_pattern and agreed and crossing.effect >= effect_min:
                 self._wandering.came_and_went(crossing.effect)
         return None
+
+    def _is_trend(self, crossing: Crossing) -> bool:
+        """Whether the run has no onset: steps grow little by little, as slowly as a schedule makes them."""
+        config = self._config
+        # The blocks do not have the newest row yet.
+        before, *levels = self._wandering.newest(crossing.rows - 1) or [math.inf]
+        if crossing.effect < 0 or len(levels) < config.trend_blocks_min:
+            return False
+        risen, halfway = levels[-1] - before, median(np.asarray(levels)) - before
+        slow = risen * config.trend_rows < math.log(config.trend_ratio) * crossing.rows
+        return slow and halfway < config.onset_share * risen
 
     def _is_passing(self, crossing: Crossing) -> bool:
         """Whether a small shift may still be one of a few seconds."""

@@ -56,6 +56,10 @@ class Wandering(Stateful):
         if self._bouts and self._rows - self._bouts[-1][0] > self._config.bout_rows:
             self._bouts.clear()
 
+    def newest(self, rows: int) -> list[float]:
+        """Levels of the blocks of the newest `rows` rows and of the one just before them, oldest first."""
+        return self._blocks.newest(rows)
+
     def came_and_went(self, effect: float) -> None:
         """A slowdown of this size has passed by itself, or was seen as part of the pattern."""
         if 0.0 < effect < math.log(self._config.bout_ratio_max):

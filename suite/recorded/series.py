@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rankwatch_detectors.base import Finding, Kind, Observation, Severity
-from rankwatch_service.incidents.transition import TransitionKind
+from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowBlock, RowReader
 from rankwatch_service.replay.sources import open_source
@@ -38,6 +38,22 @@ class LabelledEvent:
     must: bool
 
 
+@dataclass(frozen=True)
+class Opened:
+    """One incident, as it stood in the end."""
+
+    kind: Kind
+    step: int
+    """In which it was told; -1 where it is not of a step."""
+    summary: str
+    ranks: tuple[int, ...]
+    pages: bool
+    """It was more than information at some time: whoever is on call was notified."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.step}: {self.summary}"
+
+
 @dataclass
 class ScoredSeries:
     """What one series came to."""
@@ -48,8 +64,16 @@ class ScoredSeries:
     found: list[tuple[LabelledEvent, int | None]] = field(default_factory=list)
     """Each `must` event with the points that passed before it was told, None where it was not."""
     false: list[str] = field(default_factory=list)
+    """Pages: critical and warning incidents that no label asks for."""
+    informed: list[str] = field(default_factory=list)
+    """False ones that stayed information, which nobody is notified of."""
     incidents: int = 0
     notes: str = ""
+
+    def accuse(self, opened: Iterable[Opened]) -> None:
+        """These are false."""
+        for one in opened:
+            (self.false if one.pages else self.informed).append(str(one))
 
 
 @dataclass
@@ -57,24 +81,32 @@ class Heard:
     """What was told while a file was replayed."""
 
     findings: list[Finding]
-    opened: list[tuple[Kind, int, str, tuple[int, ...]]]
-    """Incidents: kind, step in which it was told, summary, ranks."""
+    opened: list[Opened]
     points: int
 
 
 def listen(path: Path, mapping: dict[str, str]) -> Heard:
     """Replay one file; findings for what was seen, incidents for whom it would have disturbed: no facts of the job."""
     heard = Heard([], [], 0)
+    opened: dict[str, Opened] = {}
     player = Player()
     judge = recording_pipeline(heard.findings)
     for observation in _played(player, RowReader(open_source(path), mapping).rows(), heard):
         for news in updates_of(judge, observation, player.roster):
-            incident = news.incident
-            fact = incident.first.standing and incident.severity is Severity.INFO
-            if news.what is TransitionKind.OPENED and not fact:
-                step = -1 if incident.detected_step is None else incident.detected_step
-                heard.opened.append((incident.kind, step, incident.summary, incident.ranks))
+            _note(opened, news)
+    heard.opened += opened.values()
     return heard
+
+
+def _note(opened: dict[str, Opened], news: Update) -> None:
+    """Take down an incident that opens, and whether it becomes one that pages."""
+    incident, pages = news.incident, news.incident.severity is not Severity.INFO
+    before = opened.get(incident.id)
+    if before is not None:
+        opened[incident.id] = replace(before, pages=before.pages or pages)
+    elif pages or (news.what is TransitionKind.OPENED and not incident.first.standing):
+        step = -1 if incident.detected_step is None else incident.detected_step
+        opened[incident.id] = Opened(incident.kind, step, incident.summary, incident.ranks, pages)
 
 
 def _played(player: Player, parts: Iterable[RowBlock], heard: Heard) -> Iterator[Observation]:
@@ -102,6 +134,10 @@ def events_of(labels: dict[str, Any]) -> list[LabelledEvent]:
     ]
 
 
+def _inside(step: int, events: Sequence[LabelledEvent]) -> bool:
+    return any(event.start <= step <= event.end for event in events)
+
+
 def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], ScoredSeries]:
     """A family whose files have one row for each step."""
 
@@ -123,10 +159,7 @@ def curve(mapping: dict[str, str]) -> Callable[[Path, str, dict[str, Any]], Scor
                 ]
                 series.found.append((event, (min(steps) - event.start) // max(interval, 1) if steps else None))
         started = labels.get("startup_until_step") or labels.get("startup_until_row") or 0
-        for kind, step, summary, _ in heard.opened:
-            inside = any(event.start <= step <= event.end for event in series.events)
-            if not inside and step > started:
-                series.false.append(f"{kind} {step}: {summary}")
+        series.accuse(one for one in heard.opened if one.step > started and not _inside(one.step, series.events))
         return series
 
     return score

@@ -38,13 +38,12 @@ def metric(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
     windows = [(_at(stamps, start), _at(stamps, end)) for start, end in labels["published_labels"]["windows"]]
     for start, end in windows:
-        inside = [step for _, step, *_ in heard.opened if start <= step <= end]
+        inside = [one.step for one in heard.opened if start <= one.step <= end]
         event = LabelledEvent("loss", "window", start, end, must=True)
         series.found.append((event, min(inside) - start if inside else None))
     probation = min(0.15 * len(rows), 750)
-    for kind, step, text, _ in heard.opened:
-        if step > probation and not any(start <= step <= end for start, end in windows):
-            series.false.append(f"{kind} {step}: {text}")
+    late = [one for one in heard.opened if one.step > probation]
+    series.accuse(one for one in late if not any(start <= one.step <= end for start, end in windows))
     return series
 
 
@@ -57,7 +56,7 @@ def steps_beside_power(folder: Path, name: str, labels: dict[str, Any]) -> Score
         lines = [f"{step},{row['t_s']},{row['step_time_s']}" for step, row in enumerate(csv.DictReader(file))]
     heard = _listened("step,time_s,step_time_s", lines)
     series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
-    series.false = [f"{kind} {step}: {text}" for kind, step, text, _ in heard.opened]
+    series.accuse(heard.opened)
     return series
 
 

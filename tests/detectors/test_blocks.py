@@ -30,6 +30,18 @@ def wandering(rows: int, low: float, high: float, seed: int) -> Floats:
     return np.concatenate(parts)[:rows]
 
 
+def test_the_levels_of_the_newest_rows_come_with_the_one_just_before_them() -> None:
+    blocks = BlockSpread()
+    for row in range(5 * 32 + 10):
+        blocks.push(float(row // 32))
+    assert blocks.newest(5) == [4.0]
+    assert blocks.newest(10) == [4.0]
+    assert blocks.newest(11) == [3.0]
+    assert blocks.newest(10 + 64) == [2.0, 3.0, 4.0]
+    assert blocks.newest(10 + 70) == [1.0, 3.0, 4.0]
+    assert blocks.newest(10 + 5 * 32) == []
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_levels_that_come_and_go_are_as_wide_as_they_are_apart(seed: int) -> None:
     assert 0.02 < spread_of(wandering(6000, 0.05, 0.13, seed), seed) < 0.12

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Occurrence, Severity
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Change,
+    Finding,
+    Floats,
+    Frame,
+    Kind,
+    Observation,
+    Occurrence,
+    Severity,
+)
 from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.faults import RecurringStall, Restart, Slow, SlowJob, WanderingPace
@@ -85,12 +93,20 @@ def test_what_is_no_slowdown_raises_nothing(job: Job) -> None:
 
 def logged(factor: float, seed: int) -> list[Finding]:
     """A log with nothing but the job's step time, which scatters by 2 % and shifts after 400 steps."""
-    random, detector = np.random.default_rng(seed), SlowdownDetector(SlowdownConfig())
+    return of_log(np.where(np.arange(800) < 400, 1.0, factor), seed, noise=0.02)
+
+
+def of_log(levels: Floats, seed: int, *, noise: float) -> list[Finding]:
+    """A log with nothing but the job's step time: a level for each step, and noise."""
+    seconds = levels * np.exp(noise * np.random.default_rng(seed).standard_normal(levels.size))
     observations: list[Observation] = [AttemptStart(ATTEMPT, topology(1), 0.0)]
-    for step in range(800):
-        seconds = (factor if step >= 400 else 1.0) * math.exp(0.02 * random.standard_normal())
-        observations.append(frame(step, {"step_time_s": [seconds]}))
-    return judge(observations, [detector])
+    observations += [frame(step, {"step_time_s": [row]}, time_s=step * 0.2) for step, row in enumerate(seconds)]
+    return judge(observations, [SlowdownDetector(SlowdownConfig())])
+
+
+def lengthening(stairs: int, ratio: float) -> Floats:
+    """Seconds of 1,500 steps that come to `ratio` times as long in so many equal stairs, the first of them at once."""
+    return 0.16 * ratio ** (np.arange(1500) * stairs // 1500 / (stairs - 1))
 
 
 def test_a_log_of_step_times_tells_of_a_tenth_and_keeps_a_planned_change_of_three_percent_to_itself() -> None:
@@ -98,6 +114,35 @@ def test_a_log_of_step_times_tells_of_a_tenth_and_keeps_a_planned_change_of_thre
         assert logged(1.03, seed) == []
         (finding,) = logged(1.1, seed)
         assert 400 <= (finding.detected_step or 0) <= 415
+
+
+@pytest.mark.parametrize("stairs", [1500, 40, 15])
+@pytest.mark.parametrize("noise", [0.002, 0.01])
+def test_a_schedule_that_lengthens_steps_from_the_first_one_on_is_no_slowdown(stairs: int, noise: float) -> None:
+    for seed in range(3):
+        assert of_log(lengthening(stairs, 1.14), seed, noise=noise) == []
+
+
+def test_a_slowdown_on_top_of_such_a_schedule_is_told_at_its_onset() -> None:
+    for seed in range(3):
+        levels = lengthening(40, 1.14) * np.where(np.arange(1500) < 900, 1.0, 1.12)
+        (finding,) = opened(of_log(levels, seed, noise=0.01))
+        assert finding.severity is Severity.WARNING
+        assert finding.onset_step in range(895, 905)
+        assert finding.detected_step in range(900, 930)
+
+
+def test_steps_that_lengthen_faster_than_schedules_do_are_a_slowdown() -> None:
+    for seed in range(3):
+        levels = np.minimum(0.16 * 1.25 ** (np.arange(1200) / 600), 0.2)
+        (first, *_) = of_log(levels, seed, noise=0.01)
+        assert (first.detected_step or 0) < 600
+
+
+def test_a_small_shift_that_takes_hundreds_of_noisy_steps_to_prove_is_no_schedule() -> None:
+    for seed in range(5):
+        levels = np.where(np.arange(1500) < 500, 1.0, 1.06)
+        assert [f.detected_step in range(500, 700) for f in opened(of_log(levels, seed, noise=0.06))] == [True]
 
 
 def test_a_slowdown_of_all_is_told_beside_a_slow_rank() -> None:
