@@ -19,7 +19,8 @@ from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow
-from tests.support.orders.training_world import START_NS, Agent, S, World
+from tests.support.orders.participants import SimulatedAgent
+from tests.support.orders.training_world import START_NS, S, World
 from tests.support.store.database import new_database
 
 CAN = ["pause", "resume", "checkpoint", "rollback", "stop", "relaunch"]
@@ -127,7 +128,7 @@ class DrivenWorld(World):
         with read(self.engine) as connection:
             return list(orders_of(connection, "j", self.now_ns).orders)
 
-    def _tell(self, agent: Agent) -> None:
+    def _tell(self, agent: SimulatedAgent) -> None:
         before_ns = agent.next_view_ns
         super()._tell(agent)
         told = agent.next_view_ns != before_ns
@@ -135,7 +136,7 @@ class DrivenWorld(World):
         if told and self.orders and self.orders[-1].phase in (Phase.DO, Phase.CLOSED) and self.command != "accepted":
             agent.next_view_ns = self.now_ns + S // 2
 
-    def _take_view(self, agent: Agent, told: HostView) -> None:
+    def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
         # Under the order's attempt while one is open, as the agent does it.
         store_views(self.engine, [View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)], self.now_ns)
         arrives_ns = self.now_ns + self._transit_ns()

@@ -1,4 +1,4 @@
-"""A job of simulated ranks, agents and api processes in discrete time, with everything that can go wrong among them.
+"""A job of simulated ranks, agents and api processes in discrete time, with all faults that can occur among them.
 
 Ranks keep the SDK's side of docs/design.md, "Orders": they meet in a collective every step, hold at a boundary, act on
 `do`, and end their process where a rollback is not followed by `go`. Agents carry phases down and answers up, late or
@@ -10,67 +10,17 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from rankwatch.wire import OrderView, Progress
+from rankwatch.wire import OrderView
 from rankwatch_service.orders.order import HostView, Order, Outcome, Phase, Situation
 from rankwatch_service.orders.transitions import advance
+from tests.support.orders.participants import SimulatedAgent, SimulatedRank
 
 TICK_NS = 10 * 10**6
 S = 10**9
 START_NS = 1_000 * S
 FOLLOWS = ["view", "hold", "do", "go", "release", "kill", "closed"]
-
-
-@dataclass
-class Rank:
-    number: int
-    host: int
-    step: int = 0
-    k: int = 0
-    weights: str = "fresh"
-    state: str = "running"
-    """running, held, left, exited."""
-    mode: str = "computing"
-    """computing, collective, held, acting, paused."""
-    until_ns: int = 0
-    slot: OrderView | None = None
-    seen: tuple[str, str, int] | None = None
-    pending: OrderView | None = None
-    order: str = ""
-    answer: str = ""
-    answer_step: int = -1
-    over: set[str] = field(default_factory=set)
-    acted: list[tuple[str, str, int]] = field(default_factory=list)
-    """(order, action, step)"""
-    lacks: set[str] = field(default_factory=set)
-    """Checkpoints that it cannot load, whatever the ledger says."""
-
-    def progress(self) -> Progress:
-        return Progress(
-            self.number,
-            self.step,
-            "",
-            0.0,
-            0.0,
-            state=self.state,
-            order=self.order,
-            answer=self.answer,
-            answer_step=self.answer_step,
-            answer_k=self.k,
-            answer_fingerprint=hash(self.weights) & 0xFFFF,
-        )
-
-    def reply(self, order: OrderView, answer: str, step: int) -> None:
-        self.order, self.answer, self.answer_step = order.order, answer, step
-
-
-@dataclass
-class Agent:
-    host: int
-    orders: dict[str, OrderView] = field(default_factory=dict)
-    silent_until_ns: int = 0
-    next_view_ns: int = 0
 
 
 class World:
@@ -82,8 +32,10 @@ class World:
         self.action = action
         self.now_ns = START_NS
         self.step_ns = int(self.random.choice((0.02, 0.05, 0.2, 0.6)) * S)
-        self.ranks = [Rank(host * ranks_of_host + i, host) for host in range(hosts) for i in range(ranks_of_host)]
-        self.agents = [Agent(host) for host in range(hosts)]
+        self.ranks = [
+            SimulatedRank(host * ranks_of_host + i, host) for host in range(hosts) for i in range(ranks_of_host)
+        ]
+        self.agents = [SimulatedAgent(host) for host in range(hosts)]
         self.views: dict[str, HostView] = {}
         self.orders: list[Order] = []
         self.command = "requested"
@@ -167,7 +119,7 @@ class World:
             case 3 if self.random.random() < 0.3:
                 self._exit(self.random.choice(self.ranks))
 
-    def _exit(self, rank: Rank) -> None:
+    def _exit(self, rank: SimulatedRank) -> None:
         rank.state = "exited"
 
     # ---- api ---------------------------------------------------------------------------------------------------------
@@ -253,7 +205,7 @@ class World:
 
     # ---- agents ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, agent: Agent) -> None:
+    def _tell(self, agent: SimulatedAgent) -> None:
         if self.now_ns < max(agent.silent_until_ns, agent.next_view_ns):
             return
         agent.next_view_ns = self.now_ns + 50 * 10**6
@@ -261,13 +213,13 @@ class World:
         arrives_ns = self.now_ns + self._transit_ns()
         self._in_transit.append((arrives_ns, lambda: self._take_view(agent, told)))
 
-    def _take_view(self, agent: Agent, told: HostView) -> None:
+    def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
         self.views[str(agent.host)] = HostView(self.now_ns, told.ranks)
         orders = [order.wire() for order in self.orders]
         arrives_ns = self.now_ns + self._transit_ns()
         self._in_transit.append((arrives_ns, lambda: self._take_orders(agent, orders)))
 
-    def _take_orders(self, agent: Agent, orders: list[OrderView]) -> None:
+    def _take_orders(self, agent: SimulatedAgent, orders: list[OrderView]) -> None:
         if self.now_ns < agent.silent_until_ns:
             return
         for order in orders:
@@ -297,7 +249,7 @@ class World:
 
     # ---- ranks -------------------------------------------------------------------------------------------------------
 
-    def _live(self, rank: Rank) -> None:
+    def _live(self, rank: SimulatedRank) -> None:
         if rank.state in ("left", "exited") or rank.mode == "collective":
             return
         if rank.mode == "computing":
@@ -312,14 +264,14 @@ class World:
         elif rank.mode == "paused":
             self._paused(rank, news)
 
-    def _read(self, rank: Rank) -> OrderView | None:
+    def _read(self, rank: SimulatedRank) -> OrderView | None:
         slot = rank.slot
         if slot is None or rank.seen == (slot.order, slot.phase, slot.renewal):
             return None
         rank.seen = (slot.order, slot.phase, slot.renewal)
         return slot
 
-    def _boundary(self, rank: Rank) -> None:
+    def _boundary(self, rank: SimulatedRank) -> None:
         news = self._read(rank)
         if news is not None and news.order not in rank.over:
             if news.phase == "hold":
@@ -343,11 +295,11 @@ class World:
             return
         self._compute(rank)
 
-    def _compute(self, rank: Rank) -> None:
+    def _compute(self, rank: SimulatedRank) -> None:
         rank.state, rank.mode = "running", "computing"
         rank.until_ns = max(rank.until_ns, self.now_ns) + int(self.step_ns * self.random.uniform(0.6, 1.0))
 
-    def _held(self, rank: Rank, news: OrderView | None) -> None:
+    def _held(self, rank: SimulatedRank, news: OrderView | None) -> None:
         held = rank.pending
         assert held is not None
         if news is not None and news.order == held.order and news.phase == "do":
@@ -362,7 +314,7 @@ class World:
             rank.until_ns = self.now_ns
             self._compute(rank)
 
-    def _act(self, rank: Rank, do: OrderView) -> None:
+    def _act(self, rank: SimulatedRank, do: OrderView) -> None:
         rank.until_ns = self.now_ns + int(do.lease_s * S)
         if do.action == "stop":
             rank.reply(do, "done", rank.step)
@@ -376,7 +328,7 @@ class World:
             rank.reply(do, "done", rank.step)
             rank.mode = "acted"
 
-    def _await_go(self, rank: Rank, news: OrderView | None) -> None:
+    def _await_go(self, rank: SimulatedRank, news: OrderView | None) -> None:
         if self.now_ns >= rank.until_ns:
             self._exit(rank)
         elif news is not None and news.order == rank.order:
@@ -385,7 +337,7 @@ class World:
             elif news.phase == "do":
                 rank.until_ns = self.now_ns + int(news.lease_s * S)
 
-    def _paused(self, rank: Rank, news: OrderView | None) -> None:
+    def _paused(self, rank: SimulatedRank, news: OrderView | None) -> None:
         if news is not None and news.phase in ("hold", "do"):
             rank.until_ns = self.now_ns + int(news.lease_s * S)
         elif news is not None or self.now_ns >= rank.until_ns:
@@ -393,7 +345,7 @@ class World:
             rank.until_ns = self.now_ns
             self._compute(rank)
 
-    def _go_on(self, rank: Rank, go: OrderView) -> None:
+    def _go_on(self, rank: SimulatedRank, go: OrderView) -> None:
         rank.reply(go, "went", rank.step)
         rank.until_ns = self.now_ns
         self._compute(rank)
