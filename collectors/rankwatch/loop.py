@@ -152,17 +152,25 @@ class Loop:
             if every and step % every == 0:
                 adjoining = False
                 self._keep(step)
+            if self.probe is not None:
+                self._begin_probe(step)
             if adjoining:
                 self._meter.begin(step, self._edge_ns, self._edge_cpu_ns)
             else:
                 self._meter.choose_cpu_clock()
                 self._meter.begin(step, self._now(), self._meter.cpu())
-            if self.probe is not None:
-                self.probe.step_begin(step, self._meter.k)
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
         self.in_step = True
         return step
+
+    def _begin_probe(self, step: int) -> None:
+        """Before the meter's step begins, so that phases which are still open then belong to none."""
+        assert self.probe is not None
+        try:
+            self.probe.step_begin(step, self._meter.k)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
 
     def end(self) -> None:
         """The step's work is done: write it."""

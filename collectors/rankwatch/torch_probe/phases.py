@@ -1,6 +1,9 @@
-"""Marks the phases forward, backward, collective and optimizer where the loop does not mark them itself.
+"""Marks the phases forward, backward, collective, optimizer and eval where the loop does not mark them itself.
 
-On an accelerator each of them also carries two moments, whose distance is device time to be known later.
+On an accelerator each of them but eval also carries two moments, whose distance is device time to be known later.
+
+An evaluation begins with a forward of a model in evaluation mode, without gradients, and ends with the next forward
+that trains. A loop that does so step after step (rollouts generate like this) does not evaluate: that is its work.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from rankwatch.torch_probe.late import Device, Moment, Span
 SPANS_MAX: Final = 32
 """Stretches of device time in one step: 8 micro-batches of 4 phases. Further ones are dropped and counted."""
 
+EVAL: Final = "eval"
+
 _Open = tuple[str, AbstractContextManager[None], Moment | None]
 
 
@@ -30,13 +35,32 @@ class AutomaticPhases:
         self._failed = failed
         self._open: list[_Open] = []
         self._spans: list[Span] = []
+        self._step = 0
+        """Steps begun."""
+        self._evaluated_in = -1
+        """The newest step with a forward that did not train."""
 
-    def watch_model(self, model: torch.nn.Module) -> list[RemovableHandle]:
-        """Mark forward by hooks on the model itself, and backward's begin by one on its output."""
-        return [
+    def watch_model(self, model: torch.nn.Module, bare: torch.nn.Module) -> list[RemovableHandle]:
+        """Mark forward by hooks on the model itself, and backward's begin by one on its output.
+
+        Args:
+            model: as the loop calls it.
+            bare: what is within its wrappers: evaluations often call that.
+        """
+        handles = [
             model.register_forward_pre_hook(Mark(self._forward_begins, self._failed)),
             model.register_forward_hook(Mark(self._forward_ends, self._failed), always_call=True),
         ]
+        if bare is not model:
+            handles.append(bare.register_forward_pre_hook(Mark(self._bare_forward_begins, self._failed)))
+        return handles
+
+    def step_begins(self) -> None:
+        """Leave whatever an exception left open, or an evaluation between the steps; forget the last step's spans."""
+        self._step += 1
+        while self._open:
+            self._open.pop()[1].__exit__(None, None, None)
+        self._spans.clear()
 
     def enter(self, name: str) -> None:
         """A phase begins. Inside itself it goes on; where the loop has opened it, that one counts."""
@@ -44,7 +68,7 @@ class AutomaticPhases:
             return
         phase = self._sink.phase(name)
         phase.__enter__()
-        self._open.append((name, phase, self._device.now() if self._device else None))
+        self._open.append((name, phase, self._device.now() if self._device and name != EVAL else None))
 
     def leave(self, name: str) -> None:
         """A phase ends; nothing happens if it has not begun."""
@@ -60,20 +84,28 @@ class AutomaticPhases:
         self._spans.clear()
         return spans
 
-    def reset(self) -> None:
-        """Leave whatever an exception left open, and forget the step's spans."""
-        while self._open:
-            self._open.pop()[1].__exit__(None, None, None)
-        self._spans.clear()
-
     def _keep(self, span: Span) -> None:
         if len(self._spans) < SPANS_MAX:
             self._spans.append(span)
         else:
             self._sink.drop("spans")
 
-    def _forward_begins(self, *_: Any) -> None:
+    def _forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
+        if _is_evaluation(module):
+            self._evaluates()
+            return
+        self.leave(EVAL)
         self.enter("forward")
+
+    def _bare_forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
+        if _is_evaluation(module):
+            self._evaluates()
+
+    def _evaluates(self) -> None:
+        seldom = self._evaluated_in < self._step - 1
+        self._evaluated_in = self._step
+        if seldom:
+            self.enter(EVAL)
 
     def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         self.leave("forward")
@@ -103,6 +135,10 @@ class Mark:
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _silence, ()
+
+
+def _is_evaluation(module: torch.nn.Module) -> bool:
+    return not (module.training or torch.is_grad_enabled())
 
 
 def _silence() -> Callable[..., None]:

@@ -20,7 +20,7 @@ from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
-from rankwatch.torch_probe.phases import AutomaticPhases, Mark
+from rankwatch.torch_probe.phases import EVAL, AutomaticPhases, Mark
 from rankwatch.torch_probe.share import PLACE, SHARED, Share, together
 from rankwatch.torch_probe.start import Start
 from rankwatch.torch_probe.updates import Updates
@@ -159,7 +159,7 @@ class TorchProbe:
                 look = Mark(partial(self._look_around, model), self._failed)
                 self._handles.append(model.module.register_forward_pre_hook(look))
             if self._phases is not None:
-                self._handles += self._phases.watch_model(model.module)
+                self._handles += self._phases.watch_model(model.module, model.bare)
 
     def _declare(self) -> None:
         self._sink.declare(
@@ -176,10 +176,14 @@ class TorchProbe:
         """A step begins; whatever an exception cut off in the last one is forgotten."""
         del step, k
         self._updates.step_begins()
+        if self._phases is not None:
+            self._phases.step_begins()
         self._clear()
 
     def step_end(self, step: int, k: int) -> None:
         """Hand over what was measured in the step: host values at once, device values when they have arrived."""
+        if self._phases is not None:
+            self._phases.leave(EVAL)
         floats, ints = self._measured(step)
         if self._late is None:
             self._put({name: float(value) for name, value in floats.items()}, {n: int(v) for n, v in ints.items()})
@@ -352,8 +356,6 @@ class TorchProbe:
         self._logged.clear()
         self._made = 0
         self._marks.reset()
-        if self._phases is not None:
-            self._phases.reset()
         for place, share in enumerate(self._shares):
             share.clear()
             share.place = len(self._shares) + place  # after those that made an update

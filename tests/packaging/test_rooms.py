@@ -1,0 +1,33 @@
+"""A folder that one can take in at a glance, and files that one can read in one go."""
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINES_MAX = 400
+SMALL = ("service", "benchmarks")
+"""Here a folder has at most 15 files, elsewhere at most 25."""
+DATA = ("docs", "tests/golden", "tests/adoption/scripts")
+"""Pages, recorded files and scripts are looked up by name."""
+
+
+def files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def test_no_folder_has_more_files_than_one_takes_in():
+    count = Counter(str(path.parent) for path in files() if not str(path).startswith(DATA))
+    most = {folder: 15 if folder.startswith(SMALL) else 25 for folder in count}
+    assert {folder: number for folder, number in count.items() if number > most[folder]} == {}
+
+
+def test_no_file_is_longer_than_400_lines():
+    python = [path for path in files() if path.suffix == ".py" and path.parts[0] != "migrations"]
+    long = {str(path): len((ROOT / path).read_text().splitlines()) for path in python}
+    assert {path: lines for path, lines in long.items() if lines > LINES_MAX} == {}
