@@ -23,7 +23,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.transition import Transition, TransitionKind
-from rankwatch_service.job.detection import Judge
+from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.routing import notifications
 from rankwatch_service.simulate.faults import (
@@ -46,7 +46,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script.parse import apply
-from suite.pipeline import roster_of, updates_of
+from suite.pipeline import topology_state_of, updates_of
 
 RECEIVERS: Final = [
     ReceiverRoute("on-call", severities=tuple(NewReceiver(name="on-call", url="https://on-call.example/").severities)),
@@ -297,7 +297,7 @@ TOGETHER: Final = [
 
 def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
     """Incidents in the order in which they opened, their transitions, and how often the receivers were told."""
-    judge, roster = Judge("benchmark", detectors), roster_of(job.topology())
+    pipeline, topology_state = DetectionPipeline("benchmark", detectors), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []
     count = CascadeCount()
@@ -305,7 +305,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
     for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
         now_s = observation.time_s if isinstance(observation, Frame) else now_s
-        for news in updates_of(judge, observation, roster):
+        for news in updates_of(pipeline, observation, topology_state):
             incident = news.incident
             incidents.setdefault(incident.id, incident)
             incident.transitions += 1

@@ -9,8 +9,8 @@ from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.incidents.transition import Update
-from rankwatch_service.job.detection import Judge
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.job.topology_state import TopologyState
 
 
 class RecordingDetector:
@@ -35,29 +35,29 @@ class RecordingDetector:
         self._detector.inherit(before)
 
 
-def recording_pipeline(findings: list[Finding]) -> Judge:
+def recording_pipeline(findings: list[Finding]) -> DetectionPipeline:
     """All detectors at their defaults and the correlator; what the detectors open or update is added to `findings`."""
-    return Judge("benchmark", lambda: [RecordingDetector(detector, findings) for detector in detectors()])
+    return DetectionPipeline("benchmark", lambda: [RecordingDetector(detector, findings) for detector in detectors()])
 
 
-def updates_of(judge: Judge, observation: Observation, roster: Roster) -> list[Update]:
+def updates_of(pipeline: DetectionPipeline, observation: Observation, topology_state: TopologyState) -> list[Update]:
     """What an observation changes about incidents.
 
     Raises:
         RuntimeError: a detector failed. It would find nothing from then on, which must not pass for silence.
     """
-    updates, failures = judge.observe(observation, roster)
+    updates, failures = pipeline.observe(observation, topology_state)
     if failures:
         raise RuntimeError(f"a detector failed: {failures}")
     return updates
 
 
-def roster_of(topology: Topology) -> Roster:
-    """The roster that a job's agents would have reported."""
-    roster, size = Roster(), topology.world_size
+def topology_state_of(topology: Topology) -> TopologyState:
+    """The topology that a job's agents would have reported."""
+    topology_state, size = TopologyState(), topology.world_size
     places = zip(topology.host, topology.device_uuid, topology.dp, topology.tp, topology.pp, strict=True)
-    roster.learn(
+    topology_state.learn(
         wire.RankInfo(rank, size, host=host, device_uuid=device, dp=int(dp), tp=int(tp), pp=int(pp))
         for rank, (host, device, dp, tp, pp) in enumerate(places)
     )
-    return roster
+    return topology_state

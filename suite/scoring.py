@@ -19,7 +19,7 @@ from rankwatch_service.simulate.faults import Label
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.cases import Case, bound
-from suite.pipeline import recording_pipeline, roster_of, updates_of
+from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
 BRINGS: Final = {
     Kind.STRAGGLER: {Kind.SLOWDOWN},
@@ -135,11 +135,11 @@ def _counts(incident: Incident, job: Job) -> bool:
 def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
     """What the catalogue opened or updated, the incidents that became of it, and how often they were told."""
     findings: list[Finding] = []
-    judge, roster = recording_pipeline(findings), roster_of(job.topology())
+    pipeline, topology_state = recording_pipeline(findings), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     messages = 0
     for observation in generate(job):
-        for news in updates_of(judge, observation, roster):
+        for news in updates_of(pipeline, observation, topology_state):
             incidents[news.incident.id] = news.incident
             sent = (
                 news.what in (TransitionKind.OPENED, TransitionKind.UPDATED)

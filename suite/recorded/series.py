@@ -90,9 +90,9 @@ def listen(path: Path, mapping: dict[str, str]) -> Heard:
     heard = Heard([], [], 0)
     opened: dict[str, Opened] = {}
     player = Player()
-    judge = recording_pipeline(heard.findings)
+    pipeline = recording_pipeline(heard.findings)
     for observation in _played(player, RowReader(open_source(path), mapping).rows(), heard):
-        for news in updates_of(judge, observation, player.roster):
+        for news in updates_of(pipeline, observation, player.topology_state):
             _note(opened, news)
     heard.opened += opened.values()
     return heard

@@ -16,7 +16,7 @@ from rankwatch_detectors.scope import Scope
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 from suite.recorded.series import Heard, LabelledEvent, ScoredSeries, listen
 
 RANKS_PER_NODE = 8
@@ -68,13 +68,13 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     with gzip.open(folder / labels["file"], "rt") as file:
         rows = list(csv.DictReader(file))
     nodes = sorted({row["node"] for row in rows})
-    roster = Roster()
-    roster.learn(_rank_infos(nodes))
+    topology_state = TopologyState()
+    topology_state.learn(_rank_infos(nodes))
     correlator, records = Correlator("records"), _Records(nodes)
     series, incidents = ScoredSeries(name, len(rows)), dict[str, Incident]()
     correlator.begin(ATTEMPT)
     for index, row in enumerate(rows):
-        told = correlator.judge(records.findings(row), roster)
+        told = correlator.judge(records.findings(row), topology_state)
         incidents |= {one.incident.id: one.incident for one in told}
         if row["event"] == "fault_start":
             # A second fault of a node while the first lasts belongs to the incident that is open.

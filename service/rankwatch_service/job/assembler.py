@@ -16,10 +16,10 @@ import numpy as np
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
 from rankwatch_service.job.frames import FrameWindow
-from rankwatch_service.job.gaps import Arrival, Senders
-from rankwatch_service.job.lockstep import March
-from rankwatch_service.job.progress_board import GONE_STATES, Board
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.gaps import Arrival, GapTracker
+from rankwatch_service.job.lockstep import LockstepCheck
+from rankwatch_service.job.progress_board import GONE_STATES, ProgressBoard
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 
@@ -48,13 +48,13 @@ class Assembler:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.attempt: str | None = None
-        self.roster = Roster()
+        self.topology_state = TopologyState()
         self.step_time_s: float | None = None
         self.last_step = -1
         """Newest closed frame of step records in this attempt; -1 before the first."""
-        self.board: Board | None = None
-        self._march = March()
-        self._senders = Senders()
+        self.board: ProgressBoard | None = None
+        self._lockstep = LockstepCheck()
+        self._gaps = GapTracker()
         self._launches: list[str] = []
         self._windows: dict[str, FrameWindow] = {}
         self._pending: list[Bundle] = []
@@ -82,7 +82,7 @@ class Assembler:
         return (
             batch.attempt == self.attempt
             and self.board is not None
-            and self.roster.infos_told
+            and self.topology_state.infos_told
             and not batch.ranks
             and not batch.events
             and not (batch.progress and any(block.state in GONE_STATES for block in batch.progress))
@@ -94,13 +94,13 @@ class Assembler:
         Of several each must have been allowed to join (`may_join`). Changes nothing.
         """
         return len(bundle.batches) == 1 or (
-            self._senders.continue_with(bundle.batches)
+            self._gaps.are_new(bundle.batches)
             and all(self._windows[family].fits(table, now_s) for family, table in bundle.tables.items())
         )
 
     def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
         """The next batches in log order, which fit. This object is as of each observation while that is looked at."""
-        arrivals = [self._senders.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
+        arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
         if Arrival.REPEATED in arrivals:
             self.counts["repeated_batches"] += 1
             return
@@ -111,12 +111,12 @@ class Assembler:
                 return
             yield from self._flush(now_s)
             self._begin(bundle.attempt, now_s)
-        changed = self.roster.learn(info for batch in bundle.batches for info in batch.ranks)
+        changed = self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         if self.board is None:
             self._pending.append(bundle)
             self._pending_rows += bundle.row_count
             full = len(self._pending) >= PENDING_MAX or self._pending_rows >= PENDING_ROWS_MAX
-            if self.roster.complete or full:
+            if self.topology_state.complete or full:
                 yield from self._start(now_s)
             return
         if changed:
@@ -134,13 +134,13 @@ class Assembler:
         if self.board is None and now_s - self._began_s >= START_WAIT_S:
             yield from self._start(now_s)
         yield from self._close(now_s)
-        for gap in self._senders.gaps(now_s):
+        for gap in self._gaps.gaps(now_s):
             self.counts["missing_batches"] += gap.missing
             fields = {"missing": gap.missing, "boot": gap.boot}
             yield Occurrence("gap", self.attempt, gap.host, now_s, None, None, fields)
         seen = None if self.board is None else self.board.presence()
-        if seen is not None and self.roster.lockstep and self._march.has_come_apart(seen, now_s):
-            self.roster.come_apart()
+        if seen is not None and self.topology_state.lockstep and self._lockstep.has_failed(seen, now_s):
+            self.topology_state.end_lockstep()
             yield self._announce(now_s)
         yield Tick(now_s, seen)
 
@@ -157,12 +157,12 @@ class Assembler:
         launch = attempt.rpartition(".")[0]
         if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
             # After a rollback the same processes go on: then everyone is known already.
-            self.roster = Roster()
+            self.topology_state = TopologyState()
         if launch not in self._launches:
             self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
         self.attempt, self._began_s, self._ended = attempt, now_s, False
         self.board, self._windows, self.last_step = None, {}, -1
-        self._march = March()
+        self._lockstep = LockstepCheck()
 
     def _start(self, now_s: float) -> Iterator[Observation]:
         pending, self._pending, self._pending_rows = self._pending, [], 0
@@ -175,22 +175,22 @@ class Assembler:
     def _announce(self, now_s: float) -> AttemptStart:
         """Tell detectors the topology; from here on frames have its world size."""
         assert self.attempt is not None
-        size = self.roster.world_size
+        size = self.topology_state.world_size
         if self.board is None:
-            self.board = Board(self.attempt, size)
+            self.board = ProgressBoard(self.attempt, size)
             self._windows = {family: FrameWindow(self.attempt, family, size) for family in ("steps", "values")}
         self.board.resize(size)
         for window in self._windows.values():
             window.resize(size)
-        return AttemptStart(self.attempt, self.roster.topology(), now_s)
+        return AttemptStart(self.attempt, self.topology_state.topology(), now_s)
 
     def _see(self, bundle: Bundle) -> bool:
-        if self.roster.infos_told:
+        if self.topology_state.infos_told:
             return False
         highest = max((block.rank for batch in bundle.batches for block in batch.progress), default=-1)
         for table in bundle.tables.values():
             highest = max(highest, int(table.rows.rank.max()) if len(table) else -1)
-        return self.roster.see(highest)
+        return self.topology_state.see(highest)
 
     def _flush(self, now_s: float) -> Iterator[Observation]:
         if self._pending:
@@ -273,11 +273,11 @@ class Assembler:
         return {
             "counts": dict(self.counts),
             "attempt": self.attempt,
-            "roster": self.roster.state(),
+            "roster": self.topology_state.state(),
             "step_time_s": self.step_time_s,
             "board": None if self.board is None else self.board.state(),
-            "march": self._march.state(),
-            "senders": self._senders.state(),
+            "march": self._lockstep.state(),
+            "senders": self._gaps.state(),
             "launches": self._launches,
             "windows": {family: window.state() for family, window in self._windows.items()},
             "pending": [wire.encode(bundle.batches[0]) for bundle in self._pending],
@@ -291,12 +291,12 @@ class Assembler:
         assembler = cls()
         assembler.counts.update(state["counts"])
         assembler.attempt = state["attempt"]
-        assembler.roster = Roster.restored(state["roster"])
+        assembler.topology_state = TopologyState.restored(state["roster"])
         assembler.step_time_s = state["step_time_s"]
-        assembler.board = None if state["board"] is None else Board.restored(state["board"])
+        assembler.board = None if state["board"] is None else ProgressBoard.restored(state["board"])
         if "march" in state:  # snapshots of before lack it
-            assembler._march = March.restored(state["march"])
-        assembler._senders.restore(state["senders"])
+            assembler._lockstep = LockstepCheck.restored(state["march"])
+        assembler._gaps.restore(state["senders"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1

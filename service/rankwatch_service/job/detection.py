@@ -8,25 +8,25 @@ from typing import Any
 from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.transition import Update
-from rankwatch_service.job.detector_bank import Bank, Failure
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.detector_bank import DetectorBank, Failure
+from rankwatch_service.job.topology_state import TopologyState
 
 MakeDetectors = Callable[[], Sequence[Detector]]
 
 
-class Judge:
+class DetectionPipeline:
     """Judges one job, observation by observation."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
-        self._bank = Bank(make_detectors)
+        self._bank = DetectorBank(make_detectors)
 
-    def observe(self, observation: Observation, roster: Roster) -> tuple[list[Update], list[Failure]]:
+    def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns what changed about incidents, and which detectors failed."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
         findings, failures = self._bank.observe(observation)
-        told = self.correlator.judge(findings, roster) if findings else []
+        told = self.correlator.judge(findings, topology_state) if findings else []
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):

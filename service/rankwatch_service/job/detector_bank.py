@@ -25,7 +25,7 @@ class Failure:
     off: bool
 
 
-class Bank:
+class DetectorBank:
     """Tells every detector everything, in the catalogue's order."""
 
     def __init__(self, make: Callable[[], Sequence[Detector]]) -> None:

@@ -55,13 +55,13 @@ class _Sender:
     intervals: list[_Interval] = field(default_factory=list)
 
 
-class Senders:
+class GapTracker:
     """Sequence numbers by host and boot. Memory: at most BOOTS_MAX x INTERVALS_MAX x 100 bytes for each host."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, _Sender]] = {}
 
-    def continue_with(self, batches: Iterable[wire.Batch]) -> bool:
+    def are_new(self, batches: Iterable[wire.Batch]) -> bool:
         """Whether each of these messages has a higher number than all before it of its sender. Changes nothing."""
         newest: dict[tuple[str, str], int] = {}
         for batch in batches:

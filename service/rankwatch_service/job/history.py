@@ -30,7 +30,7 @@ class _Saved(msgspec.Struct):
     shards: int = 0
 
 
-class Books:
+class JobHistory:
     """The checkpoint ledger of one job, and its latest changes."""
 
     def __init__(self) -> None:
@@ -133,14 +133,14 @@ class Books:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Books:
-        """The books that gave this state."""
-        books = cls()
-        books.ledger = Ledger(entry_restored(saved) for saved in state["entries"])
-        books.counts.update(state["counts"])
-        books._changes.extend(state["changes"])
-        books._first_step = state["first_step"]
-        return books
+    def restored(cls, state: Mapping[str, Any]) -> JobHistory:
+        """The history that gave this state."""
+        history = cls()
+        history.ledger = Ledger(entry_restored(saved) for saved in state["entries"])
+        history.counts.update(state["counts"])
+        history._changes.extend(state["changes"])
+        history._first_step = state["first_step"]
+        return history
 
 
 def entry_restored(saved: Mapping[str, Any]) -> Entry:

@@ -16,15 +16,15 @@ from rankwatch_service.incidents.model import unix_ns
 from rankwatch_service.incidents.stack_dumps import attach_stack
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.detection import Judge, MakeDetectors
+from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
-from rankwatch_service.job.history import Books
+from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.policy.checkpoint_ledger import Entry
 from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
 from rankwatch_service.policy.response import Responder, Situation
 from rankwatch_service.policy.routing import notifications
-from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 
 REST_AFTER_S: Final = 3_600.0
@@ -43,15 +43,15 @@ Links = Callable[[str, str], Mapping[str, str]]
 class JobStream:
     """The stream's state of one job, as of one place in the log."""
 
-    def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, desk: Desk) -> None:
+    def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, settings: SettingsInForce) -> None:
         self.job = job
-        self.desk = desk
-        self.books = Books()
+        self.settings = settings
+        self.history = JobHistory()
         self.detectors_without_snapshot: list[str] = []
         """Detectors whose state could not be restored."""
         self._links = links
         self._assembler = Assembler()
-        self._judge = Judge(job, make_detectors)
+        self._pipeline = DetectionPipeline(job, make_detectors)
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
         self._heard_s = 0.0
@@ -60,7 +60,7 @@ class JobStream:
     @property
     def correlator(self) -> Correlator:
         """The incidents."""
-        return self._judge.correlator
+        return self._pipeline.correlator
 
     @property
     def resting(self) -> bool:
@@ -97,7 +97,7 @@ class JobStream:
                 self._summary.order(record.action, record.phase, now_s)
                 if record.phase in ("do", "go", "kill"):
                     what = f"{record.action} ({record.mode})" if record.mode else record.action
-                    self.books.note(f"{what}: {record.phase}", record.step, now_s)
+                    self.history.note(f"{what}: {record.phase}", record.step, now_s)
                 fields = {
                     "order": record.order,
                     "phase": record.phase,
@@ -110,7 +110,7 @@ class JobStream:
             case Judgement():
                 self._judgement(record, now_s, effects)
             case _:
-                self.desk.take(record)
+                self.settings.take(record)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
         """Time passed."""
@@ -120,14 +120,16 @@ class JobStream:
         situation = self._situation(now_s)
         for incident in self.correlator.open:
             if incident.state == "open" and incident.goes_on:
-                effects.commands += self._responder.reconsider(incident, situation, self.desk.policy, self.books.ledger)
+                effects.commands += self._responder.reconsider(
+                    incident, situation, self.settings.policy, self.history.ledger
+                )
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
             self._resting = True
             self._assembler = Assembler()
-            self._judge.rest()
+            self._pipeline.rest()
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class JobStream:
         for observation in observations:
             if isinstance(observation, AttemptStart):
                 self._attempt_start(observation, now_s, effects)
-            told, failures = self._judge.observe(observation, self._assembler.roster)
+            told, failures = self._pipeline.observe(observation, self._assembler.topology_state)
             effects.failures += [(self.job, failure) for failure in failures]
             self._tell(told, now_s, effects)
             if isinstance(observation, Frame):
@@ -148,8 +150,8 @@ class JobStream:
         if start.attempt != before:
             if before:
                 effects.change_attempt(self.job, before, AttemptChange(ended_unix_ns=unix_ns(now_s)))
-            self.books.begin(start.attempt, now_s)
-        change = self._summary.attempt_started(start, self._assembler.roster, now_s)
+            self.history.begin(start.attempt, now_s)
+        change = self._summary.attempt_started(start, self._assembler.topology_state, now_s)
         effects.change_attempt(self.job, start.attempt, change)
 
     def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
@@ -159,18 +161,18 @@ class JobStream:
         self._summary.frame(frame, now_s)
         if frame.family != "steps":
             return
-        self._store(self.books.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
+        self._store(self.history.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
 
     def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
         if occurrence.kind == "checkpoint_saved":
-            changed = self.books.saved(occurrence, self._assembler.roster.world_size)
+            changed = self.history.saved(occurrence, self._assembler.topology_state.world_size)
             self._store(changed, now_s, effects)
         elif occurrence.kind in ("checkpoint_gone", "process_exit"):
-            self._store(self.books.gone(occurrence), now_s, effects)
+            self._store(self.history.gone(occurrence), now_s, effects)
         elif occurrence.kind == "declared":
-            self.books.note(f"declared: {occurrence.fields.get('what')}", occurrence.step, now_s)
+            self.history.note(f"declared: {occurrence.fields.get('what')}", occurrence.step, now_s)
         elif occurrence.kind == "checkpoint_loaded":
-            self.books.note("checkpoint loaded", occurrence.step, now_s)
+            self.history.note("checkpoint loaded", occurrence.step, now_s)
         elif occurrence.kind == "stack_dump":
             self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
 
@@ -213,8 +215,8 @@ class JobStream:
             effects.transitions.append(transition)
             messages = notifications(
                 transition,
-                self.desk.receivers,
-                self.desk.silences.values(),
+                self.settings.receivers,
+                self.settings.silences.values(),
                 self._links(self.job, incident.id),
                 unix_ns(now_s),
                 incident.told_to,
@@ -228,11 +230,11 @@ class JobStream:
     def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
         incident = item.incident
         if item.what is TransitionKind.OPENED:
-            incident.changes_before = self.books.before(incident.first.onset_time_s)
-        self._store(self.books.doubt(incident), now_s, effects)
-        commands = self._responder.respond(incident, self._situation(now_s), self.desk.policy, self.books.ledger)
+            incident.changes_before = self.history.before(incident.first.onset_time_s)
+        self._store(self.history.doubt(incident), now_s, effects)
+        commands = self._responder.respond(incident, self._situation(now_s), self.settings.policy, self.history.ledger)
         effects.commands += commands
-        effects.host_incidents += host_incidents(incident, self._assembler.roster, now_s)
+        effects.host_incidents += host_incidents(incident, self._assembler.topology_state, now_s)
 
     def _store(self, entries: Sequence[Entry], now_s: float, effects: Effects) -> None:
         for entry in entries:
@@ -264,10 +266,10 @@ class JobStream:
         assembler = self._assembler
         return Situation(
             attempt=assembler.attempt or "",
-            world_size=assembler.roster.world_size,
+            world_size=assembler.topology_state.world_size,
             step=assembler.last_step,
             step_time_s=assembler.step_time_s or 0.0,
-            can=assembler.roster.can,
+            can=assembler.topology_state.can,
             now_s=now_s,
         )
 
@@ -276,10 +278,10 @@ class JobStream:
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
         return {
-            "desk": self.desk.state(),
+            "desk": self.settings.state(),
             "assembler": self._assembler.state(),
-            **self._judge.state(),
-            "books": self.books.state(),
+            **self._pipeline.state(),
+            "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
             "portrait": self._summary.state(),
             "heard_s": self._heard_s,
@@ -288,13 +290,13 @@ class JobStream:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave; `detectors_without_snapshot` names those that could not."""
-        self.desk = Desk.restored(state["desk"])
+        self.settings = SettingsInForce.restored(state["desk"])
         self._assembler = Assembler.restored(state["assembler"])
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
-            start = AttemptStart(assembler.attempt, assembler.roster.topology(), state["heard_s"])
-        self.detectors_without_snapshot = self._judge.restore(state, start)
-        self.books = Books.restored(state["books"])
+            start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])
+        self.detectors_without_snapshot = self._pipeline.restore(state, start)
+        self.history = JobHistory.restored(state["books"])
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]

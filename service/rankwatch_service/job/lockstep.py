@@ -1,7 +1,8 @@
-"""Whether the ranks of an attempt march together: finds out where they do not and nobody has said so. Pure.
+"""Whether the ranks of an attempt train in lockstep: detects that they do not where no agent reported it. Pure.
 
-Synchronous training keeps all ranks within a step or a few of each other. Blocks are up to some seconds old, so that a
-rank may look as many steps behind as the job makes in that time; more than that, and ranks do not wait for each other.
+Synchronous training keeps all ranks within a few steps of each other. A progress block is up to some seconds old, so a
+rank may seem to be behind by as many steps as the job makes in that time. A larger distance means that the ranks do not
+wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rankwatch_detectors.base import Bools, Floats, Presence
 from rankwatch_detectors.dispatch import which
 
 FRESH_S: Final = 5.0
-"""Older blocks, and blocks that came so much later or sooner than before, say nothing about now."""
+"""Blocks that are older, or whose delay changed by more than this, say nothing about now."""
 
 APART_STEPS: Final = 8.0
 """Ranks may be this many steps apart ..."""
@@ -25,11 +26,11 @@ APART_S: Final = 10.0
 """... and as many more as the fastest makes in this time: twice what blocks are old at most."""
 
 LOOKS: Final = 10
-"""So often in a row, about once a second."""
+"""How many looks in a row, about one a second, must find the ranks apart."""
 
 
-class March:
-    """Counts each rank's steps since all that are heard were seen together. Memory: 24 bytes for each rank."""
+class LockstepCheck:
+    """Counts the steps of each rank from a common start. Memory: 24 bytes for each rank."""
 
     def __init__(self) -> None:
         self._since_s = 0.0
@@ -38,8 +39,8 @@ class March:
         self._last: Floats = np.zeros(0)
         self._looks = 0
 
-    def has_come_apart(self, seen: Presence, now_s: float) -> bool:
-        """Whether ranks go at their own pace, as far as the newest blocks show."""
+    def has_failed(self, seen: Presence, now_s: float) -> bool:
+        """Whether the newest blocks show that ranks go at their own pace; call it once for each tick."""
         running = seen.heard & (now_s - seen.heard_s <= FRESH_S)
         running &= which(seen.state, "running")
         # A rank that was not heard before, or a loop that counts anew.
@@ -67,9 +68,9 @@ class March:
         return {"since_s": self._since_s, "looks": self._looks, **arrays}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> March:
-        """The march that gave this state."""
-        march = cls()
-        march._since_s, march._looks = state["since_s"], state["looks"]
-        march._step, march._told_s, march._last = state["step"], state["told_s"], state["last"]
-        return march
+    def restored(cls, state: Mapping[str, Any]) -> LockstepCheck:
+        """The check that gave this state."""
+        check = cls()
+        check._since_s, check._looks = state["since_s"], state["looks"]
+        check._step, check._told_s, check._last = state["step"], state["told_s"], state["last"]
+        return check

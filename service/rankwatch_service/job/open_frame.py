@@ -69,8 +69,8 @@ class OpenFrame:
         """
         ranks = rows.rank[chosen]
         values, present, places = _kept(rows, chosen, places)
-        alike = self.count == 0 or np.array_equal(places, self.brought)
-        if self.present is None and (present is not None or not alike):
+        same_names = self.count == 0 or np.array_equal(places, self.brought)
+        if self.present is None and (present is not None or not same_names):
             self.present = self.measured()
         at = _span(ranks)
         lines = _span(places)

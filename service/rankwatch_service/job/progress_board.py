@@ -15,7 +15,7 @@ GONE_STATES: Final = frozenset({"left", "exited"})
 FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 
 
-class Board:
+class ProgressBoard:
     """Progress by rank, as arrays for the detectors. Memory: about 200 bytes for each rank."""
 
     def __init__(self, attempt: str, world_size: int) -> None:
@@ -143,7 +143,7 @@ class Board:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Board:
+    def restored(cls, state: Mapping[str, Any]) -> ProgressBoard:
         """The board that gave this state."""
         board = cls(state["attempt"], len(state["heard"]))
         board._heard, board._ints = state["heard"], state["ints"]

@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame
 from rankwatch_service.incidents.model import unix_ns
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.numbers import as_json
 
 REPORTING_S: Final = 10.0
@@ -120,14 +120,14 @@ class SummaryBuilder:
             told = frame.values["loss"][frame.present["loss"]]
             self._loss = as_json(float(np.mean(told))) if len(told) else None
 
-    def attempt_started(self, start: AttemptStart, roster: Roster, now_s: float) -> AttemptChange:
+    def attempt_started(self, start: AttemptStart, topology_state: TopologyState, now_s: float) -> AttemptChange:
         """The change when an attempt starts, or when its topology became better known."""
         topology = AttemptTopology(
-            world_size=roster.world_size,
-            ranks=tuple(roster.infos),
-            can=roster.can,
+            world_size=topology_state.world_size,
+            ranks=tuple(topology_state.infos),
+            can=topology_state.can,
             replicated=start.topology.replicated,
-            watched=next((info.watched for info in roster.infos if info.watched), ""),
+            watched=next((info.watched for info in topology_state.infos if info.watched), ""),
         )
         if start.attempt == self.attempt:
             return AttemptChange(topology=topology)
@@ -166,7 +166,7 @@ class SummaryBuilder:
             name=self._job,
             state=self._state(assembler, heard_s, now_s, hung),
             attempt=assembler.attempt or self.attempt,
-            world_size=assembler.roster.world_size,
+            world_size=assembler.topology_state.world_size,
             ranks_reporting=0 if board is None else board.reporting(now_s, REPORTING_S),
             step=assembler.last_step,
             step_time_s=assembler.step_time_s,

@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Topology
 
 
-class Roster:
+class TopologyState:
     """The rank infos of one attempt, and the world size that they or the records imply."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Roster:
         """Whether ranks wait for each other in each step: all say so, and none has been seen to go its own way."""
         return not self._apart and all(info.lockstep for info in self._infos.values())
 
-    def come_apart(self) -> None:
+    def end_lockstep(self) -> None:
         """Ranks were seen to go at their own pace: so it is for the rest of this launch."""
         self._apart = True
 
@@ -122,15 +122,15 @@ class Roster:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Roster:
-        """The roster that gave this state."""
-        roster = cls()
+    def restored(cls, state: Mapping[str, Any]) -> TopologyState:
+        """The object that gave this state."""
+        restored = cls()
         infos = msgspec.convert(state["infos"], list[wire.RankInfo])
-        roster._infos = {info.rank: info for info in infos}
-        roster._parameters = tuple(state["parameters"])
-        roster._highest = state["highest"]
-        roster._apart = state.get("apart", False)
-        return roster
+        restored._infos = {info.rank: info for info in infos}
+        restored._parameters = tuple(state["parameters"])
+        restored._highest = state["highest"]
+        restored._apart = state.get("apart", False)
+        return restored
 
 
 def _topology(info: wire.RankInfo) -> wire.RankInfo:

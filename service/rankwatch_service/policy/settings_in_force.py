@@ -14,7 +14,7 @@ SILENCES_MAX: Final = 1_000
 """Silences remembered; the one that ends first leaves. People look after a few dozen."""
 
 
-class Desk:
+class SettingsInForce:
     """The settings that decide what is told to whom and what is done."""
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Desk:
             case _:
                 pass
 
-    def copy(self) -> Desk:
-        """A desk of its own for one job: it goes on alone while that job's past is replayed."""
-        desk = Desk()
-        desk.policy, desk.receivers, desk.silences = self.policy, self.receivers, self.silences
-        return desk
+    def copy(self) -> SettingsInForce:
+        """A copy for one job, which changes alone while that job's past is replayed."""
+        settings = SettingsInForce()
+        settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
+        return settings
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON types."""
@@ -52,10 +52,10 @@ class Desk:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Desk:
-        """The desk that gave this state."""
-        desk = cls()
-        desk.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
-        desk.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
-        desk.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
-        return desk
+    def restored(cls, state: Mapping[str, Any]) -> SettingsInForce:
+        """The settings that gave this state."""
+        settings = cls()
+        settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
+        settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
+        settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
+        return settings

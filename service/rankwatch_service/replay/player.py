@@ -31,7 +31,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.teardown import RECORDING
 from rankwatch_service.job.frames import FrameWindow
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import PLACES, ReplayError
 from rankwatch_service.replay.rows import RowBlock, part_of
 from rankwatch_service.replay.timeline import Timeline
@@ -58,7 +58,7 @@ class Player:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.roster = Roster()
+        self.topology_state = TopologyState()
         self.timeline = Timeline()
         self.rows = 0
         self.frames = 0
@@ -138,7 +138,7 @@ class Player:
         if self._attempt is not None:
             self._left.add(self._attempt)
         self._attempt = self._named(text)
-        self.roster, self._places = Roster(), {}
+        self.topology_state, self._places = TopologyState(), {}
         self._steps, self._row_s, self._top = np.zeros(0, dtype=np.int64), np.zeros(0), -1
         self._stretch, self._ended = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
         self._next_tick_s = math.floor(now_s / TICK_S) * TICK_S + TICK_S
@@ -159,13 +159,15 @@ class Player:
         self._steps = np.pad(self._steps, (0, more), constant_values=-1)
         self._row_s = np.pad(self._row_s, (0, more))
         self._stretch, self._ended = np.pad(self._stretch, (0, more)), np.pad(self._ended, (0, more))
-        self.roster = Roster()
-        self.roster.learn(wire.RankInfo(rank, size, replicated=True, **place) for rank, place in self._places.items())
+        self.topology_state = TopologyState()
+        self.topology_state.learn(
+            wire.RankInfo(rank, size, replicated=True, **place) for rank, place in self._places.items()
+        )
         if self._window is None:
             assert self._attempt is not None
             self._window = FrameWindow(self._attempt, "steps", size)
         self._window.resize(size)
-        yield AttemptStart(self._window.attempt, self.roster.topology(), now_s)
+        yield AttemptStart(self._window.attempt, self.topology_state.topology(), now_s)
 
     def _ordered(self, rows: RowBlock, start: int, end: int) -> int:
         """Where the first row is whose step goes back; `end` where none does."""

@@ -11,7 +11,7 @@ from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
-from rankwatch_service.job.detection import Judge
+from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
 from rankwatch_service.replay.player import Player
@@ -68,22 +68,22 @@ def replay(
         ReplayError: a file's header cannot be what it should be. What is wrong further down is told in the outcome.
     """
     readers = [RowReader(source, mapping) for source in sources]
-    judges = [Judge(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
+    pipelines = [DetectionPipeline(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
     outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known
     player = Player()
     for observation in _observations(readers, player, until_step, outcome, progress):
-        for index, judge in enumerate(judges):
-            told, failures = judge.observe(observation, player.roster)
+        for index, pipeline in enumerate(pipelines):
+            told, failures = pipeline.observe(observation, player.topology_state)
             outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
             for news in told:
                 known_ones = outcome.incidents[index]
                 if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
                     known_ones.append(news.incident)
-    for judge in judges:
+    for pipeline in pipelines:
         # Nothing more comes: what had ended by itself has not come back.
-        judge.correlator.settle(math.inf)
+        pipeline.correlator.settle(math.inf)
     outcome.rows = player.rows
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
     outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}

@@ -17,7 +17,7 @@ from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import Control, Record
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import decode_control
-from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.place import Place, Saved, StoredTick
 from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
@@ -94,7 +94,7 @@ class Partition:
         """Jobs that were evicted."""
         self._accepted: Container[str] | None = None
         """While the past is replayed: the jobs that were accepted when their records were new."""
-        self.desk = Desk()
+        self.settings = SettingsInForce()
         self._make_detectors = make_detectors
         self._links = links
         self._new_from: dict[str, Place] = {}
@@ -146,7 +146,7 @@ class Partition:
     def snapshot(self, name: str) -> dict[str, Any]:
         """The state of one job, or of the settings (`ALL_JOBS`)."""
         if name == ALL_JOBS:
-            return {"desk": self.desk.state()}
+            return {"desk": self.settings.state()}
         return self.jobs[name].state()
 
     def restore(self, snapshots: Iterable[Saved], idle: Mapping[str, Place], known: Container[str]) -> None:
@@ -163,7 +163,7 @@ class Partition:
         for saved in snapshots:
             self._new_from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
-                self.desk = Desk.restored(saved.state["desk"])
+                self.settings = SettingsInForce.restored(saved.state["desk"])
             else:
                 self._begin(saved.job).restore(saved.state)
 
@@ -185,7 +185,7 @@ class Partition:
             self._new_from[name] = place
             if name == ALL_JOBS:
                 newest = max(self.jobs, key=lambda job: self._new_from[job].position, default=None)
-                self.desk = self.desk if newest is None else self.jobs[newest].desk.copy()
+                self.settings = self.settings if newest is None else self.jobs[newest].settings.copy()
             else:
                 begun.append(self._begin(name))
         return begun
@@ -201,7 +201,7 @@ class Partition:
     def _obey(self, control: Control, effects: Effects) -> None:
         record = decode_control(control.value)
         if self._is_new_to(ALL_JOBS, control):
-            self.desk.take(record)
+            self.settings.take(record)
         for name, job in self.jobs.items():
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)
@@ -279,11 +279,11 @@ class Partition:
         """Load a job that was evicted."""
         if name not in self._idle:
             return
-        job = JobStream(name, self._make_detectors, self._links, self.desk.copy())
+        job = JobStream(name, self._make_detectors, self._links, self.settings.copy())
         place = self._load_idle(job)
         if self._new_from:
             self._new_from[name] = place
-        job.desk = self.desk.copy()  # what was set since it was evicted holds for it too
+        job.settings = self.settings.copy()  # what was set since it was evicted holds for it too
         self.jobs[name] = job
         self._idle.remove(name)
 
@@ -300,7 +300,7 @@ class Partition:
         return len(self.jobs) < JOBS_MAX or sum(not job.resting for job in self.jobs.values()) < JOBS_MAX
 
     def _begin(self, name: str) -> JobStream:
-        job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.desk.copy())
+        job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.settings.copy())
         return job
 
 

@@ -34,6 +34,6 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
         attempt, attempts_seen = ("", 0) if newest is None else newest
         job.begin_without_snapshot(first_seen, attempt, attempts_seen)
-        job.books.ledger = Ledger(checkpoints(connection, job.job))
+        job.history.ledger = Ledger(checkpoints(connection, job.job))
     # Episodes of consequences are in no table: far above the highest one known, no id can repeat.
     job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)

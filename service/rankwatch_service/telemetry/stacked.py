@@ -1,9 +1,9 @@
-"""Tables of many messages, read at once where they are laid out alike.
+"""Decodes the tables of many messages at once where they have the same layout.
 
-The messages of a job differ in their numbers and hardly in anything else. So one table is taken apart, to see where its
-numbers stand, and others of its length are compared with it: where all other bytes are equal, the names, types and
-lengths are too, and a column of all of them is a rectangle in the bytes of the tables laid under each other. That
-saves taking most tables apart, which costs more than everything else that is done with them.
+The messages of a job differ in their numbers and in hardly anything else. So one table is decoded to see where its
+numbers are, and other tables of the same length are compared with it. Where all other bytes are equal, the names, types
+and lengths are equal too, and a column of all these tables is a rectangle in the stack of their bytes. This avoids
+decoding most tables, which would cost more than everything else that is done with them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rankwatch import wire
 from rankwatch_detectors.base import Bools
 from rankwatch_service.telemetry.columns import Block, Cells, bits, blocks, check_mask, check_size, check_width, type_of
 
-ALIKE_MIN: Final = 4
-"""Tables from which on comparing is cheaper than taking each apart."""
+STACK_MIN: Final = 4
+"""Fewer tables than this are cheaper to decode one by one."""
 
 LAYOUTS_MAX: Final = 64
-"""Layouts remembered; one job has some for each number of rows, and jobs that measure the same share theirs."""
+"""Layouts kept. A job has a few for each number of rows; jobs with the same metrics share them."""
 
 FIXED_BYTES_MAX: Final = 32 * 1024
 """Of a layout that is remembered: 160 columns with the longest names are 14 KB. Each costs 9 bytes: all of them 19 MB
@@ -40,16 +40,16 @@ _INTEGERS: Final = {
     0xD2: ">i4",
     0xD3: ">i8",
 }
-"""How msgpack writes integers: the type behind the first byte. Small ones are that byte."""
+"""Type of the integer that follows this first byte in msgpack. A small integer is the first byte itself."""
 
 _SMALLEST: Final = -32
-"""Of the integers that are one byte."""
+"""The smallest integer that is one byte."""
 
 Bytes = NDArray[np.uint8]
 
 
 class _Parts(msgspec.Struct, array_like=True):
-    """`wire.Column`, of which it can be seen where its parts stand."""
+    """`wire.Column` as views into the message, so that the place of its parts is known."""
 
     dtype: str
     data: memoryview
@@ -67,7 +67,7 @@ _PLACES: Final = msgspec.msgpack.Decoder(_Table)
 
 
 def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
-    """Tables, still as the bytes that they came as, in as few blocks as may be; a block knows which tables it has.
+    """Decode tables into as few blocks as possible. Each block names the tables that it holds by their index.
 
     Raises:
         ColumnError: a length, type or mask in some table does not fit.
@@ -80,38 +80,38 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
     single: list[int] = []
     for size, numbers in by_size.items():
         waiting = np.array(numbers)
-        while len(waiting) >= ALIKE_MIN:
+        while len(waiting) >= STACK_MIN:
             stack = np.frombuffer(b"".join([tables[number] for number in waiting]), np.uint8).reshape(-1, size)
-            layout, alike = _layout(tables[waiting[0]], stack)
-            if np.count_nonzero(alike) < ALIKE_MIN:
+            layout, matching = _layout(tables[waiting[0]], stack)
+            if np.count_nonzero(matching) < STACK_MIN:
                 break
-            found.append(layout.block(waiting[alike].tolist(), stack if alike.all() else stack[alike]))
-            waiting = waiting[~alike]
+            found.append(layout.block(waiting[matching].tolist(), stack if matching.all() else stack[matching]))
+            waiting = waiting[~matching]
         single += waiting.tolist()
     single.sort()
     found += blocks([_TABLE.decode(tables[number]) for number in single], single)
-    # Names count in the order in which they first came.
+    # The columns of the joined table are in the order in which their names first came.
     return sorted(found, key=lambda block: block.numbers[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Where the parts of a column stand in a table."""
+    """Where the parts of a column are in the bytes of a table."""
 
     dtype: np.dtype[Any]
     data: slice
     base: slice
-    """Of an integer that is more than one byte: what is behind the first, which is the same in all tables."""
+    """Of an integer of several bytes, those after the first, which is the same in all tables."""
     base_type: str
     """Of such an integer; empty for others."""
     mask: slice | None
 
 
 class _Layout:
-    """How a table is laid out: which bytes are its numbers, and what all others are."""
+    """The layout of a table: which bytes are numbers, and the values of all others."""
 
     def __init__(self, raw: msgspec.Raw) -> None:
-        """See where everything stands.
+        """Decode one table and record the places of its parts.
 
         Raises:
             ColumnError: a length, type or mask does not fit.
@@ -134,18 +134,18 @@ class _Layout:
 
     @property
     def fixed_bytes(self) -> int:
-        """How many bytes are not numbers."""
+        """Number of bytes that are the same in every table of this layout."""
         return len(self._bytes)
 
-    def alike(self, stack: Bytes) -> Bools:
-        """Which tables of a stack are laid out like this."""
-        # First bytes of whatever is no integer are smaller than all small integers.
+    def matches(self, stack: Bytes) -> Bools:
+        """[table]: whether a table of the stack has this layout. `stack` is [table, byte]."""
+        # The first byte of anything but a small integer is, as a signed number, below all small integers.
         written = stack[:, self._small].view(np.int8)
         equal: Bools = (stack[:, self._fixed] == self._bytes).all(axis=1)
         return equal & (written >= _SMALLEST).all(axis=1)
 
     def block(self, numbers: Sequence[int], stack: Bytes) -> Block:
-        """The columns of tables that are laid out like this."""
+        """The columns of tables with this layout. `stack` is [table, byte]."""
         columns = {}
         zeros = [0] * len(stack)
         small = np.count_nonzero(stack[:, self._small]) > 0
@@ -160,21 +160,21 @@ class _Layout:
 
 
 def _layout(first: msgspec.Raw, stack: Bytes) -> tuple[_Layout, Bools]:
-    """How the first table of a stack is laid out, mostly as the last one of its size was; and which others are."""
+    """The layout of the first table of a stack, and which tables of the stack have it."""
     size = stack.shape[1]
     known = _LAYOUTS.get(size)
-    if known is not None and (alike := known.alike(stack))[0]:
-        return known, alike
+    if known is not None and (matching := known.matches(stack))[0]:
+        return known, matching
     layout = _Layout(first)
     if layout.fixed_bytes <= FIXED_BYTES_MAX:
         if len(_LAYOUTS) >= LAYOUTS_MAX:
             _LAYOUTS.clear()
         _LAYOUTS[size] = layout
-    return layout, layout.alike(stack)
+    return layout, layout.matches(stack)
 
 
 _LAYOUTS: Final[dict[int, _Layout]] = {}
-"""By size; saves looking again, and changes nothing that is found."""
+"""The last layout of each table size. A cache: it changes no result."""
 
 
 def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
@@ -192,7 +192,7 @@ def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
 
 
 def _place(part: msgspec.Raw | memoryview, start: int) -> slice:
-    """Where a part of a table stands in it."""
+    """Where a part of a table is in its bytes."""
     size = memoryview(part).nbytes
     low = _address(part) - start if size else 0
     return slice(low, low + size)

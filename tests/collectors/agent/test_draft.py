@@ -6,7 +6,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import Note, StepEntry, ValuesEntry
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 from tests.collectors.agent.test_columns import read
 
 
@@ -115,9 +115,9 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
 def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], optimizers: int) -> None:
     draft = Draft("gan", "l.0")
     draft.introduce(rank(0, world_size=1, **identity))
-    roster = Roster()
-    roster.learn(sent(draft).ranks)
-    assert roster.topology().optimizers == optimizers
+    topology_state = TopologyState()
+    topology_state.learn(sent(draft).ranks)
+    assert topology_state.topology().optimizers == optimizers
 
 
 @pytest.mark.parametrize(("identity", "lockstep"), [({}, True), ({"lockstep": False}, False)])

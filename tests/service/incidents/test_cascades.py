@@ -14,9 +14,9 @@ from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.resolution import QUIET_S
 from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.short_ids import short
-from tests.support.values.findings import finding, roster
+from tests.support.values.findings import finding, topology_state
 
-ROSTER = roster(16, 4)
+TOPOLOGY = topology_state(16, 4)
 NODE_1 = (4, 5, 6, 7)
 
 Head = tuple[Kind, str, frozenset[int]]
@@ -176,7 +176,7 @@ def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
     """The incidents that are open in the end, and everything told, when findings come one by one."""
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    told = [news for one in findings for news in correlator.judge([one], ROSTER)]
+    told = [news for one in findings for news in correlator.judge([one], TOPOLOGY)]
     return correlator.open, told
 
 
@@ -242,9 +242,9 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     correlator.begin("l.0")
     findings = [found(Kind.SLOWDOWN, onset=200), found(Kind.HANG, onset=300, ranks=(5,)), CASCADES[0].findings[0]]
     for one in findings:
-        correlator.judge([one], ROSTER)
+        correlator.judge([one], TOPOLOGY)
     ends = [replace(one, change=Change.CLOSE) for one in findings]
-    assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], ROSTER)]
+    assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], TOPOLOGY)]
     assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [TransitionKind.RESOLVED]
 
 
@@ -272,7 +272,7 @@ def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, lis
     correlator, told = Correlator("gpt"), []
     for end, after in zip(ends, [*(end.onset_step for end in ends[1:]), ends[-1].onset_step + 3], strict=True):
         correlator.begin(end.attempt)
-        told += correlator.judge([end], ROSTER)
+        told += correlator.judge([end], TOPOLOGY)
         launch = f"{chr(ord(end.attempt[0]) + 1)}.0"
         correlator.begin(launch)
         for step in range(from_step, after):

@@ -7,9 +7,9 @@ from rankwatch_service.incidents import correlator as correlator_module
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.incidents.resolution import LOOK_FRAMES, PROGRESS_FRAMES
-from tests.support.values.findings import finding, roster
+from tests.support.values.findings import finding, topology_state
 
-ROSTER = roster()
+TOPOLOGY = topology_state()
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def correlator():
 
 def judge(correlator, *findings) -> list[tuple[str, str]]:
     """(what, kind of the incident) of everything told."""
-    return [(str(told.what), str(told.incident.kind)) for told in correlator.judge(findings, ROSTER)]
+    return [(str(told.what), str(told.incident.kind)) for told in correlator.judge(findings, TOPOLOGY)]
 
 
 def go_on(correlator, attempt, frames=PROGRESS_FRAMES, from_step=100) -> list[str]:
@@ -41,9 +41,9 @@ def test_a_finding_opens_an_incident_and_its_end_resolves_it(correlator):
 
 
 def test_an_incident_that_ended_can_open_again_under_another_id(correlator):
-    first = correlator.judge([finding(Kind.LOSS_SPIKE)], ROSTER)[0].incident
-    correlator.judge([finding(Kind.LOSS_SPIKE, Change.CLOSE)], ROSTER)
-    second = correlator.judge([finding(Kind.LOSS_SPIKE)], ROSTER)[0].incident
+    first = correlator.judge([finding(Kind.LOSS_SPIKE)], TOPOLOGY)[0].incident
+    correlator.judge([finding(Kind.LOSS_SPIKE, Change.CLOSE)], TOPOLOGY)
+    second = correlator.judge([finding(Kind.LOSS_SPIKE)], TOPOLOGY)[0].incident
     assert first.id != second.id
     assert (first.number, second.number) == (1, 2)
 
@@ -132,7 +132,7 @@ def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
     later = finding(Kind.STRAGGLER, scope="rank:6", detected_time_s=1_100.0)
     assert judge(correlator, later) == [("updated", "straggler")]
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
-    correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], ROSTER)
+    correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], TOPOLOGY)
     assert (str(incident.scope), incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
     assert incident.summary.startswith("4 of 4 ranks of host node-1")
 
@@ -222,7 +222,7 @@ def test_a_restored_correlator_goes_on_as_before(correlator):
     assert [incident.version() for incident in again.open] == [incident.version() for incident in correlator.open]
     judge(again, finding(Kind.SLOWDOWN, Change.CLOSE))
     assert judge(again, finding(Kind.STRAGGLER, Change.CLOSE, "rank:3")) == [("resolved", "straggler")]
-    reopened = again.judge([finding(Kind.STRAGGLER, scope="rank:3")], ROSTER)[0].incident
+    reopened = again.judge([finding(Kind.STRAGGLER, scope="rank:3")], TOPOLOGY)[0].incident
     assert reopened.id == incident_id("gpt", "l.0", "straggler", "rank:3", 2)
 
 
@@ -319,7 +319,7 @@ def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correla
     asked = {"severity": Severity.INFO, "onset_time_s": 1_100.0, "detected_time_s": 1_100.0, "onset_step": 200}
     judge(correlator, finding(Kind.RANK_LOST, scope="rank:2", **asked))
     told = correlator.judge(
-        [finding(Kind.RANK_LOST, Change.CLOSE, "rank:2", evidence={"ended_on_request": True}, **asked)], ROSTER
+        [finding(Kind.RANK_LOST, Change.CLOSE, "rank:2", evidence={"ended_on_request": True}, **asked)], TOPOLOGY
     )
     assert {str(one.what) for one in told} == {"resolved"}
     assert {one.text for one in told} == {"rank_lost of rank:2"}

@@ -6,9 +6,9 @@ from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
 from rankwatch_service.incidents.transition import TransitionKind
-from tests.support.values.findings import finding, roster
+from tests.support.values.findings import finding, topology_state
 
-ROSTER = roster()
+TOPOLOGY = topology_state()
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def correlator():
 
 def begins(correlator, at_s, kind=Kind.HANG, **fields):
     times = {"onset_time_s": at_s - 5, "detected_time_s": at_s}
-    return correlator.judge([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], ROSTER)
+    return correlator.judge([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], TOPOLOGY)
 
 
 def ends(correlator, at_s, kind=Kind.HANG, **fields):
-    return correlator.judge([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], ROSTER)
+    return correlator.judge([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], TOPOLOGY)
 
 
 def what(told):
@@ -89,7 +89,7 @@ def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(corre
     begins(correlator, 1_500.0, severity=Severity.INFO)
     assert incident.severity is Severity.INFO
     graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
-    assert what(correlator.judge([graver], ROSTER)) == [TransitionKind.UPDATED]
+    assert what(correlator.judge([graver], TOPOLOGY)) == [TransitionKind.UPDATED]
     assert incident.severity is Severity.CRITICAL
 
 

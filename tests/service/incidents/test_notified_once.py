@@ -8,8 +8,8 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
-from rankwatch_service.job.detection import Judge
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.routing import notifications
 from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, NormSpike, Restart, Slow
@@ -22,20 +22,22 @@ DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
 RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))
 
 
-def roster_of(job: Job) -> Roster:
-    topology, roster = job.topology(), Roster()
+def topology_state_of(job: Job) -> TopologyState:
+    topology, topology_state = job.topology(), TopologyState()
     places = enumerate(zip(topology.host, topology.device_uuid, strict=True))
-    roster.learn(wire.RankInfo(rank, job.world_size, host=host, device_uuid=device) for rank, (host, device) in places)
-    return roster
+    topology_state.learn(
+        wire.RankInfo(rank, job.world_size, host=host, device_uuid=device) for rank, (host, device) in places
+    )
+    return topology_state
 
 
 def told_of(job: Job) -> tuple[list[Incident], int]:
     """The incidents in the order in which they opened, and how many messages told more than an end."""
-    judge, roster, told, now_s = Judge("gpt", detectors), roster_of(job), 0, 0.0
+    pipeline, topology_state, told, now_s = DetectionPipeline("gpt", detectors), topology_state_of(job), 0, 0.0
     incidents: dict[str, Incident] = {}
     for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
-        for news in judge.observe(observation, roster)[0]:
+        for news in pipeline.observe(observation, topology_state)[0]:
             incidents.setdefault(news.incident.id, news.incident)
             news.incident.transitions += 1
             now = news.incident.version()
@@ -106,15 +108,15 @@ def test_two_faults_at_once_are_told_apart():
 
 
 class Judged:
-    """A judge where a detector is expected: answers with what is told."""
+    """A pipeline where a detector is expected: answers with what is told."""
 
     def __init__(self, ranks: int, hosts: int) -> None:
-        self.judge, self.roster, self.told = Judge("gpt", detectors), Roster(), []
+        self.pipeline, self.topology_state, self.told = DetectionPipeline("gpt", detectors), TopologyState(), []
         where = topology(ranks, hosts=hosts).host
-        self.roster.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
+        self.topology_state.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
 
     def observe(self, observation: Observation) -> list[Update]:
-        told, failures = self.judge.observe(observation, self.roster)
+        told, failures = self.pipeline.observe(observation, self.topology_state)
         assert not failures
         self.told += told
         return told
@@ -130,7 +132,7 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
         job.silent |= set(range(len(job.silent), len(job.silent) + 32))
         job.train(1)
     job.train(40)
-    (incident,) = judged.judge.correlator.open
+    (incident,) = judged.pipeline.correlator.open
     assert (incident.kind, str(incident.scope), len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
     assert incident.evidence["hosts_hit"] == 128
     assert incident.summary.startswith("None of the job's 128 hosts has been heard for")

@@ -1,81 +1,81 @@
-from rankwatch_service.job.gaps import BOOTS_MAX, GAP_WAIT_S, INTERVALS_MAX, Arrival, Gap, Senders
+from rankwatch_service.job.gaps import BOOTS_MAX, GAP_WAIT_S, INTERVALS_MAX, Arrival, Gap, GapTracker
 
 
 def test_a_message_in_order_is_new_and_a_repeated_one_changes_nothing():
-    senders = Senders()
-    assert [senders.arrive("h", "b", seq, 0.0) for seq in (0, 1, 1, 0, 2)] == [
+    gaps = GapTracker()
+    assert [gaps.arrive("h", "b", seq, 0.0) for seq in (0, 1, 1, 0, 2)] == [
         Arrival.NEW,
         Arrival.NEW,
         Arrival.REPEATED,
         Arrival.REPEATED,
         Arrival.NEW,
     ]
-    assert senders.gaps(100.0) == []
+    assert gaps.gaps(100.0) == []
 
 
 def test_a_gap_is_told_once_and_only_after_waiting():
-    senders = Senders()
-    senders.arrive("h", "b", 0, 0.0)
-    senders.arrive("h", "b", 4, 1.0)
-    assert senders.gaps(1.0 + GAP_WAIT_S - 0.1) == []
-    assert senders.gaps(1.0 + GAP_WAIT_S) == [Gap("h", "b", 3)]
-    assert senders.gaps(100.0) == []
+    gaps = GapTracker()
+    gaps.arrive("h", "b", 0, 0.0)
+    gaps.arrive("h", "b", 4, 1.0)
+    assert gaps.gaps(1.0 + GAP_WAIT_S - 0.1) == []
+    assert gaps.gaps(1.0 + GAP_WAIT_S) == [Gap("h", "b", 3)]
+    assert gaps.gaps(100.0) == []
 
 
 def test_a_message_that_was_only_slower_fills_its_gap():
-    senders = Senders()
+    gaps = GapTracker()
     for seq in (0, 3):
-        senders.arrive("h", "b", seq, 0.0)
-    assert senders.arrive("h", "b", 1, 0.5) is Arrival.LATE
-    assert senders.arrive("h", "b", 1, 0.5) is Arrival.REPEATED
-    assert senders.arrive("h", "b", 2, 0.5) is Arrival.LATE
-    assert senders.gaps(100.0) == []
+        gaps.arrive("h", "b", seq, 0.0)
+    assert gaps.arrive("h", "b", 1, 0.5) is Arrival.LATE
+    assert gaps.arrive("h", "b", 1, 0.5) is Arrival.REPEATED
+    assert gaps.arrive("h", "b", 2, 0.5) is Arrival.LATE
+    assert gaps.gaps(100.0) == []
 
 
 def test_what_comes_after_its_gap_was_told_is_late_and_not_repeated():
-    senders = Senders()
+    gaps = GapTracker()
     for seq in (0, 2):
-        senders.arrive("h", "b", seq, 0.0)
-    assert senders.gaps(10.0) == [Gap("h", "b", 1)]
-    assert senders.arrive("h", "b", 1, 11.0) is Arrival.LATE
+        gaps.arrive("h", "b", seq, 0.0)
+    assert gaps.gaps(10.0) == [Gap("h", "b", 1)]
+    assert gaps.arrive("h", "b", 1, 11.0) is Arrival.LATE
 
 
 def test_beginning_to_listen_in_the_middle_is_no_gap():
-    senders = Senders()
-    assert senders.arrive("h", "b", 500, 0.0) is Arrival.NEW
-    assert senders.arrive("h", "b", 499, 0.0) is Arrival.LATE
-    assert senders.gaps(100.0) == []
+    gaps = GapTracker()
+    assert gaps.arrive("h", "b", 500, 0.0) is Arrival.NEW
+    assert gaps.arrive("h", "b", 499, 0.0) is Arrival.LATE
+    assert gaps.gaps(100.0) == []
 
 
 def test_each_boot_counts_anew_and_the_oldest_are_forgotten():
-    senders = Senders()
+    gaps = GapTracker()
     for boot in range(BOOTS_MAX + 1):
-        assert senders.arrive("h", f"b{boot}", 0, 0.0) is Arrival.NEW
-    assert senders.arrive("h", f"b{BOOTS_MAX}", 0, 0.0) is Arrival.REPEATED
-    assert senders.arrive("h", "b0", 0, 0.0) is Arrival.NEW
+        assert gaps.arrive("h", f"b{boot}", 0, 0.0) is Arrival.NEW
+    assert gaps.arrive("h", f"b{BOOTS_MAX}", 0, 0.0) is Arrival.REPEATED
+    assert gaps.arrive("h", "b0", 0, 0.0) is Arrival.NEW
 
 
 def test_memory_of_gaps_is_bounded_and_none_is_lost_silently():
-    senders = Senders()
+    gaps = GapTracker()
     count = INTERVALS_MAX + 10
     for seq in range(0, 2 * count + 1, 2):
-        senders.arrive("h", "b", seq, 0.0)
-    assert senders.gaps(0.0) == [Gap("h", "b", 10)]
-    assert senders.gaps(GAP_WAIT_S) == [Gap("h", "b", INTERVALS_MAX)]
+        gaps.arrive("h", "b", seq, 0.0)
+    assert gaps.gaps(0.0) == [Gap("h", "b", 10)]
+    assert gaps.gaps(GAP_WAIT_S) == [Gap("h", "b", INTERVALS_MAX)]
 
 
 def test_a_huge_jump_costs_no_memory():
-    senders = Senders()
-    senders.arrive("h", "b", 0, 0.0)
-    senders.arrive("h", "b", 2**50, 0.0)
-    assert senders.gaps(GAP_WAIT_S) == [Gap("h", "b", 2**50 - 1)]
+    gaps = GapTracker()
+    gaps.arrive("h", "b", 0, 0.0)
+    gaps.arrive("h", "b", 2**50, 0.0)
+    assert gaps.gaps(GAP_WAIT_S) == [Gap("h", "b", 2**50 - 1)]
 
 
 def test_a_restored_state_goes_on_as_before():
-    senders = Senders()
+    gaps = GapTracker()
     for seq in (0, 3):
-        senders.arrive("h", "b", seq, 0.0)
-    again = Senders()
-    again.restore(senders.state())
+        gaps.arrive("h", "b", seq, 0.0)
+    again = GapTracker()
+    again.restore(gaps.state())
     assert again.arrive("h", "b", 1, 1.0) is Arrival.LATE
     assert again.gaps(GAP_WAIT_S) == [Gap("h", "b", 1)]

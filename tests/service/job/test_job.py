@@ -7,11 +7,11 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Observation, Occurrence
-from rankwatch_service.job.detector_bank import FAILURES_MAX, Bank
+from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import Judgement, ReceiverRoute
 from rankwatch_service.policy.policy import Mode, Rule
-from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
@@ -164,7 +164,7 @@ def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
 def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
     world = World()
     severe = ReceiverRoute("severe", severities=("warning", "critical"))
-    world.job.desk.receivers = (*world.job.desk.receivers, severe)
+    world.job.settings.receivers = (*world.job.settings.receivers, severe)
     world.find("slowdown", severity="info")
     world.find("slowdown", change="update", severity="warning")
     world.find("slowdown", change="close")
@@ -180,7 +180,7 @@ def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
 
 def test_who_hears_of_no_incident_hears_of_no_end():
     world = World()
-    world.job.desk.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
+    world.job.settings.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
     world.find("slowdown", severity="warning")
     world.find("slowdown", change="close")
     assert world.effects.notifications == []
@@ -225,7 +225,7 @@ def test_a_checkpoint_event_that_makes_no_sense_is_counted(fields):
     world = World()
     world.save(5, **fields)
     assert world.effects.checkpoints == []
-    assert world.job.books.counts["checkpoint_saved"] == 1
+    assert world.job.history.counts["checkpoint_saved"] == 1
 
 
 def test_a_detector_that_fails_is_begun_anew_and_switched_off_in_the_end():
@@ -245,7 +245,7 @@ def test_control_c_is_not_a_detectors_failure():
         def observe(self, observation):
             raise KeyboardInterrupt
 
-    bank = Bank(lambda: [Interrupted()])
+    bank = DetectorBank(lambda: [Interrupted()])
     with pytest.raises(KeyboardInterrupt):
         bank.observe(Occurrence("note", "l.0", "h", 0.0, None, None, {}))
 
@@ -257,10 +257,10 @@ def test_detectors_of_another_version_begin_cold():
     world = World()
     world.find("loss_spike")
     state = unpack(pack(world.job.state()))
-    same = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, Desk())
+    same = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, SettingsInForce())
     same.restore(state)
     assert same.detectors_without_snapshot == []
-    newer = JobStream("gpt", lambda: [Newer()], lambda job, incident: {}, Desk())
+    newer = JobStream("gpt", lambda: [Newer()], lambda job, incident: {}, SettingsInForce())
     newer.restore(state)
     assert newer.detectors_without_snapshot == ["scripted"]
     assert len(newer.correlator.open) == 1
@@ -275,7 +275,7 @@ def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before
     fields = {"checkpoint": "memory:l.0:20", "reason": "newer captures took its place"}
     world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
     assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "gone"}
-    assert world.job.books.ledger.newest_good().id == "memory:l.0:0"
+    assert world.job.history.ledger.newest_good().id == "memory:l.0:0"
 
 
 @pytest.mark.parametrize("fields", [{}, {"checkpoint": 7}, {"checkpoint": "memory:l.0:0", "reason": []}])
@@ -284,7 +284,7 @@ def test_a_loss_that_makes_no_sense_is_counted(fields):
     world.save(0)
     world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
     assert world.verdicts()["memory:l.0:0"] != "gone"
-    assert world.job.books.counts["checkpoint_gone"] == 1
+    assert world.job.history.counts["checkpoint_gone"] == 1
 
 
 def test_when_a_process_has_ended_what_was_in_memory_is_gone_before_anything_starts_again():

@@ -44,7 +44,7 @@ def findings(
             now_s += 1.0
             for observation in assembler.tick(now_s, 0.0):
                 yield from detector.observe(observation)
-        assert assembler.roster.lockstep
+        assert assembler.topology_state.lockstep
         for observation in assembler.take(bundle(batch), now_s):
             yield from detector.observe(observation)
 

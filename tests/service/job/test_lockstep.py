@@ -101,10 +101,10 @@ def test_what_was_found_out_is_known_after_a_restart_and_forgotten_with_the_next
     job = Job(ROLLOUTS)
     job.live(60)
     job.assembler = Assembler.restored(job.assembler.state())
-    assert not job.assembler.roster.lockstep
+    assert not job.assembler.topology_state.lockstep
     for _ in job.assembler.take(bundle(batch(0, attempt="m.0", ranks=ranks(4), boot="next")), job.now_s):
         pass
-    assert job.assembler.roster.lockstep
+    assert job.assembler.topology_state.lockstep
 
 
 def test_a_nan_of_a_rank_far_behind_names_it_and_lasts_until_that_rank_is_well_again() -> None:

@@ -1,5 +1,5 @@
 from rankwatch import wire
-from rankwatch_service.job.progress_board import Board
+from rankwatch_service.job.progress_board import ProgressBoard
 from tests.support.values.batches import batch
 
 
@@ -8,7 +8,7 @@ def block(rank: int, step: int, phase: str = "forward", state: str = "running") 
 
 
 def test_of_several_blocks_of_a_rank_the_last_one_stays():
-    board = Board("l.0", 3)
+    board = ProgressBoard("l.0", 3)
     board.hear(
         [
             batch(
@@ -31,7 +31,7 @@ def test_of_several_blocks_of_a_rank_the_last_one_stays():
 
 
 def test_ranks_that_the_attempt_does_not_have_are_left_out():
-    board = Board("l.0", 2)
+    board = ProgressBoard("l.0", 2)
     board.hear([batch(progress=(block(2, 1),))], 1.0)
     assert not board.presence().heard.any()
     board.hear(
@@ -49,7 +49,7 @@ def test_ranks_that_the_attempt_does_not_have_are_left_out():
 
 
 def test_who_left_its_loop_stays_so_whatever_comes_after():
-    board = Board("l.0", 1)
+    board = ProgressBoard("l.0", 1)
     board.hear(
         [
             batch(
@@ -65,7 +65,7 @@ def test_who_left_its_loop_stays_so_whatever_comes_after():
 
 
 def test_when_a_block_was_sent_is_told_by_its_host_or_is_when_it_came():
-    board = Board("l.0", 2)
+    board = ProgressBoard("l.0", 2)
     board.hear(
         [batch(progress=(block(0, 1),), sent_unix_ns=5 * 10**9), batch(progress=(block(1, 1),), sent_unix_ns=0)], 9.0
     )

@@ -3,23 +3,23 @@
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_service.job.summary import SummaryBuilder
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.store.rows import attempt_columns
 
 LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
 
 
 def test_the_line_of_the_one_rank_that_says_it_is_the_jobs():
-    roster = Roster()
-    roster.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
-    start = AttemptStart("l.0", roster.topology(), 0.0)
-    topology = attempt_columns(SummaryBuilder("gpt").attempt_started(start, roster, 0.0))["topology"]
+    topology_state = TopologyState()
+    topology_state.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
+    start = AttemptStart("l.0", topology_state.topology(), 0.0)
+    topology = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
     assert topology["watched"] == LINE
     assert all("watched" not in rank for rank in topology["ranks"])
 
 
 def test_a_line_that_comes_after_the_first_step_is_news():
-    roster = Roster()
-    assert roster.learn([wire.RankInfo(0, 1)])
-    assert roster.learn([wire.RankInfo(0, 1, watched=LINE)])
-    assert not roster.learn([wire.RankInfo(0, 1, watched=LINE)])
+    topology_state = TopologyState()
+    assert topology_state.learn([wire.RankInfo(0, 1)])
+    assert topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
+    assert not topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])

@@ -3,14 +3,14 @@
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
-from rankwatch_service.job.history import Books
+from rankwatch_service.job.history import JobHistory
 from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
 from rankwatch_service.policy.response import Responder, Situation, facts
-from tests.support.values.findings import finding, roster
+from tests.support.values.findings import finding, topology_state
 
-ROSTER = roster()
+TOPOLOGY = topology_state()
 CAN = ("rollback", "relaunch")
 RELAUNCH_HANGS = Rule("r1", Mode.ACT, kind="hang", action="relaunch")
 
@@ -28,7 +28,7 @@ class Desk:
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
             self.correlator.begin(one.attempt)
-            for told in self.correlator.judge([one], ROSTER):
+            for told in self.correlator.judge([one], TOPOLOGY):
                 situation = Situation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
                 self.commands += self.responder.respond(told.incident, situation, self.policy, Ledger())
         (incident,) = self.correlator.open
@@ -74,15 +74,15 @@ def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
 
 
 def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
-    desk, books = Desk(), Books()
+    desk, history = Desk(), JobHistory()
     for step in (103, 110):
-        books.ledger.saved(Shard("l.0", step, 0, Tier.LOCAL, "x", 1, 1.0, 10, 0), 8)
+        history.ledger.saved(Shard("l.0", step, 0, Tier.LOCAL, "x", 1, 1.0, 10, 0), 8)
     slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
     fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
-    books.doubt(desk.find(slow, fault))
-    assert {entry.verdict for entry in books.ledger.entries} == {Verdict.UNPROVEN}
-    books.doubt(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
-    assert [entry.verdict for entry in books.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]
+    history.doubt(desk.find(slow, fault))
+    assert {entry.verdict for entry in history.ledger.entries} == {Verdict.UNPROVEN}
+    history.doubt(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
+    assert [entry.verdict for entry in history.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]
 
 
 def lost(severity: Severity) -> Finding:

@@ -252,7 +252,7 @@ def test_what_people_had_set_outlives_the_log_of_telemetry(world, how):
     for _ in range(2):
         again = world.stream()
         again.start()
-        assert again.partition.desk.policy.hands_off
+        assert again.partition.settings.policy.hands_off
 
 
 def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
@@ -264,13 +264,13 @@ def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
     other = world.log.partition_of("gpt") ^ 1
     fresh = world.stream(other)
     fresh.start()
-    assert fresh.partition.desk.policy.hands_off
-    assert fresh.partition.desk.state() == stream.partition.desk.state()
+    assert fresh.partition.settings.policy.hands_off
+    assert fresh.partition.settings.state() == stream.partition.settings.state()
     world.clock.advance(5.0)
     fresh.step()
     again = world.stream(other)
     again.start()
-    assert again.partition.desk.policy.hands_off
+    assert again.partition.settings.policy.hands_off
     assert again.partition.place == fresh.partition.place
 
 

@@ -152,7 +152,7 @@ def test_what_people_set_meanwhile_holds_for_a_job_that_comes_back(service):
     stream.step()
     service.send(attempt="m.0", ranks=ranks(2))
     stream.step()
-    assert stream.partition.jobs["gpt"].desk.policy == rules
+    assert stream.partition.jobs["gpt"].settings.policy == rules
 
 
 def test_only_active_jobs_count_against_the_limit(service, monkeypatch):

@@ -243,7 +243,7 @@ def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service
     again = service.started()
     service.train(1)
     again.step()
-    assert again.partition.jobs["gpt"].desk.policy == rules
+    assert again.partition.jobs["gpt"].settings.policy == rules
 
 
 def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service):
@@ -312,11 +312,11 @@ def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service):
     service.tell(ALL_JOBS, policy_record(rules))
     service.clock.advance(0.01)
     stream.step()
-    assert stream.partition.jobs["gpt"].desk.policy == rules
+    assert stream.partition.jobs["gpt"].settings.policy == rules
     assert service.column(select(models.StreamPosition.control_position)) == [1]
     assert service.column(select(models.StreamTick.control_position).order_by(models.StreamTick.number)) == [0, 1]
     again = service.started()
-    assert again.partition.jobs["gpt"].desk.policy == rules
+    assert again.partition.jobs["gpt"].settings.policy == rules
     assert again.partition.place == stream.partition.place
     ticks = service.column(select(func.count(models.StreamTick.number)))
     again.step()
@@ -336,9 +336,9 @@ def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service):
     service.clock.advance(0.2)
     service.train(3)
     stream.step(records_max=2)
-    assert stream.partition.jobs["gpt"].desk.policy == first
+    assert stream.partition.jobs["gpt"].settings.policy == first
     stream.step(records_max=2)
-    assert stream.partition.jobs["gpt"].desk.policy == second
+    assert stream.partition.jobs["gpt"].settings.policy == second
     places = select(models.StreamTick.position, models.StreamTick.control_position).order_by(models.StreamTick.number)
     with read(service.engine) as connection:
         assert connection.execute(places).all() == [(0, 0), (1, 1), (2, 2)]
@@ -388,4 +388,4 @@ def test_decisions_are_kept_until_no_start_needs_them(service):
         stream.save_due()
     assert service.controls.begin() == 1
     again = service.started()
-    assert again.partition.jobs["gpt"].desk.policy.hands_off
+    assert again.partition.jobs["gpt"].settings.policy.hands_off

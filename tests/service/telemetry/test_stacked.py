@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankwatch import wire
 from rankwatch_service.telemetry import stacked
 from rankwatch_service.telemetry.columns import Block, ColumnError, blocks
-from rankwatch_service.telemetry.stacked import ALIKE_MIN, FIXED_BYTES_MAX, LAYOUTS_MAX, read_blocks
+from rankwatch_service.telemetry.stacked import FIXED_BYTES_MAX, LAYOUTS_MAX, STACK_MIN, read_blocks
 
 BASE_ARRAY = np.array(
     # Each way in which msgpack writes an integer, at its ends.
@@ -101,7 +101,7 @@ def test_names_keep_the_order_in_which_they_first_came() -> None:
     assert [block.numbers for block in found] == [[0, 2, 3, 4], [1, 5, 6, 7], [8]]
 
 
-@pytest.mark.parametrize("count", [1, ALIKE_MIN + 1])
+@pytest.mark.parametrize("count", [1, STACK_MIN + 1])
 @pytest.mark.parametrize(
     ("odd", "error"),
     [
@@ -127,17 +127,17 @@ def test_what_is_no_table_is_refused_however_many_there_are(odd: Any, error: typ
 
 @pytest.mark.parametrize("short", [["u1", bytes(4)], ["u1", bytes(4), 7], ["u1", bytes(4), 7, None, "later"]])
 def test_columns_of_another_version_may_be_shorter_or_longer(short: list[Any]) -> None:
-    (block,) = read_blocks([raw({"rows": 4, "columns": {"step": short}})] * (ALIKE_MIN + 1))
+    (block,) = read_blocks([raw({"rows": 4, "columns": {"step": short}})] * (STACK_MIN + 1))
     assert set(block.columns["step"].bases) == {7 if len(short) > 2 else 0}
-    assert block.total == 4 * (ALIKE_MIN + 1)
+    assert block.total == 4 * (STACK_MIN + 1)
 
 
 def test_what_is_remembered_about_layouts_is_bounded() -> None:
     for rows in range(1, LAYOUTS_MAX + 10):
         step = wire.Column("u1", bytes(rows))
-        read_blocks([raw(wire.Table(rows, {"step": step}))] * ALIKE_MIN)
+        read_blocks([raw(wire.Table(rows, {"step": step}))] * STACK_MIN)
     large = {"rows": 1, "columns": {"step": ["u1", bytes(1)]}, "unknown": "x" * FIXED_BYTES_MAX}
-    (block,) = read_blocks([raw(large)] * ALIKE_MIN)
-    assert block.total == ALIKE_MIN
+    (block,) = read_blocks([raw(large)] * STACK_MIN)
+    assert block.total == STACK_MIN
     assert len(stacked._LAYOUTS) <= LAYOUTS_MAX
     assert max(layout.fixed_bytes for layout in stacked._LAYOUTS.values()) <= FIXED_BYTES_MAX

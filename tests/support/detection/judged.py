@@ -7,7 +7,7 @@ from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
 from tests.support.values.batches import bundle
 
@@ -17,7 +17,7 @@ TICK_S = 1.0
 def judged(batches: Sequence[wire.Batch], after_s: float = 90.0) -> list[dict[str, Any]]:
     """The incidents of one job, oldest first, as they are `after_s` after the last batch; each was taken when sent."""
     effects = Effects()
-    job = JobStream(batches[0].job, detectors, lambda job, incident: {}, Desk())
+    job = JobStream(batches[0].job, detectors, lambda job, incident: {}, SettingsInForce())
     now_s = batches[0].sent_unix_ns * 1e-9
     for batch in batches:
         while now_s + TICK_S <= batch.sent_unix_ns * 1e-9:

@@ -10,7 +10,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.policy import Limits, Policy, Rule
-from rankwatch_service.policy.settings_in_force import Desk
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from tests.support.values.batches import batch, bundle, table
 from tests.support.values.findings import finding
 
@@ -66,10 +66,10 @@ class World:
     ) -> None:
         self.seq = itertools.count()
         self.effects = Effects()
-        desk = Desk()
-        desk.policy = Policy(rules, Limits(**limits))
-        desk.receivers = (ReceiverRoute("oncall"),)
-        self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, desk)
+        settings = SettingsInForce()
+        settings.policy = Policy(rules, Limits(**limits))
+        settings.receivers = (ReceiverRoute("oncall"),)
+        self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, settings)
         self.now_s = 1_000.0
         infos = tuple(
             wire.RankInfo(rank, 4, rank % 2, f"node-{rank // 2}", f"GPU-{rank}", can=can) for rank in range(4)

@@ -1,11 +1,11 @@
-"""Findings and a roster, written out by hand."""
+"""Findings and a topology, written out by hand."""
 
 from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_detectors.scope import Scope, ScopeLevel
-from rankwatch_service.job.topology_state import Roster
+from rankwatch_service.job.topology_state import TopologyState
 
 
 def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fields: Any) -> Finding:
@@ -26,8 +26,8 @@ def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fiel
     return Finding(kind=kind, change=change, scope=where, **(blank | fields))
 
 
-def roster(ranks: int = 8, per_host: int = 4) -> Roster:
-    made = Roster()
+def topology_state(ranks: int = 8, per_host: int = 4) -> TopologyState:
+    made = TopologyState()
     made.learn(
         wire.RankInfo(rank, ranks, rank % per_host, f"node-{rank // per_host}", f"GPU-{rank}", can=("rollback",))
         for rank in range(ranks)
