@@ -52,7 +52,7 @@ class Plan:
     replay_to: Place
     """4. Replay the log, the ticks and the control log between these places, without effects."""
     from_log: frozenset[str]
-    """5. Of these, restore from the tables whoever the replay did not bring back: their records are in another
+    """5. Of these, restore from the tables those that the replay did not bring back: their records are in another
     partition, since the log has another number of partitions than it had."""
     resume_at: Place
     """6. Go on from here."""
@@ -99,7 +99,7 @@ def plan_start(facts: Facts) -> Plan:
         name
         for name in missing
         if not is_complete
-        or (is_first_start and name != ALL_JOBS)  # its past lies in another partition
+        or (is_first_start and name != ALL_JOBS)  # its past is in another partition
         or (name in unusable and complete_from > 0)  # what its snapshot held is no longer in the log
     }
     from_log = missing - lost

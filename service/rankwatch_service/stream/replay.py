@@ -27,7 +27,7 @@ class Past:
     """In order, in chunks as they were read."""
     ticks: deque[StoredTick]
     controls: deque[Control]
-    """Control records that concern the partition; each comes with the first tick whose position lies behind it."""
+    """Control records that concern the partition; each comes with the first tick with a higher control position."""
     begin_unix_ns: int
     """The time before the first tick; 0 where it is not known."""
     end: int

@@ -22,11 +22,11 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         rows = connection.execute(
             select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved").order_by(IncidentRow.number)
         )
-        told: dict[str, list[str]] = {}
+        notified: dict[str, list[str]] = {}
         reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
         for incident_id, receiver in connection.execute(reached.where(mine, Outbox.state != "silenced").distinct()):
-            told.setdefault(incident_id, []).append(receiver)
-        incidents = [incident_of(row, sorted(told.get(row["id"], []))) for row in rows.mappings()]
+            notified.setdefault(incident_id, []).append(receiver)
+        incidents = [incident_of(row, sorted(notified.get(row["id"], []))) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))

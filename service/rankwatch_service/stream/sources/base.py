@@ -82,7 +82,7 @@ class Source(Protocol):
         ...
 
     def last_known_end(self, partition: int) -> int:
-        """The same without waiting for an answer: what `end` was when it was last heard of, 0 before that."""
+        """The same without waiting for an answer: what `end` was when it was last known, 0 before that."""
         ...
 
     def processed(self, partition: int, committed: int, needed: int) -> None:

@@ -33,23 +33,23 @@ from rankwatch_service.stream.sources.kafka_consumer import (
 )
 
 BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Held for one partition, beyond which it is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
+"""A partition with this many bytes buffered is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
 
 WAIT_S: Final = 0.1
-"""A wait ends after so long, so that what people decide is acted on in time. Records end it at once."""
+"""A wait ends after so long, so that control records are applied in time. Records end it at once."""
 
 ENDS_S: Final = 1.0
-"""Between questions where the partitions end. One request for each broker, and the proof that it answers."""
+"""Between requests for the ends of the partitions: one for each broker, which also shows that it answers."""
 
 ENDS_WAIT_MS: Final = 2_000
 HEARD_S: Final = 2.5
-"""What is known of the ends is believed for so long: two questions fit. Later, nobody's silence can be judged."""
+"""An answer is believed for so long: two requests fit. After that, no host counts as silent."""
 
 SILENCE_S: Final = 15.0
-"""Watchdog: no broker has answered for so long; a broker that is started again takes 2 to 7 s."""
+"""The consumer is replaced when no broker has answered for so long; a restart of a broker takes 2 to 7 s."""
 
 STUCK_S: Final = 30.0
-"""Watchdog: a partition goes on beyond our position, brokers answer, and for so long it brought nothing."""
+"""The consumer is replaced when brokers answer, a partition has records, and for so long none of them came."""
 
 REOPEN_S: Final = 1.0
 """Between tries to make a consumer."""
@@ -58,7 +58,7 @@ COMMIT_S: Final = 5.0
 """Between commits to Kafka."""
 
 FENCED_S: Final = 5.0
-"""Before a partition that another process took is read again: a heartbeat fits in, and tells whether it is ours."""
+"""Before a partition that another process took is read again: the group's next heartbeat says whether it is ours."""
 
 _log = structlog.get_logger(__name__)
 
@@ -79,9 +79,9 @@ class KafkaSource:
 
         Args:
             settings: how to reach the brokers.
-            clock: stamps records of brokers that do not stamp them, and measures durations.
-            group: the consumer group that shares out the partitions; None: all of them are read.
-            session_ms: see `SESSION_MS`; brokers have a least one.
+            clock: for durations, and for the time of records that brokers do not stamp.
+            group: the consumer group that assigns partitions; None: all of them are read.
+            session_ms: see `SESSION_MS`; brokers have a minimum.
             counts: gets `rebuilds` of the consumer and `commit_failures`.
         """
         self.counts = Counter() if counts is None else counts
@@ -98,7 +98,7 @@ class KafkaSource:
         """Partitions that are not the same any more, with the reason, until a read has raised it."""
         self._ends: dict[int, int] = {}
         self._processed: dict[int, int] = {}
-        """Committed positions of partitions that Kafka is not told yet."""
+        """Positions that are to be committed to Kafka."""
         self._fenced_until_s: dict[int, float] = {}
         self._asked_s = self._heard_s = self._committed_s = float("-inf")
 
@@ -130,7 +130,7 @@ class KafkaSource:
         return buffer.give(limit)
 
     def drained(self, partition: int, position: int) -> bool:
-        """Whether it is known, as of about now, that nothing lies at `position` or behind it."""
+        """Whether it is known, as of `HEARD_S` ago at most, that there is nothing at `position` or behind it."""
         buffer = self._buffers.get(partition)
         if buffer:
             return False
@@ -168,7 +168,7 @@ class KafkaSource:
         return changes.changed()
 
     def fetch(self, wait_s: float) -> None:
-        """Take up what came, waiting for at most about `wait_s`; replace the consumer when it is of no use any more.
+        """Buffer what arrived, waiting for `wait_s` at most; replace the consumer when it does not work any more.
 
         Raises:
             LogError: no broker answers.
@@ -211,7 +211,7 @@ class KafkaSource:
     # ---- buffers ---------------------------------------------------------------------------------------------------
 
     def _at(self, partition: int, position: int) -> Buffer:
-        """The partition's buffer, standing at `position`."""
+        """The partition's buffer, with `position` as its first."""
         self._open()
         assert self._consumer is not None
         self._drop_changed()
@@ -241,7 +241,7 @@ class KafkaSource:
     def _take(self, partition: int, messages: Sequence[Any]) -> None:
         buffer = self._buffers.get(partition)
         if buffer is None:
-            return  # fetched from the client's own idea of a position
+            return  # fetched from a position that the client chose
         try:
             buffer.take(messages, self._clock.unix_ns(), self._clock.monotonic_s())
         except LogError as error:
@@ -267,7 +267,7 @@ class KafkaSource:
         self._asked_s = float("-inf")
 
     def _close(self, why: str) -> None:
-        """Let go of the consumer; with a reason, because it is of no use any more."""
+        """Close the consumer; with a reason where it does not work any more."""
         consumer, self._consumer = self._consumer, None
         self._buffers.clear()
         self._ends.clear()
@@ -276,7 +276,7 @@ class KafkaSource:
         if why:
             self.counts["rebuilds"] += 1
             _log.warning("consumer_replaced", reason=why)
-        with suppress(Exception):  # it may be in any state, and is not needed any more
+        with suppress(Exception):  # it may be in any state
             consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
 
     def _ask_for_ends(self) -> None:
@@ -286,7 +286,7 @@ class KafkaSource:
         self._asked_s = now_s
         assigned = list(self._consumer.assignment())
         if not assigned:
-            self._heard_s = now_s  # there is nothing to hear of; the group's coordinator decides
+            self._heard_s = now_s  # there is nothing to ask for
             return
         try:
             ends = self._consumer.end_offsets(assigned, timeout_ms=ENDS_WAIT_MS)

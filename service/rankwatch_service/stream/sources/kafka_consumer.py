@@ -1,4 +1,4 @@
-"""Makes the consumer of the topic of telemetry."""
+"""Opens a consumer of the topic of telemetry."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.log.base import LogError
 
 CONNECT_S: Final = 3.0
-"""How long brokers may take to let a consumer in."""
+"""How long connecting may take."""
 
 FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
 PARTITION_FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
-"""In one answer of one broker, and of it for one partition (at least one message). 50,000 rank-steps for one partition:
-while it is caught up with, a batch holds that many and is committed once."""
+"""Bytes in one answer of a broker, and in it for one partition (one message at least): 50,000 of its rank-steps,
+which are one batch while a backlog is processed."""
 
 FETCH_RECORDS_MAX: Final = 2_000
 FETCH_WAIT_MS: Final = 250
@@ -35,7 +35,7 @@ CLOSE_MS: Final = 2_000
 
 
 class Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
-    """Notes which partitions came and went. It runs in the client's thread: nothing else may happen here."""
+    """Records which partitions came and went. It runs in the client's thread, so it does nothing else."""
 
     def __init__(self) -> None:
         self.changed: deque[int] = deque()
@@ -68,7 +68,7 @@ def open_consumer(
         consumer: KafkaConsumer = opened(KafkaConsumer, settings, CONNECT_S, **_options(group, session_ms))
     except KafkaAwayError as error:
         raise LogError(str(error)) from error
-    # The option of this name is ignored by the client, and a topic made by asking has the wrong partitions.
+    # The client ignores its option of this name, and a topic that a broker creates has the wrong partitions.
     consumer._client.cluster.config["allow_auto_create_topics"] = False
     found = _partitions(consumer, topic)
     if not found:

@@ -12,10 +12,10 @@ from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.stream.commit import FencedError
 
 POLL_S: Final = 0.01
-"""Between looks at whether the store has changed (3 us each) while nothing comes."""
+"""Between checks for a change of the store, which take 3 us each, while nothing comes."""
 
 IDLE_S: Final = 0.25
-"""A wait ends after so long, so that a tick is at most so late."""
+"""A wait ends after so long: a tick is late by that at most."""
 
 TRIM_RECORDS: Final = 1_000
 """Records removed in one transaction."""
