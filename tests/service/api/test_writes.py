@@ -280,7 +280,7 @@ def test_two_launches_that_train_under_one_name_are_told_until_one_of_them_ends(
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_weights", "resume", "stop")])
 def test_a_job_that_cannot_be_paused_is_not_asked_to(api, can):
     told(api, "steered", can=can)
-    assert "cannot be told to pause; it can be told: " in refused_at_once(api, "steered", "pause")
+    assert "does not support pause; it supports: " in refused_at_once(api, "steered", "pause")
 
 
 def test_a_job_whose_agents_are_silent_is_not_asked_for_anything(api):

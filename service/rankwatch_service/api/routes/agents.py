@@ -1,4 +1,4 @@
-"""What agents and the service say to each other about orders."""
+"""Orders and views: what agents and the service exchange about orders."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from rankwatch_service.telemetry.batch import NAME_CHARS_MAX
 router = APIRouter(prefix="/agents", tags=["agents"])
 
 RESEND_S: Final = 10.0
-"""Everything is said again that often: an agent that missed something is never wrong for longer."""
+"""How often everything is sent again: an agent that missed a change is out of date for no longer."""
 
 VIEW_RANKS_MAX: Final = 1_024
-"""Ranks of one host. A view of as many is 150 KB."""
+"""Ranks of one host; the view of so many is 150 KB."""
 
 _VIEW: Final = msgspec.msgpack.Decoder(wire.View)
 Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
 Agent = Annotated[Identity, Depends(Require(Scope.INGEST))]
 
 
-def _may_hear(identity: Agent, job: Name) -> None:
-    """Refuses before the stream begins; afterwards there is no way to say so."""
+def _may_listen(identity: Agent, job: Name) -> None:
+    """Refuse before the event stream begins; afterwards there is no way to."""
     if not identity.may_see(job):
-        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
 
 
-@router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_hear)])
+@router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_listen)])
 async def orders(
     context: Ctx, _identity: Agent, stream: StreamDep, job: Name, host: Name, boot: Name
 ) -> AsyncIterator[ServerSentEvent]:
-    """All open orders of the job at once, and again at every change and every 10 s.
+    """All open orders of the job, sent at once, after every change, and every 10 s.
 
-    `host` and `boot` say who listens, for the service's own logs.
+    `host` and `boot` identify the agent.
     """
     del host, boot
-    told, told_at_s = b"", float("-inf")
+    sent, sent_at_s = b"", float("-inf")
     async with stream:
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
             body = await run_in_threadpool(context.orders.orders, job, generation)
             now_s = context.clock.monotonic_s()
-            if body != told or now_s - told_at_s >= RESEND_S:
+            if body != sent or now_s - sent_at_s >= RESEND_S:
                 yield ServerSentEvent(raw_data=body.decode(), event="orders")
-                told, told_at_s = body, now_s
+                sent, sent_at_s = body, now_s
             await context.changes.wait(generation, RESEND_S)
 
 
@@ -72,35 +72,37 @@ async def orders(
     response_class=Response,
 )
 async def view(request: Request, context: Ctx, identity: Agent) -> Response:
-    """Keep a host's newest view; answer with the orders, so that a view is also a poll."""
+    """Store the newest view of a host. The reply holds the orders, so that a view is also a poll."""
     try:
-        told = _VIEW.decode(await request.body())
+        posted = _VIEW.decode(await request.body())
     except msgspec.DecodeError as error:
-        raise ProblemError(400, f"not a view: {error}") from error
-    check(told)
-    if not identity.may_see(told.job):
-        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+        raise ProblemError(400, f"the body is not a view: {error}") from error
+    check_view(posted)
+    if not identity.may_see(posted.job):
+        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
     try:
-        await context.views.put(told, 160 * len(told.ranks))
+        await context.views.put(posted, 160 * len(posted.ranks))
     except NotNowError as error:
-        raise ProblemError(503, "busy", headers={"Retry-After": str(RETRY_AFTER_S)}) from error
+        raise ProblemError(
+            503, "too many views are waiting to be stored; try again", headers={"Retry-After": str(RETRY_AFTER_S)}
+        ) from error
     context.counters.views.inc()
     context.driver.wake()
-    body = await run_in_threadpool(context.orders.orders, told.job, context.changes.generation)
+    body = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
     return Response(body, media_type="application/json")
 
 
-def check(told: wire.View) -> None:
-    """Return if the view can be one.
+def check_view(view: wire.View) -> None:
+    """Check a view.
 
     Raises:
-        ProblemError: a name is empty or too long, or it has too many ranks.
+        ProblemError: a name is empty or too long, a number is out of range, or there are too many ranks.
     """
     for what in ("job", "attempt", "host", "boot"):
-        name = getattr(told, what)
+        name = getattr(view, what)
         if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
-            raise ProblemError(422, f"{what} {name[:20]!r} cannot be a name")
-    if len(told.ranks) > VIEW_RANKS_MAX:
-        raise ProblemError(422, f"{len(told.ranks)} ranks; one host has at most {VIEW_RANKS_MAX}")
-    if any(not 0 <= rank.rank < 2**31 or not -1 <= rank.step < 2**53 for rank in told.ranks):
-        raise ProblemError(422, "a rank or step that cannot be")
+            raise ProblemError(422, f"{what} {name[:20]!r} is not a valid name")
+    if len(view.ranks) > VIEW_RANKS_MAX:
+        raise ProblemError(422, f"the view has {len(view.ranks)} ranks; a host may have at most {VIEW_RANKS_MAX}")
+    if any(not 0 <= rank.rank < 2**31 or not -1 <= rank.step < 2**53 for rank in view.ranks):
+        raise ProblemError(422, "a rank or step is out of range")

@@ -1,4 +1,4 @@
-"""A job's measured values for charts: lines over steps, and a heat map of ranks over steps."""
+"""Metrics of a job for charts: lines over steps, and heat maps of ranks over steps."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from rankwatch_service.store.models import Job
 router = APIRouter(prefix="/jobs/{job}", tags=["charts"])
 
 DIGITS: Final = 5
-"""Significant digits of a value: more than a pixel can show."""
+"""Significant digits of a value: more than a chart can show."""
 
 COLUMNS_MAX: Final = 1_000
 ROWS_MAX: Final = 1_024
-"""Rows of a heat map: more ranks share them, the highest (or lowest) value of each row shows."""
+"""Rows of a heat map. With more ranks, several share a row, which shows their highest (or lowest) value."""
 
 JSON_CELLS_MAX: Final = 60_000
 TILE_CELLS_MAX: Final = 320_000
-"""Cells of one heat map: 200 KB as it is sent, compressed. More rows get fewer columns."""
+"""Cells of one heat map, 200 KB compressed. The more rows it has, the fewer columns it gets."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
-# The prefix `phase.` comes on top of a name.
+# Six more for the prefix `phase.`.
 MetricName = Annotated[str, Query(min_length=1, max_length=METRIC_NAME_BYTES_MAX + 6)]
 Step = Annotated[int | None, Query(ge=0, lt=2**53)]
 Columns = Annotated[int, Query(ge=1, le=COLUMNS_MAX)]
@@ -53,14 +53,14 @@ Values = list[float | None]
 
 
 class Metrics(BaseModel):
-    """Names of what a job measures."""
+    """Names of a job's metrics."""
 
     items: list[str]
 
 
 class Line(BaseModel):
-    """Lowest and highest finite value of each point; null where there is none. `mark`: 0 absent, 1 finite, 2 -Inf,
-    3 Inf, 4 NaN, the highest that occurs.
+    """Lowest and highest finite value of each point, or null. `mark` is the highest that occurs in the point: 0 absent,
+    1 finite, 2 -Inf, 3 Inf, 4 NaN.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Line(BaseModel):
 
 
 class Segment(BaseModel):
-    """One attempt's part of a series; `step` is the first step of each point. `missing` are steps from which on values
-    are missing that were due, at most one within each point.
+    """One attempt's part of a series. `step` is the first step of each point. `missing` are steps at which expected
+    values begin to be missing, at most one in each point.
     """
 
     attempt: str
@@ -101,7 +101,7 @@ class Heat(BaseModel):
 
 @router.get("/metrics")
 def list_metrics(job: str, context: Ctx, _identity: Reader) -> Metrics:
-    """What the job measures."""
+    """Names of the metrics that the job reports."""
     _require_job(context, job)
     return Metrics(items=metrics(context.engine, job))
 
@@ -118,7 +118,7 @@ def show_series(
     reduce: Annotated[Reduce, Query()] = Reduce.MEAN,
     points: Annotated[int, Query(ge=1, le=POINTS_MAX)] = 1_000,
 ) -> Series:
-    """A metric over steps, one segment for each attempt. `ranks` are like 0,4-7."""
+    """A metric over steps, one segment for each attempt. `ranks` is a list such as 0,4-7."""
     _require_job(context, job)
     chosen = _ranks(ranks) if ranks else []
     found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
@@ -148,8 +148,8 @@ def show_heat_map(
     from_step: Step = None,
     to_step: Step = None,
 ) -> Heat:
-    """A metric over all ranks and steps: in at most `rows` rows and `columns` columns, fewer of these for many rows.
-    Each cell shows the highest value that it stands for.
+    """A metric over all ranks and steps, in at most `rows` rows and `columns` columns, and fewer columns if there are
+    many rows. Each cell is the highest value in it.
     """
     ranks = _require_job(context, job)
     found = _heat_map(context, job, metric, ranks, (columns, rows, JSON_CELLS_MAX), (from_step, to_step), Side.HIGH)
@@ -180,7 +180,7 @@ def show_heat_tile(
     to_step: Step = None,
     side: Side = Side.HIGH,
 ) -> Response:
-    """As `LAYOUT` says."""
+    """A heat map in the binary form that `LAYOUT` describes."""
     ranks = _require_job(context, job)
     found = _heat_map(context, job, metric, ranks, (columns, rows, TILE_CELLS_MAX), (from_step, to_step), side)
     data = tile(found)
@@ -199,7 +199,7 @@ def _heat_map(
     steps: tuple[int | None, int | None],
     side: Side,
 ) -> HeatMap:
-    """A map of (columns, rows, cells) at most."""
+    """A heat map of at most `size`: columns, rows and cells."""
     columns, rows, cells = size
     fitting = cells // min(rows, max(ranks, 1))
     from_step, to_step = steps
@@ -216,21 +216,21 @@ def _require_job(context: Context, job: str) -> int:
 
 
 def _ranks(text: str) -> list[int]:
-    """The ranks of a text like 0,4-7.
+    """Parse a list of ranks such as 0,4-7.
 
     Raises:
-        ProblemError: they are more than one answer shows.
+        ProblemError: there are more than `RANKS_MAX`.
     """
     chosen: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
         if end - begin >= RANKS_MAX or len(chosen) + end - begin >= RANKS_MAX:
-            raise ProblemError(422, f"at most {RANKS_MAX} ranks can be asked for at a time")
+            raise ProblemError(422, f"at most {RANKS_MAX} ranks can be requested at a time")
         chosen += range(begin, end + 1)
     return chosen
 
 
 def _shown(values: Single) -> Values:
-    """Values as JSON has them; what is not finite is told by its mark."""
+    """Values for JSON; null if not finite, which the mark says."""
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""Commands: ask a job for something, see what came of it, approve it or take it back."""
+"""Commands to jobs: request, list, approve and cancel them."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ router = APIRouter(tags=["commands"])
 REASON_CHARS_MAX: Final = 1_000
 EXPIRES_S_MAX: Final = 900.0
 RANKS_MAX: Final = 1_024
-UNHEARD_NS: Final = 20 * S
-"""Agents tell of themselves every second. After a restart of ours the last of them is back within 5 s."""
+AGENT_SILENT_NS: Final = 20 * S
+"""Agents post a view every second. After a restart of the service the last of them is back within 5 s."""
 
 PARAMS: Final[dict[str, set[str]]] = {Action.ROLLBACK: {"checkpoint", "mode"}, Action.RELAUNCH: {"culprits"}}
-"""What each action takes; the others take nothing."""
+"""Parameters of each action; the other actions have none."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Commander = Annotated[Identity, Depends(Require(Scope.COMMAND))]
 
 
 class NewCommand(BaseModel):
-    """What is asked of a job."""
+    """A command to request."""
 
     model_config = ConfigDict(extra="forbid")
     action: Action
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
     """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
-    (default: in full where the job can, else by a relaunch). For relaunch: {"culprits": [ranks]}."""
+    (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
-    """Seconds within which it must begin."""
+    """Seconds after which it expires if it has not begun."""
 
 
 class Command(BaseModel):
@@ -74,8 +74,8 @@ class Command(BaseModel):
     state: str
     result: str
     mode: str
-    """Of a rollback, what goes back: full (weights, optimizer, schedulers, random states, data, step), weights, or
-    relaunch; empty before it begins, and where ranks of an older version do not say."""
+    """Of a rollback, what is restored: full (weights, optimizer, schedulers, random states, data, step), weights, or
+    relaunch; empty before it begins, or if ranks of an older version do not report it."""
     applied_step: int | None
     requested_unix_ns: int
     expires_unix_ns: int
@@ -84,7 +84,7 @@ class Command(BaseModel):
 
 
 class Try(BaseModel):
-    """One order of a command."""
+    """One order: one try to carry out a command."""
 
     id: str
     phase: str
@@ -98,13 +98,13 @@ class Try(BaseModel):
 
 
 class CommandDetail(Command):
-    """A command with its tries."""
+    """A command with its orders."""
 
     orders: list[Try]
 
 
 class Empty(BaseModel):
-    """Nothing more needs to be said."""
+    """An empty body."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -113,10 +113,10 @@ class Empty(BaseModel):
 def request_command(
     job: str, body: NewCommand, context: Ctx, idempotency: IdempotencyDep, identity: Commander
 ) -> Response:
-    """Ask a job for something. It is carried out on all ranks at the same step, or on none.
+    """Request a command. It is carried out on all ranks at the same step, or on none.
 
-    What cannot be done now is refused at once (409): nobody is there to do it, the job cannot, or there is no
-    checkpoint to go back to.
+    A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it, or
+    there is no checkpoint to roll back to.
     """
 
     def work(connection: Connection) -> Command:
@@ -157,7 +157,7 @@ def list_commands(
     state: Annotated[list[str] | None, Query()] = None,
     incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Command]:
-    """Commands by the time of their request, newest first."""
+    """Commands, newest request first."""
     query = select(CommandRow.__table__)
     if identity.job:
         query = query.where(CommandRow.job == identity.job)
@@ -173,7 +173,7 @@ def list_commands(
 
 @router.get("/commands/{command_id}")
 def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDetail:
-    """One command with its tries."""
+    """One command with its orders."""
     with read(context.engine) as connection:
         row = _find(connection, command_id, identity)
         tries = (
@@ -187,14 +187,14 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
 
 @router.post("/commands/{command_id}/approve", response_model=Command)
 def approve(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
-    """Let a command that waits for it be carried out. Who asked for it cannot approve it."""
+    """Approve a command that waits for approval. It cannot be approved by the person who requested it."""
 
     def work(connection: Connection) -> Command:
         row = _find(connection, command_id, identity)
         if row["requested_by"] == identity.actor:
-            raise ProblemError(403, "somebody else must approve what you have asked for")
+            raise ProblemError(403, "a command must be approved by somebody other than its requester")
         if row["state"] != "requested" or not row["approval_required"]:
-            raise ProblemError(409, f"the command does not wait for approval: it is {row['state']}")
+            raise ProblemError(409, f"the command is not waiting for approval: its state is {row['state']}")
         now = context.clock.unix_ns()
         commands.settle(connection, row["id"], Outcome("approved", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
@@ -206,12 +206,12 @@ def approve(command_id: str, body: Empty, context: Ctx, idempotency: Idempotency
 
 @router.post("/commands/{command_id}/cancel", response_model=Command)
 def cancel(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
-    """Take a command back, as long as no rank has acted on it."""
+    """Cancel a command, unless a rank has already acted on it."""
 
     def work(connection: Connection) -> Command:
         row = _find(connection, command_id, identity)
         if row["state"] not in (*commands.WAITING, "sent"):
-            raise ProblemError(409, f"it is too late: the command is {row['state']}")
+            raise ProblemError(409, f"it is too late to cancel: the state of the command is {row['state']}")
         now = context.clock.unix_ns()
         commands.settle(connection, row["id"], Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
@@ -229,10 +229,14 @@ def _find(connection: Connection, command_id: str, identity: Identity) -> RowMap
 
 
 def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any]:
-    """The parameters, checked: only registered checkpoints, only ranks."""
+    """The parameters of a new command.
+
+    Raises:
+        ProblemError: one is unknown or malformed, or names a checkpoint that cannot be loaded.
+    """
     unknown = sorted(set(body.params) - PARAMS.get(body.action, set()))
     if unknown:
-        raise ProblemError(422, f"{body.action} takes no {', '.join(unknown)}")
+        raise ProblemError(422, f"{body.action} has no parameter {', '.join(unknown)}")
     if (mode := body.params.get("mode")) is not None and mode not in tuple(RollbackMode):
         raise ProblemError(422, f"params.mode must be one of {', '.join(RollbackMode)}")
     if (wanted := body.params.get("checkpoint")) is not None:
@@ -247,20 +251,20 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
 
 
 def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, now_unix_ns: int) -> str:
-    """Why the job cannot do this now; empty if it may be tried. The driver asks again when it is its turn."""
+    """Why the job cannot do this now; empty if it can. The driver checks again before it begins."""
     views = host_views(connection, job, (attempt,))
-    if not any(now_unix_ns - view.at_unix_ns < UNHEARD_NS for view in views.values()):
-        return f"nobody can tell job {job}: no agent of attempt {attempt} was heard of for {UNHEARD_NS // S} s"
+    if not any(now_unix_ns - view.at_unix_ns < AGENT_SILENT_NS for view in views.values()):
+        return f"no agent can reach job {job}: none of attempt {attempt} has reported for {AGENT_SILENT_NS // S} s"
     training = read_training(connection, job, attempt)
     if body.action is Action.ROLLBACK:
         mode, wanted = body.params.get("mode", ""), body.params.get("checkpoint", "")
         entries = checkpoints(connection, job)
         way = way_back(entries, training.can, mode, wanted=wanted)
         return "" if way is not None else why_none(entries, training.can, mode)
-    # An attempt whose ranks have not introduced themselves yet has no hosts.
+    # An attempt whose ranks have not registered yet has no hosts.
     if training.hosts and body.action not in training.can:
-        told = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
-        return f"the job cannot be told to {body.action}; it can be told: {told}"
+        supported = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
+        return f"the job does not support {body.action}; it supports: {supported}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The live feed: what changed, as server-sent events with ids that survive a reconnect."""
+"""The live feed: changes as server-sent events, with ids to resume from after a reconnect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from rankwatch_service.store.models import Feed
 router = APIRouter(tags=["events"])
 
 RETRY_MS: Final = 3_000
-"""How long a browser waits before it connects again."""
+"""How long a browser waits before it reconnects."""
 
-LOOK_S: Final = 10.0
+POLL_S: Final = 10.0
+"""Longest time between two reads of the feed."""
+
 READ_MAX: Final = 500
-"""Rows of one read."""
+"""Most rows of one read."""
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -34,19 +36,21 @@ async def events(
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
     stream: PersonStreamDep,
     job: Annotated[list[str] | None, Query()] = None,
-    after: Annotated[int | None, Query(ge=0, description="as Last-Event-ID, for clients that cannot set it")] = None,
+    after: Annotated[
+        int | None, Query(ge=0, description="like Last-Event-ID, for clients that cannot set that header")
+    ] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Everything that changes from now on, or since an id: `event` is the topic, `data` {job, at_unix_ns, ...}.
+    """All changes from now on, or since an id: `event` is the topic, `data` is {job, at_unix_ns, ...}.
 
-    An id that is too old (or not ours) is answered with `reset`: read everything again, then go on from its id.
+    If the id is too old or unknown, the first event is `reset`: read everything again, then continue from its id.
     """
     only = [identity.job] if identity.job else job
     async with stream:
         oldest, newest = await run_in_threadpool(_ends, context.engine)
-        asked = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
-        place = newest if asked is None else asked
-        if asked is not None and not oldest - 1 <= asked <= newest:
+        since = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+        place = newest if since is None else since
+        if since is not None and not oldest - 1 <= since <= newest:
             place = newest
             yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
         else:
@@ -59,11 +63,11 @@ async def events(
                 data = {"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]}
                 yield ServerSentEvent(event=row["topic"], data=data, id=str(place))
             if len(rows) < READ_MAX:
-                await context.changes.wait(generation, LOOK_S)
+                await context.changes.wait(generation, POLL_S)
 
 
 def _ends(engine: Engine) -> tuple[int, int]:
-    """The oldest and the newest id kept; (1, 0) while there is none."""
+    """The oldest and the newest id in the feed; (1, 0) if it is empty."""
     with read(engine) as connection:
         oldest, newest = connection.execute(select(func.min(Feed.id), func.max(Feed.id))).one()
     return oldest or 1, newest or 0

@@ -1,4 +1,4 @@
-"""Hosts and their devices: what was found on them over all jobs. Rank numbers move, hardware does not."""
+"""Hosts and devices with their incidents over all jobs: ranks move between hosts, faulty hardware does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankwatch_service.store.models import HostRecord
 router = APIRouter(prefix="/hosts", tags=["hosts"])
 
 RECORD_NS: Final = 28 * 86_400 * 10**9
-"""How far back a host's record reaches."""
+"""Age up to which an incident counts for its host."""
 
 HOSTS_MAX: Final = 500
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
@@ -30,14 +30,14 @@ class Host(BaseModel):
 
     host: str
     verdict: str
-    """ok, watched (one incident), probation (two, or a critical one), refused (three, or two critical ones)."""
+    """ok, watched (one incident), probation (two, or one critical), refused (three, or two critical)."""
     incidents: int
     critical: int
     newest_unix_ns: int
 
 
 class HostIncident(BaseModel):
-    """One line of a record."""
+    """One incident on a host."""
 
     id: str
     host: str
@@ -50,7 +50,7 @@ class HostIncident(BaseModel):
 
 
 class Hosts(BaseModel):
-    """Hosts with a record, the worst first."""
+    """Hosts with incidents, worst first."""
 
     items: list[Host]
     next_cursor: None = None
@@ -58,7 +58,7 @@ class Hosts(BaseModel):
 
 @router.get("")
 def list_hosts(context: Ctx, _identity: Reader) -> Hosts:
-    """Hosts on which something was found in the last 28 days; all others are ok."""
+    """Hosts with incidents in the last 28 days; all others are ok."""
     since = context.clock.unix_ns() - RECORD_NS
     # An incident on two devices of one host counts once.
     count = func.count(HostRecord.incident_id.distinct())
@@ -82,7 +82,7 @@ def list_hosts(context: Ctx, _identity: Reader) -> Hosts:
 
 @router.get("/{host}")
 def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[HostIncident]:
-    """What was found on one host, newest first."""
+    """Incidents on one host, newest first."""
     query = select(HostRecord.__table__).where(HostRecord.host == host)
     order = (HostRecord.at_unix_ns, HostRecord.id)
     with read(context.engine) as connection:
@@ -92,7 +92,7 @@ def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Pag
 
 
 def verdict(incidents: int, critical: int) -> str:
-    """What a record of so many incidents, so many of them critical, says about a host.
+    """The verdict on a host with this many incidents, of which this many are critical.
 
     >>> [verdict(0, 0), verdict(1, 0), verdict(1, 1), verdict(4, 0)]
     ['ok', 'watched', 'probation', 'refused']

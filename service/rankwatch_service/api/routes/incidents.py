@@ -48,7 +48,7 @@ URGENCY: Final = case(
     else_=case({"open": 3}, value=IncidentRow.state, else_=0)
     + case({"critical": 3, "warning": 2}, value=IncidentRow.severity, else_=1),
 ).label("urgency")
-"""Open before acknowledged before resolved; of those that are not resolved the most severe first."""
+"""Open before acknowledged before resolved; unresolved ones by severity, most severe first."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
@@ -92,12 +92,12 @@ class Incident(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def short_id(self) -> str:
-        """The id as people say it; like any longer beginning of the id it is taken wherever the id is."""
+        """The id as people type it. Any longer prefix of the id is accepted wherever the id is."""
         return short(self.id)
 
 
 class BySeverity(BaseModel):
-    """How many of each severity."""
+    """Number of incidents of each severity."""
 
     critical: int = 0
     warning: int = 0
@@ -105,7 +105,7 @@ class BySeverity(BaseModel):
 
 
 class Totals(BaseModel):
-    """How many incidents there are in each state, and GPU-hours lost an hour to those that are not resolved."""
+    """Number of incidents in each state, and GPU-hours lost per hour to the unresolved ones."""
 
     open: BySeverity
     acknowledged: BySeverity
@@ -114,7 +114,7 @@ class Totals(BaseModel):
 
 
 class Transition(BaseModel):
-    """One line of an incident's history."""
+    """One transition in the history of an incident."""
 
     number: int
     what: str
@@ -125,7 +125,7 @@ class Transition(BaseModel):
 
 
 class Notification(BaseModel):
-    """Who was told about it, or was not."""
+    """One notification about an incident, and whether it was delivered."""
 
     id: str
     receiver: str
@@ -135,11 +135,11 @@ class Notification(BaseModel):
     created_unix_ns: int
     delivered_unix_ns: int | None
     error: str
-    """Of the newest try; empty if that went well."""
+    """Error of the newest try; empty if it succeeded."""
 
 
 class IncidentDetail(Incident):
-    """An incident with its history, what to do about it first, and what its job can be told to do now."""
+    """An incident with its history, the first steps to take, and what its job supports now."""
 
     first_steps: list[str]
     can: list[str]
@@ -148,14 +148,14 @@ class IncidentDetail(Incident):
 
 
 class Said(BaseModel):
-    """What a person has to say."""
+    """A judgement with an optional text."""
 
     model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)] = ""
 
 
 class Comment(Said):
-    """A comment says something."""
+    """A comment, whose text is not empty."""
 
     text: Annotated[str, Field(min_length=1, max_length=TEXT_CHARS_MAX)]
 
@@ -171,9 +171,9 @@ def list_incidents(
     severity: Annotated[list[Severity] | None, Query()] = None,
     order: Annotated[Literal["newest", "urgency"], Query()] = "newest",
 ) -> Page[Incident]:
-    """Incidents by onset, newest first. `state=unresolved` is open and acknowledged together; a filter that is given
-    several times lets each of its values through. `order=urgency`: open ones first, then those acknowledged, then those
-    resolved, and within them the most severe first.
+    """Incidents, newest onset first. `state=unresolved` means open and acknowledged. A filter that is given several
+    times matches each of its values. With `order=urgency` open incidents come first, then acknowledged, then resolved
+    ones, and within each state the most severe first.
     """
     query = select(IncidentRow.__table__, URGENCY)
     if identity.job:
@@ -193,7 +193,7 @@ def list_incidents(
 
 @router.get("/totals")
 def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | None, Query()] = None) -> Totals:
-    """How many incidents there are, and what those that are not resolved cost now."""
+    """Number of incidents, and the current cost of the unresolved ones."""
     counts = select(IncidentRow.state, IncidentRow.severity, func.count()).group_by(
         IncidentRow.state, IncidentRow.severity
     )
@@ -213,14 +213,14 @@ def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | N
         found.setdefault(state, {})[severity] = count
     return Totals(
         **{state: BySeverity(**found.get(state, {})) for state in STATES},
-        # Two incidents of one job cannot cost more than all its GPUs.
+        # The incidents of a job together cannot cost more than all its GPUs.
         impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size in costs),
     )
 
 
 @router.get("/{incident_id}")
 def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentDetail:
-    """One incident with its history and who was told."""
+    """One incident with its history and notifications."""
     with read(context.engine) as connection:
         return _detail(connection, _find(connection, incident_id, identity))
 
@@ -297,7 +297,7 @@ async def comment(body: Comment, judge: JudgeDep) -> IncidentDetail:
 
 
 def _states(wanted: list[State] | None) -> list[str] | None:
-    """The states that stand in rows."""
+    """The states as stored, without `unresolved`."""
     if wanted is None or "unresolved" not in wanted:
         return None if wanted is None else [*wanted]
     return sorted({"open", "acknowledged", *wanted} - {"unresolved"})
@@ -325,7 +325,7 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .limit(1)
         .scalar_subquery()
     )
-    told = connection.execute(
+    notifications = connection.execute(
         select(Outbox.__table__, newest.label("error"))
         .where(Outbox.incident_id == row["id"])
         .order_by(Outbox.transition, Outbox.receiver)
@@ -337,5 +337,5 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"]),
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate(one) for one in history],
-        notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in told],
+        notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in notifications],
     )

@@ -30,14 +30,14 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 State = Literal["running", "stalled", "paused", "lost", "ended"]
 Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone"]
-GRAVITY: Final = ("info", "warning", "critical")
-"""Least first."""
+SEVERITIES: Final = ("info", "warning", "critical")
+"""From the least severe to the most severe."""
 
 
 class Job(BaseModel):
-    """A job. Fields are the columns of `store.models.Job`, how many incidents are not resolved, and the worst of them.
+    """A job. Fields are the columns of `store.models.Job`, the number of unresolved incidents and their worst severity.
 
-    Of a job that is stalled or lost, `step_time_s` and `loss` are what they were while it moved.
+    If the job is stalled or lost, `step_time_s` and `loss` are its last values before that.
     """
 
     name: str
@@ -54,26 +54,26 @@ class Job(BaseModel):
     incidents: int
     worst_severity: str | None
     launches_at_once: list[str] = []
-    """Launches that train under this name right now, where they are several: two jobs with one name."""
+    """Launches that train under this name now, if there is more than one: two jobs have the same name."""
 
 
 class SaveAdvice(BaseModel):
-    """What the ledger says about saving."""
+    """What the checkpoint ledger advises."""
 
     rollback_to: str | None
-    """Id of the checkpoint that a rollback goes back to now."""
+    """Id of the checkpoint that a rollback would load now."""
     rollback_mode: str | None
-    """What it would take back: full or relaunch."""
+    """Mode of that rollback: full or relaunch."""
     relaunch_from: str | None
-    """The same among those that survive the processes."""
+    """Id of the checkpoint that a relaunch would resume from: the newest good one that is not in memory."""
     save_s: Number | None
-    """How long the newest complete save took."""
+    """Duration of the newest complete save."""
     interval_s: Number | None
-    """Seconds between saves at which saving and lost work cost least; null until something has failed."""
+    """Seconds between saves that minimize the cost of saving plus lost work; null before the first failure."""
 
 
 class OpenOrder(BaseModel):
-    """What the ranks are asked right now."""
+    """An order that is being carried out."""
 
     id: str
     command_id: str
@@ -84,7 +84,7 @@ class OpenOrder(BaseModel):
 
 
 class JobDetail(Job):
-    """A job with its current attempt's topology, the ledger's advice and what is being done to it."""
+    """A job with the topology of its current attempt, the ledger's advice and its open orders."""
 
     topology: dict[str, Any]
     can: list[str]
@@ -93,7 +93,7 @@ class JobDetail(Job):
 
 
 class Attempt(BaseModel):
-    """One stretch of training."""
+    """One attempt: training from a start or a checkpoint load to the next."""
 
     attempt: str
     number: int
@@ -129,7 +129,7 @@ def list_jobs(
     identity: Reader,
     state: Annotated[list[State] | None, Query()] = None,
 ) -> Page[Job]:
-    """Jobs by when they were last heard of, newest first; of several states those in any of them."""
+    """Jobs, last seen first. With several states, jobs in any of them."""
     query = _jobs()
     if identity.job:
         query = query.where(JobRow.name == identity.job)
@@ -194,7 +194,14 @@ def list_checkpoints(
 
 
 def advise(entries: list[Entry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
-    """The ledger's advice. Every new attempt but the first is counted as a failure that training went back for."""
+    """The ledger's advice. Every attempt after the first counts as a failure that cost a rollback or a restart.
+
+    Args:
+        entries: the ledger, oldest first.
+        can: what the job supports.
+        failures: how often training was set back.
+        observed_s: how long the job has been seen, in seconds.
+    """
     complete = [entry for entry in entries if len(entry.shards) >= entry.shards_expected]
     save_s = complete[-1].seconds if complete else None
     back = way_back(entries, can)
@@ -213,16 +220,16 @@ def _jobs() -> Any:
         mine = select(what).where(Incident.job == JobRow.name, Incident.state != "resolved")
         return mine.correlate(JobRow).scalar_subquery()
 
-    gravity = case({severity: place for place, severity in enumerate(GRAVITY)}, value=Incident.severity)
+    severity_place = case({severity: place for place, severity in enumerate(SEVERITIES)}, value=Incident.severity)
     return select(
         JobRow.__table__,
         of_unresolved(func.count()).label("incidents"),
-        of_unresolved(func.max(gravity)).label("gravity"),
+        of_unresolved(func.max(severity_place)).label("severity_place"),
     )
 
 
 def _shown(row: RowMapping) -> Job:
-    return Job(**row, worst_severity=None if row["gravity"] is None else GRAVITY[row["gravity"]])
+    return Job(**row, worst_severity=None if row["severity_place"] is None else SEVERITIES[row["severity_place"]])
 
 
 def _find(connection: Connection, job: str) -> RowMapping:

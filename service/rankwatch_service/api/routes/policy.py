@@ -1,4 +1,4 @@
-"""The policy: what is done about incidents without a person. Written as a whole, so that rules never disagree."""
+"""The policy: what is done about incidents automatically. It is always replaced as a whole, so that its rules agree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Nothing = Annotated[str, Field(max_length=0)]
 
 
 class Rule(BaseModel):
-    """One rule; the first that matches decides. An empty kind, severity or job matches every one."""
+    """One rule; the first that matches decides. An empty kind, severity or job matches all."""
 
     model_config = ConfigDict(extra="forbid")
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -45,21 +45,21 @@ class Rule(BaseModel):
     mode: policy.Mode
     action: policy.Action | Nothing = ""
     rollback_mode: RollbackMode | Nothing = ""
-    """For rollback; empty: in full, else by a relaunch."""
+    """For rollback; empty: full if the job supports it, else relaunch."""
 
     @model_validator(mode="after")
-    def _says_what_to_do(self) -> Rule:
+    def _has_its_action(self) -> Rule:
         if self.mode is policy.Mode.NOTIFY and self.action:
-            raise ValueError("a rule that only notifies has no action")
+            raise ValueError("a rule with mode notify has no action")
         if self.mode is not policy.Mode.NOTIFY and self.action not in policy.POLICY_ACTIONS:
             raise ValueError(f"action must be one of {', '.join(policy.POLICY_ACTIONS)}")
         if self.rollback_mode and self.action != policy.Action.ROLLBACK:
-            raise ValueError("only a rule that orders a rollback has a rollback_mode")
+            raise ValueError("only a rule with action rollback has a rollback_mode")
         return self
 
 
 class Limits(BaseModel):
-    """Bounds on acting without a person."""
+    """Limits on automatic actions."""
 
     model_config = ConfigDict(extra="forbid")
     actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.Limits().actions_per_hour
@@ -78,7 +78,7 @@ class Policy(BaseModel):
 
 
 class HandsOff(BaseModel):
-    """The switch that keeps the policy from doing anything."""
+    """The switch that stops all automatic actions."""
 
     model_config = ConfigDict(extra="forbid")
     hands_off: bool
@@ -118,7 +118,7 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
 
 @router.put("/hands-off")
 def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> Policy:
-    """Throw the switch: whoever is on call may, whatever the rules say."""
+    """Set the switch that stops all automatic actions."""
     with write(context.engine) as connection:
         wanted = replace(read_policy(connection), hands_off=body.hands_off)
         _store(context, connection, identity, wanted, "policy.hands_off")

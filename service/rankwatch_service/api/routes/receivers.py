@@ -1,4 +1,4 @@
-"""Receivers, silences and deliveries: who is told, who is not, and what came of it."""
+"""Receivers of notifications, and the deliveries to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rankwatch_service.store.models import Receiver as ReceiverRow
 router = APIRouter(tags=["notifications"])
 
 RECEIVERS_MAX: Final = 100
-"""Every incident is matched against all of them inside stream's transaction."""
+"""Stream matches every incident against all of them within its transaction."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Jobs = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
@@ -38,29 +38,29 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 
-TOLD_BY_DEFAULT: Final = (Severity.CRITICAL, Severity.WARNING)
-"""What is only worth knowing is on the pages; whoever wants it as a message asks for it."""
+DEFAULT_SEVERITIES: Final = (Severity.CRITICAL, Severity.WARNING)
+"""Info-level incidents are on the dashboard; a receiver gets them only if it asks for them."""
 
 
 class ReceiverSettings(BaseModel):
-    """Where messages go and which. An empty list means all."""
+    """Where to send notifications, and which. An empty list means all."""
 
     model_config = ConfigDict(extra="forbid")
     url: Annotated[str, Field(max_length=2_000)]
     kinds: list[Kind] = []
-    severities: list[Severity] = list(TOLD_BY_DEFAULT)
+    severities: list[Severity] = list(DEFAULT_SEVERITIES)
     jobs: Jobs = []
     enabled: bool = True
 
     @field_validator("url")
     @classmethod
-    def _leads_somewhere(cls, url: str) -> str:
+    def _is_target(cls, url: str) -> str:
         if url == TOPIC_URL:
             return url
         try:
             checked_url(url)
         except AddressError as error:
-            raise ValueError(f"{error}; or it is kafka:") from error
+            raise ValueError(f"{error}, or be {TOPIC_URL}") from error
         return url
 
 
@@ -69,7 +69,7 @@ class NewReceiver(ReceiverSettings):
 
     name: Name
     secret: Annotated[str | None, Field(max_length=200)] = None
-    """whsec_ and base64 of 24 to 64 bytes; one is made where none is given."""
+    """whsec_ and the base64 of 24 to 64 bytes; generated if missing."""
 
     @field_validator("secret")
     @classmethod
@@ -93,7 +93,7 @@ class Receiver(BaseModel):
 
 
 class CreatedReceiver(Receiver):
-    """A new receiver with the secret that its messages are signed with."""
+    """A new receiver with the secret that signs its messages."""
 
     secret: str
 
@@ -114,7 +114,7 @@ class Delivery(BaseModel):
 
 @router.get("/receivers")
 def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Receiver]:
-    """All receivers, by name, descending."""
+    """All receivers by name, in descending order."""
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
         order = (ReceiverRow.name,)
@@ -123,15 +123,15 @@ def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Rece
 
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
 def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, identity: Admin) -> Response:
-    """Tell another receiver about incidents from now on."""
+    """Add a receiver, which is notified about incidents from now on."""
     _check_target(context, body)
 
     def work(connection: Connection) -> CreatedReceiver:
         names = set(connection.execute(select(ReceiverRow.name)).scalars())
         if body.name in names:
-            raise ProblemError(409, f"there is a receiver {body.name!r} already")
+            raise ProblemError(409, f"a receiver {body.name!r} already exists")
         if len(names) >= RECEIVERS_MAX:
-            raise ProblemError(409, f"there are {RECEIVERS_MAX} receivers already, which is the limit")
+            raise ProblemError(409, f"the limit of {RECEIVERS_MAX} receivers is reached")
         secret = body.secret or new_secret()
         row = body.model_dump(mode="json") | {
             "secret": secret,
@@ -139,7 +139,7 @@ def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, i
             "created_unix_ns": context.clock.unix_ns(),
         }
         connection.execute(insert(ReceiverRow).values(**row))
-        _changed(context, connection, identity, "receiver.add", body.name, body.url)
+        _record(context, connection, identity, "receiver.add", body.name, body.url)
         return CreatedReceiver(**row)
 
     return idempotency.write(identity, body, 201, work)
@@ -147,24 +147,24 @@ def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, i
 
 @router.put("/receivers/{name}")
 def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
-    """Change where messages go and which; also switches a disabled receiver on again."""
+    """Change a receiver; this also enables one that was disabled."""
     _check_target(context, body)
     with write(context.engine) as connection:
         columns = body.model_dump(mode="json") | {"disabled_reason": "" if body.enabled else "switched off"}
         if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
             raise not_found("receiver", name)
-        _changed(context, connection, identity, "receiver.change", name, body.url)
+        _record(context, connection, identity, "receiver.change", name, body.url)
         query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
         return Receiver.model_validate(connection.execute(query).mappings().one())
 
 
 @router.delete("/receivers/{name}", status_code=204)
 def remove_receiver(name: str, context: Ctx, identity: Admin) -> None:
-    """Tell it nothing more; what still waits in its outbox is given up."""
+    """Remove a receiver; its undelivered notifications are given up."""
     with write(context.engine) as connection:
         if not connection.execute(delete(ReceiverRow).where(ReceiverRow.name == name)).rowcount:
             raise not_found("receiver", name)
-        _changed(context, connection, identity, "receiver.remove", name, "")
+        _record(context, connection, identity, "receiver.remove", name, "")
 
 
 @router.get("/deliveries")
@@ -175,7 +175,7 @@ def list_deliveries(
     receiver: Annotated[list[str] | None, Query()] = None,
     incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Delivery]:
-    """Tries to deliver, newest first."""
+    """Deliveries, newest first: each try to deliver a notification."""
     query = select(DeliveryRow.__table__, Outbox.receiver, Outbox.incident_id, Outbox.transition).join(
         Outbox, Outbox.id == DeliveryRow.outbox_id
     )
@@ -189,23 +189,27 @@ def list_deliveries(
 
 
 def _check_target(context: Context, receiver: ReceiverSettings) -> None:
-    """Refuse now what could never be delivered; what a name leads to is looked up at each try."""
+    """Refuse a URL that can never be delivered to. A host name is resolved and checked at each try.
+
+    Raises:
+        ProblemError: Kafka is not configured, or webhooks must not go to this address.
+    """
     if receiver.url == TOPIC_URL:
         if not context.settings.kafka:
-            raise ProblemError(422, "this service runs without Kafka, so it has no incidents topic")
+            raise ProblemError(422, "this service has no incidents topic, since it runs without Kafka")
         return
     try:
         address = ip_address(checked_url(receiver.url)[0])
     except ValueError:
-        return  # a name
+        return  # a host name
     try:
         check_address(address, context.settings.notify_allow_private)
     except AddressError as error:
         raise ProblemError(422, str(error)) from error
 
 
-def _changed(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
-    """Tell stream who the receivers are now, and the audit trail who changed them."""
+def _record(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
+    """Publish the receivers to stream, and record in the audit trail who changed them."""
     publish_receivers(connection, context.controls)
-    host = urlsplit(url).hostname or ""  # a webhook's path is often its password
+    host = urlsplit(url).hostname or ""  # the path of a webhook often contains its secret
     audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

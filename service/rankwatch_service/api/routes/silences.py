@@ -1,4 +1,4 @@
-"""Silences: mute notifications that match, until a time. Incidents open all the same."""
+"""Silences: mute matching notifications until a time. Incidents still open."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from rankwatch_service.store.models import Silence as SilenceRow
 router = APIRouter(prefix="/silences", tags=["notifications"])
 
 LONGEST_NS: Final = 30 * 86_400 * 10**9
-"""A silence that outlives the memory of whoever made it hides the next fault."""
+"""Longest silence. One that its author has forgotten would hide the next fault."""
 
 ACTIVE_MAX: Final = 500
-"""Every notification is matched against all of them inside stream's transaction."""
+"""Stream matches every notification against all of them within its transaction."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
 class NewSilence(BaseModel):
-    """What to mute. An empty job, kind or scope matches every one."""
+    """Which notifications to mute. An empty job, kind or scope matches all."""
 
     model_config = ConfigDict(extra="forbid")
     job: Annotated[str, Field(max_length=200)] = ""
@@ -68,13 +68,13 @@ class Silence(BaseModel):
 def list_silences(
     context: Ctx, window: Wanted, identity: Reader, active: Annotated[bool | None, Query()] = None
 ) -> Page[Silence]:
-    """Silences by their end, latest first; `active=true` leaves out those that have ended."""
+    """Silences, latest end first; `active=true` leaves out those that have ended."""
     query = select(SilenceRow.__table__)
     if identity.job:
         query = query.where(SilenceRow.job.in_(("", identity.job)))
     if active is not None:
-        lasting = SilenceRow.ends_unix_ns > context.clock.unix_ns()
-        query = query.where(lasting if active else ~lasting)
+        current = SilenceRow.ends_unix_ns > context.clock.unix_ns()
+        query = query.where(current if active else ~current)
     order = (SilenceRow.ends_unix_ns, SilenceRow.id)
     with read(context.engine) as connection:
         return fetch_page(
@@ -84,18 +84,18 @@ def list_silences(
 
 @router.post("", status_code=201, response_model=Silence)
 def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
-    """Mute from now on, or from a time on."""
+    """Add a silence that starts now or at a given time."""
     if identity.job and body.job != identity.job:
-        raise ProblemError(403, f"this token is for job {identity.job!r} only")
+        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
     now = context.clock.unix_ns()
     starts = now if body.starts_unix_ns is None else body.starts_unix_ns
     if not max(now, starts) < body.ends_unix_ns <= now + LONGEST_NS:
-        raise ProblemError(422, "ends_unix_ns must lie after the start and in the next 30 days")
+        raise ProblemError(422, "ends_unix_ns must be after the start and within the next 30 days")
 
     def work(connection: Connection) -> Silence:
-        lasting = select(SilenceRow.id).where(SilenceRow.ends_unix_ns > now).limit(ACTIVE_MAX)
-        if len(connection.execute(lasting).all()) >= ACTIVE_MAX:
-            raise ProblemError(409, f"there are {ACTIVE_MAX} silences already, which is the limit")
+        current = select(SilenceRow.id).where(SilenceRow.ends_unix_ns > now).limit(ACTIVE_MAX)
+        if len(connection.execute(current).all()) >= ACTIVE_MAX:
+            raise ProblemError(409, f"the limit of {ACTIVE_MAX} silences is reached")
         row = body.model_dump(mode="json") | {
             "id": f"sil_{secrets.token_hex(8)}",
             "starts_unix_ns": starts,
@@ -103,7 +103,7 @@ def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, ide
         }
         connection.execute(insert(SilenceRow).values(**row))
         silence = Silence(**row)
-        _changed(context, connection, identity, "silence.add", silence)
+        _record(context, connection, identity, "silence.add", silence)
         return silence
 
     return idempotency.write(identity, body, 201, work)
@@ -119,7 +119,7 @@ def end_silence(silence_id: str, context: Ctx, identity: Operator) -> None:
             return
         ended = silence.model_copy(update={"ends_unix_ns": now})
         connection.execute(update(SilenceRow).where(SilenceRow.id == silence.id).values(ends_unix_ns=now))
-        _changed(context, connection, identity, "silence.end", ended)
+        _record(context, connection, identity, "silence.end", ended)
 
 
 def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMapping:
@@ -131,10 +131,11 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
     return row
 
 
-def _changed(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
-    record = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
+def _record(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
+    """Tell stream, the audit trail and the live feed about a changed silence."""
+    control = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
     key = silence.job or ALL_JOBS
-    context.controls.append_in(connection, [Entry(key, encode_control(record))])
+    context.controls.append_in(connection, [Entry(key, encode_control(control))])
     now = context.clock.unix_ns()
     fields = silence.model_dump()
     audit_trail.append(connection, now, identity.actor, what, silence.id, "ok", fields=fields)

@@ -1,4 +1,4 @@
-"""Ingest: one `wire.Batch` in, 202 once it is durable in the log, a dead letter for what can never be accepted."""
+"""Ingest: takes one `wire.Batch`; 202 once it is durable in the log, a dead letter if it can never be accepted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rankwatch_service.telemetry.validate import ValidBatch, validate
 router = APIRouter(tags=["ingest"])
 
 STATUS: Final = {Reason.TOO_LARGE: 413, Reason.CONTENT_TYPE: 415, Reason.MALFORMED: 400}
-"""The rest are well-formed and wrong: 422."""
+"""HTTP status by reason; 422 for all others, which are well-formed but invalid."""
 
 
 class Accepted(BaseModel):
-    """The batch is durable in the log; also said of one that came before."""
+    """The batch is durable in the log; also the reply to a batch that was sent before."""
 
     accepted: bool = True
 
@@ -49,16 +49,16 @@ class Accepted(BaseModel):
 async def telemetry(
     request: Request, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.INGEST))]
 ) -> Accepted:
-    """Take one batch, as msgpack or as plain JSON."""
+    """Accept one batch, as msgpack or as plain JSON."""
     content_type = request.headers.get("content-type", "")
     encoding = request.headers.get("content-encoding", "identity")
     body = b""
     try:
         body = await read_body(request)
-        # Checking a large batch takes milliseconds, which other requests need not wait for.
+        # Validating a large batch takes milliseconds, so do it outside the event loop.
         batch = await run_in_threadpool(read_batch, body, content_type, encoding)
         if not identity.may_see(batch.job):
-            raise ProblemError(403, f"this token is for job {identity.job!r} only")
+            raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
         entry = Entry(batch.job, batch.body)
         with context.counters.append_s.time():
             await context.intake.put(entry, len(entry.value))
@@ -67,8 +67,8 @@ async def telemetry(
         raise ProblemError(STATUS.get(error.reason, 422), f"{error.reason}: {error.detail}") from error
     except NotNowError as error:
         context.counters.batches.labels("busy").inc()
-        told = f"it cannot be stored now ({error}); keep it and try again"
-        raise ProblemError(503, told, headers={"Retry-After": str(RETRY_AFTER_S)}) from error
+        detail = f"the batch cannot be stored now ({error}); keep it and try again"
+        raise ProblemError(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     context.counters.batches.labels("accepted").inc()
     context.counters.bytes.inc(len(body))
     return Accepted()
@@ -87,18 +87,20 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_batch(body: bytes, content_type: str, encoding: str) -> ValidBatch:
-    """The batch as it may be appended to the log.
+    """Validate a batch, in the form in which the log stores it.
 
     Raises:
         BadBatchError: it can never be accepted.
     """
     if encoding != "identity":
-        raise BadBatchError(Reason.CONTENT_TYPE, f"Content-Encoding {encoding!r}: send the body as it is")
+        raise BadBatchError(
+            Reason.CONTENT_TYPE, f"Content-Encoding {encoding!r} is not supported: send the body uncompressed"
+        )
     return validate(body, content_type)
 
 
 def refuse(context: Context, error: BadBatchError, body: bytes) -> None:
-    """Count what can never be accepted, and keep it with its reason."""
+    """Count a batch that can never be accepted, and store it as a dead letter."""
     context.counters.batches.labels(error.reason).inc()
     with write(context.engine) as connection:
         dead_letters.keep(connection, "api", error.reason, error.detail, body, context.clock.unix_ns())

@@ -1,4 +1,4 @@
-"""The audit trail and the dead letters: what was done, and what could not be used."""
+"""The audit trail and the dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 
 
 class AuditLine(BaseModel):
-    """Who did what to what, and what came of it."""
+    """Who did what to what, and the outcome."""
 
     id: int
     at_unix_ns: int
@@ -40,7 +40,7 @@ class AuditLine(BaseModel):
 
 
 class Chain(BaseModel):
-    """Whether the trail is whole."""
+    """Whether the audit trail is intact."""
 
     whole: bool
     first_broken_id: int | None
@@ -54,7 +54,7 @@ class DeadLetter(BaseModel):
     reason: str
     detail: str
     value_base64: str
-    """What was kept of it."""
+    """The stored part of the record."""
     at_unix_ns: int
 
 
@@ -66,7 +66,7 @@ def list_audit(
     target: Annotated[list[str] | None, Query()] = None,
     action: Annotated[list[str] | None, Query()] = None,
 ) -> Page[AuditLine]:
-    """Audit rows, newest first."""
+    """The audit trail, newest first."""
     query = select(AuditRow.__table__)
     query = any_of(query, AuditRow.target, target)
     query = any_of(query, AuditRow.action, action)
@@ -77,7 +77,7 @@ def list_audit(
 
 @router.get("/audit/chain")
 def check_chain(context: Ctx, _identity: Admin) -> Chain:
-    """Follow the chain of hashes through the whole trail."""
+    """Verify the hash chain of the whole audit trail."""
     with read(context.engine) as connection:
         broken = audit_trail.verify(connection)
     return Chain(whole=broken is None, first_broken_id=broken)

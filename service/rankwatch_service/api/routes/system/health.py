@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether it can serve."""
+"""Liveness and readiness of this process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ router = APIRouter(tags=["health"])
 
 
 class Live(BaseModel):
-    """The process answers."""
+    """The process is alive."""
 
     live: bool = True
 
 
 class Ready(BaseModel):
-    """What the process needs to serve, each with "ok" or what is wrong."""
+    """What the process needs, each "ok" or with the problem."""
 
     ready: bool
     checks: dict[str, str]
@@ -29,13 +29,13 @@ class Ready(BaseModel):
 
 @router.get("/livez")
 async def livez() -> Live:
-    """The process's loop turns. Depends on nothing else, so that a database outage restarts nobody."""
+    """Whether the event loop runs. Independent of the database, so that an outage of it restarts no process."""
     return Live()
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(context: Ctx, response: Response) -> Ready:
-    """The database answers and has this version's tables."""
+    """Whether the database answers and has this version's tables, and orders are being driven."""
     checks = {"database": "ok", "schema": "ok", "driver": "ok" if context.driver.alive else "not running"}
     try:
         with read(context.engine) as connection:

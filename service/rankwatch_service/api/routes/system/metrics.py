@@ -21,6 +21,6 @@ router = APIRouter(tags=["health"])
     responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
 )
 def metrics(context: Ctx, _identity: Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]) -> Response:
-    """OpenMetrics text of this process and of the state that all processes share."""
+    """Metrics of this process and of the state that all processes share, as OpenMetrics text."""
     text: bytes = generate_latest(context.counters.registry)  # type: ignore[no-untyped-call]
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""A browser's session: a token handed in once becomes a cookie that scripts cannot read."""
+"""Browser sessions: a token is exchanged for a cookie that scripts cannot read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Session(BaseModel):
 
 @router.post("", status_code=201)
 def log_in(body: Login, context: Ctx, request: Request, response: Response) -> Session:
-    """Exchange a token for a session cookie. A login token does so once."""
+    """Exchange a token for a session cookie. A login token can be used once."""
     identity = context.authenticator.authenticate(body.token.get_secret_value())
     if identity is None or identity.kind == TokenKind.SESSION:
         raise ProblemError(401, "this token is not valid", headers={"WWW-Authenticate": "Bearer"})
@@ -56,7 +56,7 @@ def log_in(body: Login, context: Ctx, request: Request, response: Response) -> S
 
 @router.get("")
 async def who_am_i(identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> Session:
-    """Who is logged in, and what they may do."""
+    """Who is logged in, with which scopes."""
     return Session(
         name=identity.name,
         scopes=sorted(identity.scopes),
@@ -67,9 +67,9 @@ async def who_am_i(identity: Annotated[Identity, Depends(Require(Scope.READ))]) 
 
 @router.delete("", status_code=204)
 def log_out(context: Ctx, response: Response, identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> None:
-    """End the session; its cookie is worthless from now on."""
+    """End the session; its cookie is no longer valid."""
     if identity.kind != TokenKind.SESSION:
-        raise ProblemError(409, "this is no session; revoke the token instead")
+        raise ProblemError(409, "the request was sent with a token, not with a session; revoke the token instead")
     with write(context.engine) as connection:
         revoke_token(connection, identity.id)
     context.authenticator.clear_cache()

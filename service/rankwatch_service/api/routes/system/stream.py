@@ -1,4 +1,4 @@
-"""`GET stream`: how far it is."""
+"""`GET /api/v1/stream`: the state of stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access tokens: make, list, revoke."""
+"""Access tokens: create, list and revoke them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXPIRES_S_MAX: Final = 400 * 86_400.0
 
 
 class NewToken(BaseModel):
-    """What a new token is for."""
+    """A token to create."""
 
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     scopes: Annotated[list[Scope], Field(min_length=1)]
     job: Annotated[str, Field(max_length=NAME_CHARS_MAX)] = ""
-    """The only job it may touch; empty: every job."""
+    """The only job it may access; empty: every job."""
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
     """Seconds until it expires; null: never."""
 
@@ -53,7 +53,7 @@ class Token(BaseModel):
 
 
 class CreatedToken(Token):
-    """A new token with its text, which is shown this once."""
+    """A new token with its text, which is shown only now."""
 
     token: str
 
@@ -69,7 +69,7 @@ def list_tokens(context: Ctx, window: Wanted, _identity: Admin) -> Page[Token]:
 
 @router.post("", status_code=201)
 def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
-    """Make a token. Takes no Idempotency-Key: the answer would have to be kept, and with it the secret."""
+    """Create a token. Does not support Idempotency-Key, since the stored reply would contain the secret."""
     now = context.clock.unix_ns()
     expires = None if body.expires_s is None else now + int(body.expires_s * 1e9)
     with write(context.engine) as connection:
@@ -82,7 +82,7 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
 
 @router.delete("/{token_id}", status_code=204)
 def revoke(token_id: str, context: Ctx, identity: Admin) -> None:
-    """Make a token worthless at once, and the sessions that it opened."""
+    """Revoke a token and the sessions that it opened, at once."""
     with write(context.engine) as connection:
         if not revoke_token(connection, token_id):
             raise not_found("token", token_id)
