@@ -1,4 +1,4 @@
-"""`python -m rankwatch_service.api > docs/openapi.json` writes the description of the api."""
+"""`python -m rankwatch_service.api > docs/openapi.json` writes the OpenAPI description."""
 
 from __future__ import annotations
 

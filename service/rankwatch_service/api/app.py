@@ -1,4 +1,4 @@
-"""Puts the api together. Nothing runs until the application is served."""
+"""Builds the application. Nothing runs until it is served."""
 
 from __future__ import annotations
 
@@ -71,7 +71,14 @@ RESOURCES: Final = (
 
 
 def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> FastAPI:
-    """The application over an open, migrated database; accepted telemetry goes to `intake`."""
+    """Build the application.
+
+    Args:
+        settings: of the service.
+        engine: of an open database with this version's tables.
+        intake: stores accepted telemetry.
+        clock: of everything that the application does.
+    """
     context = _context(settings, engine, intake, clock)
     app = FastAPI(
         title="rankwatch",
@@ -80,7 +87,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
         redoc_url=None,
         openapi_url=None,
         lifespan=_lifespan,
-        # A browser of another site can send text/plain without asking; what we read as JSON must say that it is.
+        # Any site can make a browser send text/plain without a preflight, so JSON must be declared as such.
         strict_content_type=True,
     )
     app.state.context = context

@@ -1,4 +1,4 @@
-"""The api as a process of its own."""
+"""The api process."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
 
 CONNECTIONS_MAX: Final = 8_192
-"""Connections at a time; more are answered 503. A host holds three, a browser tab one or two."""
+"""Concurrent connections; more are refused with 503. A host has three, a browser tab one or two."""
 
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 5
-"""How long requests under way may take after SIGTERM. Streams end at once by themselves."""
+"""How long running requests may take after SIGTERM. Event streams end at once."""
 
 _log = structlog.get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Ends event streams as soon as a signal comes; uvicorn would wait for them."""
+    """Ends event streams on a signal; uvicorn would wait for them."""
 
     def __init__(self, config: uvicorn.Config, context: Context) -> None:
         super().__init__(config)
         self._context = context
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop serving, at the first signal gently."""
-        # In the main thread, between two steps of the event loop.
+        """Stop serving; gracefully at the first signal."""
+        # Runs in the main thread, between two callbacks of the event loop.
         self._context.changes.stop()
         super().handle_exit(sig, frame)
 
@@ -66,9 +66,9 @@ def run(settings: Settings) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    _log.info("api_starts", host=settings.host, port=settings.port)
+    _log.info("api_started", host=settings.host, port=settings.port)
     server = _Server(config, app.state.context)
-    # uvicorn takes these signals over and repeats them when it has ended: then they must not kill us.
+    # uvicorn handles these signals, and raises them again after it has stopped: they must not kill us then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
     server.run()
@@ -79,7 +79,7 @@ def _application(settings: Settings, engine: Engine, clock: Clock) -> FastAPI:
     kafka = settings.kafka_settings()
     if kafka is None:
         return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)
-    # The client is an extra; who does not use Kafka does not need it.
+    # Imported here because the Kafka client is an optional extra.
     from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""What runs beside the requests of an API process."""
+"""What runs in an api process beside the requests: threads, tasks and caches."""

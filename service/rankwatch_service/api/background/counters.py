@@ -1,6 +1,6 @@
-"""The metrics of an api process: what it counts itself, and what the database says about all processes.
+"""The metrics of an api process: its own counters, and gauges of the state that all processes share.
 
-Labels are bounded: reasons and states are closed lists, jobs are capped. Per-rank values never stand here.
+Labels are bounded: reasons and states are closed lists, jobs are capped. There are no metrics per rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rankwatch_service.store.models import (
 )
 
 JOBS_MAX: Final = 200
-"""Jobs with a line of their own, those heard of last."""
+"""Jobs with metrics of their own: those seen last."""
 
 
 class Counters:
-    """What this process counts itself."""
+    """The counters of this process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

@@ -1,4 +1,4 @@
-"""What all routes share: settings, database, log, clock, and the parts that run beside them."""
+"""What all routes share: settings, database, control log, clock, caches and background tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankwatch_service.settings import Settings
 
 @dataclass(frozen=True)
 class Context:
-    """Made once by `create_app`."""
+    """Created once by `create_app`."""
 
     settings: Settings
     engine: Engine
@@ -39,7 +39,7 @@ class Context:
     counters: Counters
     driver: DriverThread
     streams: dict[str, int] = field(default_factory=dict)
-    """Open event streams by token."""
+    """Number of open event streams by token id."""
 
 
 def _context(request: Request) -> Context:

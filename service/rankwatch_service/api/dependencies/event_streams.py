@@ -1,4 +1,4 @@
-"""Event streams: how many may be open, and when one has to end."""
+"""Event streams: how many may be open, and when one must end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.store.errors import StoreError
 
 STREAMS_MAX: Final = 4_096
-"""Open at once in one process: a host each, and the people who look. A stream costs 80 KB."""
+"""Open streams in one process: one for each host, and those of people. A stream costs 80 KB."""
 
 STREAMS_OF_A_PERSON_MAX: Final = 64
-"""Of one token that people look with; an ingest token is shared by all hosts."""
+"""Open streams of one token of a person; an ingest token, which all hosts share, has no limit of its own."""
 
 CHECK_S: Final = 10.0
-"""How often an open stream's token is looked at again."""
+"""How often the token of an open stream is checked again."""
 
 
 class Stream:
-    """One open stream: counted from `async with` on. Where the database fails it ends; who listens connects again."""
+    """One open stream, counted within `async with`. It ends if the database fails; clients then reconnect."""
 
     max_of_token = STREAMS_MAX
 
@@ -38,10 +38,10 @@ class Stream:
         by_token = context.streams.get(self._identity.id, 0)
         if sum(context.streams.values()) >= STREAMS_MAX or by_token >= self.max_of_token:
             context.counters.streams_refused.inc()
-            raise ProblemError(503, "too many streams are open", headers={"Retry-After": str(RETRY_AFTER_S)})
+            raise ProblemError(503, "too many event streams are open", headers={"Retry-After": str(RETRY_AFTER_S)})
 
     async def still_allowed(self) -> bool:
-        """Whether the token that opened it is still good; asks the database every `CHECK_S`."""
+        """Whether the token that opened it is still valid; queries the database every `CHECK_S`."""
         now_s = self._context.clock.monotonic_s()
         if now_s - self._checked_s < CHECK_S:
             return True
@@ -63,7 +63,7 @@ class Stream:
 
 
 class PersonStream(Stream):
-    """The same for people, whose tabs stay open."""
+    """A stream of a person, who may leave many tabs open."""
 
     max_of_token = STREAMS_OF_A_PERSON_MAX
 

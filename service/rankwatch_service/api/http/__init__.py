@@ -1,1 +1,1 @@
-"""What holds for every request: identity, bodies, problems, pages, cursors, idempotency."""
+"""What holds for every request: the gate, authorization, bodies, problems, pages and cursors of lists."""

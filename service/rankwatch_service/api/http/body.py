@@ -1,4 +1,4 @@
-"""How long a request's body may be. Refused before it is read, or where it grows beyond what was said."""
+"""Limits of request bodies. A body that is too long is refused before it is read or as soon as it exceeds them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rankwatch.wire import BATCH_BYTES_MAX
 
 TELEMETRY_PATH: Final = "/api/v1/telemetry"
 BODY_BYTES_MAX: Final = 1024 * 1024
-"""Longest body but for telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
+"""Limit for all but telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
 
 
 def limited(path: str, headers: Headers, receive: Receive) -> Receive:
-    """`receive`, which raises a 413 in place of a body that is too long."""
+    """Wrap `receive`, so that it raises a 413 for a body that is too long."""
     limit = BATCH_BYTES_MAX if path == TELEMETRY_PATH else BODY_BYTES_MAX
-    told = headers.get("content-length", "0")
-    announced = int(told) if told.isdecimal() else 0
+    length = headers.get("content-length", "0")
+    announced = int(length) if length.isdecimal() else 0
     received = 0
 
     async def limited_receive() -> Message:

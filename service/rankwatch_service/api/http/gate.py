@@ -1,6 +1,6 @@
-"""The gate in front of everything: request id, identity, cross-site check, body length, security headers.
+"""The gate in front of every request: request id, identity, cross-site check, body limit, security headers.
 
-Nothing passes without a token but the two health answers, the pages' own files, and logging in.
+Only the two health routes, the files of the pages, and the login can be requested without a token.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rankwatch_service.store.errors import StoreError
 
 COOKIE: Final = "rankwatch_session"
 SECURE_COOKIE: Final = "__Host-rankwatch_session"
-"""Over https: browsers take this name only with Secure, and for this host alone."""
+"""Used over https: browsers accept this prefix only for Secure cookies of one host."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PROTECTED: Final = ("/api/", "/metrics")
-"""Paths below these need an identity; what lies elsewhere (pages and their files) holds no data."""
+"""Paths below these require an identity. All others (pages and their files) contain no data."""
 
 LOGIN_PATH: Final = "/api/v1/session"
 
@@ -45,14 +45,14 @@ HEADERS: Final = {
 
 
 class Gate:
-    """ASGI middleware; hands the identity on as `scope["identity"]` and the request's id as `scope["request_id"]`."""
+    """ASGI middleware. Adds `identity` (or None) and `request_id` to the scope of each request."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Let one request through, or answer it."""
+        """Pass one request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class Gate:
         headers = Headers(scope=scope)
         path, method = scope["path"], scope["method"]
         try:
-            # What is open to everybody is so without the database, too.
+            # Public paths must work without the database.
             identity = await self._identify(headers) if path.startswith(PROTECTED) else None
         except StoreError:
             await unavailable(request_id)(scope, receive, send_with_headers)
@@ -80,12 +80,14 @@ class Gate:
         scope["identity"] = identity
         logs_in = path == LOGIN_PATH and method == "POST"
         if identity is None and path.startswith(PROTECTED) and not logs_in:
-            answer = problem(request_id, 401, "a valid token is needed", {"WWW-Authenticate": "Bearer"})
+            answer = problem(request_id, 401, "a valid token is required", {"WWW-Authenticate": "Bearer"})
             await answer(scope, receive, send_with_headers)
             return
         from_browser = logs_in or (identity is not None and identity.by_cookie)
         if from_browser and method not in SAFE_METHODS and not same_origin(headers):
-            answer = problem(request_id, 403, "a browser may write only from our own pages")
+            answer = problem(
+                request_id, 403, "cross-site request refused: a browser may write only from the pages of this service"
+            )
             await answer(scope, receive, send_with_headers)
             return
         await self._app(scope, limited(path, headers, receive), send_with_headers)
@@ -106,20 +108,19 @@ class Gate:
 
 
 def session_of(headers: Headers) -> str:
-    """The session's token from the cookie; empty where there is none."""
+    """The session token in the cookie; empty if there is none."""
     try:
         cookies = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
         return ""
-    found = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
-    return found.value if found else ""
+    cookie = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
+    return cookie.value if cookie else ""
 
 
 def same_origin(headers: Headers) -> bool:
-    """Whether a browser says that the request comes from one of our own pages.
+    """Whether the browser reports that the request comes from a page of this service.
 
-    A request that says neither is taken for a foreign one if it could be a browser's: every current browser sends one
-    of the two with a write.
+    False if the headers do not say: every current browser sends Sec-Fetch-Site or Origin with a write.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""Things by their id, or by the beginning of it: nobody types 24 digits."""
+"""Look-up of rows by id or by a unique prefix of it, since people do not type 24 digits."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rankwatch_service.store.models import Command, Incident, Silence
 
 PREFIXES: Final = {Incident: "inc_", Command: "cmd_", Silence: "sil_"}
 NAMED_MAX: Final = 5
-"""Ids named where a beginning is that of several."""
+"""Most ids listed in the refusal of an ambiguous prefix."""
 
 
 def full_id(connection: Connection, model: type[Incident | Command | Silence], given: str, identity: Identity) -> str:
-    """The id that `given` is, or is the only one to begin with; else `given` as it is.
+    """The id that `given` is or is a unique prefix of; `given` itself if there is none.
 
     Raises:
-        ProblemError: several begin with it.
+        ProblemError: it is a prefix of several ids.
     """
     column: InstrumentedAttribute[Any] = model.id
     if connection.scalar(select(column).where(column == given)) is not None:
         return given
-    begins = typed(given, PREFIXES[model])
-    if len(begins) < len(PREFIXES[model]) + TYPED_MIN:
+    prefix = typed(given, PREFIXES[model])
+    if len(prefix) < len(PREFIXES[model]) + TYPED_MIN:
         return given
-    found = select(column).where(or_(column == begins, column.startswith(begins, autoescape=True)))
+    query = select(column).where(or_(column == prefix, column.startswith(prefix, autoescape=True)))
     if identity.job:
-        found = found.where(model.job == identity.job)
-    ids = connection.scalars(found.order_by(column).limit(NAMED_MAX + 1)).all()
+        query = query.where(model.job == identity.job)
+    ids = connection.scalars(query.order_by(column).limit(NAMED_MAX + 1)).all()
     if len(ids) > 1:
-        told = ", ".join(short(one) if len(begins) < len(short(one)) else one for one in ids[:NAMED_MAX])
-        raise ProblemError(409, f"several ids begin with {given!r}, give more of it: {told}")
+        matches = ", ".join(short(one) if len(prefix) < len(short(one)) else one for one in ids[:NAMED_MAX])
+        raise ProblemError(409, f"several ids begin with {given!r}; type more digits: {matches}")
     return ids[0] if ids else given

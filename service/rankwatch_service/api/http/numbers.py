@@ -1,4 +1,4 @@
-"""Numbers in answers: those that JSON does not have are the strings NaN, Inf and -Inf."""
+"""Numbers in replies. Those that JSON cannot express are the strings NaN, Inf and -Inf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of the api: `GET /api/openapi.json`, and the file docs/openapi.json, which a test keeps current."""
+"""The OpenAPI description: `GET /api/openapi.json`, and docs/openapi.json, which a test compares with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankwatch_service.api.http.problem import MEDIA_TYPE
 
 PATH: Final = "/api/openapi.json"
 PUBLIC: Final = frozenset({("GET", "/livez"), ("GET", "/readyz"), ("POST", "/api/v1/session")})
-"""Operations that need no token."""
+"""Operations that require no token."""
 
 PROBLEM: Final = {
     "type": "object",
@@ -37,10 +37,10 @@ PROBLEM: Final = {
 
 
 def describe(app: FastAPI) -> None:
-    """Add the description's own route. Call after all others are there.
+    """Add the route of the description. Call it after all other routes are added.
 
     Raises:
-        AssertionError: a route neither requires a scope nor stands in `PUBLIC`.
+        AssertionError: a route neither requires a scope nor is in `PUBLIC`.
     """
 
     @app.get(PATH, tags=["health"], include_in_schema=True)

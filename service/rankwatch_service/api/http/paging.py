@@ -1,4 +1,4 @@
-"""Lists: `{items, next_cursor}` by key, never by offset, so that a page does not shift under its reader."""
+"""Pages of lists. They continue after a key, not at an offset, so new rows do not shift the next page."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LIMIT_MAX: Final = 500
 Item = TypeVar("Item", bound=BaseModel)
 Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
 Key = InstrumentedAttribute[Any] | Label[Any]
-"""What orders a list: a column, or an expression that the query selects under its name."""
+"""Orders a list: a column, or a labelled expression of the query."""
 
 
 class Page(BaseModel, Generic[Item]):
-    """One page of a list. Without `next_cursor` it is the last. `total` counts the whole list, where it is counted:
-    on the first page of incidents and jobs.
+    """One page of a list. The last page has no `next_cursor`. `total` is the length of the whole list; only the first
+    page of incidents and jobs has it.
     """
 
     items: list[Item]
@@ -33,7 +33,7 @@ class Page(BaseModel, Generic[Item]):
 
 
 class Window(BaseModel):
-    """Which page is wanted."""
+    """Which page to return."""
 
     limit: int
     cursor: str | None
@@ -41,7 +41,7 @@ class Window(BaseModel):
 
 def _window(
     limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT_DEFAULT,
-    cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
+    cursor: Annotated[str | None, Query(description="next_cursor of the previous page")] = None,
 ) -> Window:
     return Window(limit=limit, cursor=cursor)
 
@@ -63,17 +63,17 @@ def fetch_page(
     """Read one page, newest first.
 
     Args:
-        connection: of a read.
+        connection: of a read transaction.
         query: selects the whole list, columns of `order` included.
-        order: what orders it, descending, the last of them unique within the list.
+        order: keys of the list, all descending; together they must be unique.
         window: which page.
         cursors: sign the cursor.
-        purpose: names the list and its filters: a cursor of another list is refused.
-        item: makes an item of a row.
-        counted: whether the first page says how many there are in all.
+        purpose: names the list and its filters; a cursor of another list is refused.
+        item: converts a row to an item.
+        counted: whether the first page has a `total`.
 
     Raises:
-        ProblemError: the cursor is not one that this list handed out.
+        ProblemError: the cursor does not belong to this list.
     """
     total = None
     if counted and window.cursor is None:
@@ -82,23 +82,23 @@ def fetch_page(
         try:
             place = cursors.decode(purpose, window.cursor)
         except ValueError as error:
-            raise ProblemError(422, "the cursor is not one of this list's") from error
+            raise ProblemError(422, "the cursor does not belong to this list") from error
         query = query.where(_after(order, place))
     query = query.order_by(*(column.desc() for column in order)).limit(window.limit + 1)
     rows = connection.execute(query).mappings().all()
     shown = rows[: window.limit]
     last = [shown[-1][column.key] for column in order] if len(rows) > window.limit else None
-    following = None if last is None else cursors.encode(purpose, last)
-    return Page(items=[item(row) for row in shown], next_cursor=following, total=total)
+    next_cursor = None if last is None else cursors.encode(purpose, last)
+    return Page(items=[item(row) for row in shown], next_cursor=next_cursor, total=total)
 
 
 def any_of(query: Selected, column: InstrumentedAttribute[Any], values: Sequence[Any] | None) -> Selected:
-    """The query with a filter of a list: a parameter that is given several times lets each of its values through."""
+    """Add a filter to the query: rows with any of these values; all rows if there are none."""
     return query.where(column.in_(values)) if values else query
 
 
 def _after(order: Sequence[Key], place: Sequence[Any]) -> ColumnElement[bool]:
-    """Rows after `place`: a lexicographic comparison that both databases can answer from an index."""
+    """Rows after `place`: a lexicographic comparison that both databases can answer with an index."""
     return or_(
         *(
             and_(*(order[i] == place[i] for i in range(depth)), order[depth] < place[depth])

@@ -1,4 +1,4 @@
-"""Every refusal in one form: RFC 9457 problem+json with the request's id, never a trace."""
+"""All errors have one form: RFC 9457 problem+json with the id of the request, never a stack trace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankwatch_service.store.errors import StoreError
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
-"""What a caller is told to wait when the database is in trouble."""
+"""`Retry-After` of replies to requests that may succeed soon."""
 
 
 class ProblemError(Exception):
-    """A request that cannot be granted. `detail` is for the person who sent it."""
+    """A request that is refused. `detail` is for the person who sent it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ProblemError(Exception):
 
 
 def not_found(what: str, name: str) -> ProblemError:
-    """The answer for things that do not exist, and for those that the token may not know of."""
+    """The error for things that do not exist, and for those that the token must not reveal."""
     return ProblemError(404, f"there is no {what} {name!r}")
 
 
@@ -48,7 +48,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     errors: Sequence[Mapping[str, Any]] = (),
 ) -> Response:
-    """The answer itself."""
+    """The response to a refused request."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -62,13 +62,13 @@ def problem(
 
 
 def unavailable(request_id: str) -> Response:
-    """The database is busy or away: the same request may succeed later."""
+    """The response when the database is busy or unreachable; the same request may succeed later."""
     detail = "the database does not answer; try again"
     return problem(request_id, 503, detail, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of the application be answered in this form."""
+    """Register handlers, so that every error of the application has this form."""
 
     def id_of(request: Request) -> str:
         return str(request.scope.get("request_id", ""))
@@ -83,7 +83,7 @@ def install(app: FastAPI) -> None:
 
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # Never the input itself: it may be a secret, and NaN in it would break the answer.
+        # Never include the input: it may be a secret, and NaN in it is not valid JSON.
         errors = [{"loc": ".".join(map(str, one["loc"])), "msg": one["msg"]} for one in error.errors()]
         return problem(id_of(request), 422, "the request is not valid", errors=errors)
 
@@ -91,8 +91,10 @@ def install(app: FastAPI) -> None:
         return unavailable(id_of(request))
 
     def failed(request: Request, _error: Exception) -> Response:
-        # What went wrong is in the service's own text log, under this id.
-        return problem(id_of(request), 500, "an error on our side; it has been logged under this request_id")
+        # The text log of the service has the details, under this id.
+        return problem(
+            id_of(request), 500, "internal error; the log of the service has the details, under this request_id"
+        )
 
     app.add_exception_handler(ProblemError, refused)
     app.add_exception_handler(HTTPException, http)

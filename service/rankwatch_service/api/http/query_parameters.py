@@ -1,6 +1,4 @@
-"""Query parameters that a route does not have, or takes once and gets twice, are refused: a misspelt filter must not
-look like an empty one, nor one of two values like both.
-"""
+"""Refuses unknown and repeated query parameters: a misspelled filter must not be ignored, nor one of two values."""
 
 from __future__ import annotations
 
@@ -16,7 +14,11 @@ from rankwatch_service.api.http.problem import ProblemError
 
 
 def reject_unknown_parameters(request: Request) -> None:
-    """Dependency of every API route."""
+    """Dependency of every API route.
+
+    Raises:
+        ProblemError: a parameter is unknown, or is repeated though the route takes one value.
+    """
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
@@ -27,7 +29,7 @@ def reject_unknown_parameters(request: Request) -> None:
         errors = []
         for name in unknown:
             close = get_close_matches(name, known, 1)
-            msg = f"there is no such parameter; did you mean {close[0]!r}?" if close else "there is no such parameter"
+            msg = f"unknown parameter; did you mean {close[0]!r}?" if close else "unknown parameter"
             errors.append({"loc": f"query.{name}", "msg": msg})
         raise ProblemError(422, f"unknown query parameters: {', '.join(unknown)}", errors=errors)
     singles = [field.alias for field in fields if not _takes_several(field.field_info.annotation)]

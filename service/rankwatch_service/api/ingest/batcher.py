@@ -1,6 +1,6 @@
-"""Many small writes, one transaction: whoever waits shares the next flush.
+"""Group commit: writes that wait at the same time share one transaction.
 
-While one flush is under way the next gathers, so that batches grow exactly as far as the disk is slow.
+While one flush runs, the next batch gathers, so batches grow with the latency of the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankwatch_service.api.ingest.intake import NotNowError
 Item = TypeVar("Item")
 
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes that wait for a flush: 8 bodies of the largest size. More is refused, agents keep it in their spools."""
+"""Bytes that wait for a flush: 8 bodies of the largest size. More is refused; agents then spool it."""
 
 FLUSH_BYTES_MAX: Final = 16 * 1024 * 1024
 FLUSH_ITEMS_MAX: Final = 256
@@ -26,7 +26,12 @@ class Batcher(Generic[Item]):
     """Collects items and hands them to `flush` in batches, in the order in which they came."""
 
     def __init__(self, name: str, flush: Callable[[Sequence[Item]], None]) -> None:
-        """`flush` runs in a thread of its own, one call at a time; its items are durable when it returns."""
+        """Flush nothing until `start`.
+
+        Args:
+            name: of the thread.
+            flush: stores items durably; runs in a thread of its own, one call at a time.
+        """
         self._flush = flush
         self._thread = ThreadPoolExecutor(1, name)
         self._waiting: list[tuple[Item, int, asyncio.Future[None]]] = []
@@ -35,18 +40,18 @@ class Batcher(Generic[Item]):
         self._stopping = False
         self.pending_bytes = 0
         self.refused = 0
-        """Items refused because too much waited."""
+        """Items refused because too many bytes were waiting."""
 
     async def put(self, item: Item, size_bytes: int) -> None:
         """Return once the item is durable.
 
         Raises:
-            NotNowError: too much waits.
-            Exception: whatever `flush` raised.
+            NotNowError: too many bytes are waiting.
+            Exception: `flush` raised it.
         """
         if self.pending_bytes + size_bytes > PENDING_BYTES_MAX:
             self.refused += 1
-            raise NotNowError("too much waits already")
+            raise NotNowError("too many writes are waiting")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, size_bytes, future))
         self.pending_bytes += size_bytes
@@ -54,11 +59,11 @@ class Batcher(Generic[Item]):
         await future
 
     def start(self) -> None:
-        """Begin to flush; call inside the running loop."""
+        """Start flushing; call it inside the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Flush what waits, then end."""
+        """Flush what is waiting, then end."""
         self._stopping = True
         self._wake.set()
         if self._task is not None:
@@ -78,11 +83,11 @@ class Batcher(Generic[Item]):
             failed: BaseException | None = None
             try:
                 await loop.run_in_executor(self._thread, self._flush, items)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for these items
+            except Exception as error:  # noqa: BLE001 - raised to those who wait for these items
                 failed = error
             for _, size_bytes, future in batch:
                 self.pending_bytes -= size_bytes
-                if future.done():  # whoever waited has gone away
+                if future.done():  # the request was cancelled
                     continue
                 if failed is None:
                     future.set_result(None)

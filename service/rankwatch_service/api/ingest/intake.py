@@ -1,4 +1,4 @@
-"""Where accepted telemetry goes: into the database's log by way of a `Batcher`, or to Kafka."""
+"""Where accepted telemetry goes: through a `Batcher` into the log of the store, or to Kafka."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from rankwatch_service.log.base import Entry
 
 
 class NotNowError(Exception):
-    """It cannot be stored now, and the text says why; the same batch may come again."""
+    """It cannot be stored now; the text says why. The same batch may be sent again."""
 
 
 class Intake(Protocol):
-    """Stores entries, many at a time."""
+    """Stores entries of the log; many requests may call it at the same time."""
 
     def start(self) -> None:
-        """Begin; called inside the running loop."""
+        """Start; called inside the running loop."""
         ...
 
     async def put(self, item: Entry, size_bytes: int) -> None:
         """Return once the entry is durable in the log.
 
         Raises:
-            NotNowError: see there; after a bounded wait.
+            NotNowError: it cannot be stored now; raised after a bounded wait.
             BadBatchError: it can never be stored.
-            StoreError: of the database.
+            StoreError: the database failed.
         """
         ...
 
     async def stop(self) -> None:
-        """Finish what is under way, then end."""
+        """Finish the entries that are being stored, then end."""
         ...

@@ -1,4 +1,4 @@
-"""Telemetry that comes over HTTP goes to Kafka. Everything else of the api works without Kafka."""
+"""Publishes telemetry received over HTTP to Kafka. The rest of the api works while Kafka is down."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.telemetry.batch import BadBatchError, Reason
 
 ANSWER_WITHIN_S: Final = 5.0
-"""How long a request waits for the brokers. An agent waits 10 s for us, and does better to spool."""
+"""How long a request waits for the brokers. An agent gives up after 10 s, and should spool before that."""
 LINGER_MS: Final = 5
-"""Requests of many hosts come at the same time; together they cost the brokers less."""
+"""Requests of many hosts arrive together, and one message set costs the brokers less than many."""
 STOP_S: Final = 2.0
 
 
@@ -31,28 +31,28 @@ class KafkaIntake:
         self._topic = settings.telemetry_topic
 
     def start(self) -> None:
-        """The producer runs already."""
+        """Do nothing: the producer is already running."""
 
-    async def put(self, item: Entry, size_bytes: int) -> None:  # noqa: ARG002 - the producer counts by itself
-        """Return once brokers have acknowledged the entry."""
+    async def put(self, item: Entry, size_bytes: int) -> None:  # noqa: ARG002 - the producer has its own limit
+        """Return once the brokers have acknowledged the entry."""
         answer = asyncio.wrap_future(self.producer.submit(Message(self._topic, item.key, item.value)))
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 outcome = await answer
         except TimeoutError as error:
-            raise NotNowError(f"Kafka has not acknowledged within {ANSWER_WITHIN_S:g} s") from error
+            raise NotNowError(f"no acknowledgement by Kafka within {ANSWER_WITHIN_S:g} s") from error
         if isinstance(outcome, Later):
             raise NotNowError(f"Kafka: {outcome.reason}")
         if isinstance(outcome, Refused):
             raise BadBatchError(Reason.TOO_LARGE, f"Kafka: {outcome.detail}")
 
     async def stop(self) -> None:
-        """Publish what waits, for a short time."""
+        """Wait up to `STOP_S` for acknowledgements, then close the producer."""
         await asyncio.to_thread(self.producer.close, STOP_S)
 
 
 class ProducerCollector(Collector):
-    """What the producer has counted, for `/metrics`."""
+    """Counters of the producer, for `/metrics`."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer

@@ -1,1 +1,1 @@
-"""The service itself: health, metrics, tokens, sessions, the audit trail."""
+"""The service itself: health, metrics, stream, tokens, sessions, the audit trail."""
