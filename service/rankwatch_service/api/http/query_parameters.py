@@ -35,7 +35,7 @@ def reject_unknown_parameters(request: Request) -> None:
     singles = [field.alias for field in fields if not _takes_several(field.field_info.annotation)]
     twice = [name for name in singles if len(request.query_params.getlist(name)) > 1]
     if twice:
-        raise ProblemError(422, f"given more than idempotency: {', '.join(twice)}")
+        raise ProblemError(422, f"query parameters given more than once: {', '.join(twice)}")
 
 
 def _takes_several(annotation: Any) -> bool:
