@@ -1,4 +1,4 @@
-"""`rankwatch up`: everything with one command, on SQLite unless told otherwise, without configuration."""
+"""`rankwatch up`: starts all roles of the service on this machine, without configuration and by default on SQLite."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from rankwatch_service.text_log import configure
 
 ROLES: Final = ("api", "stream", "notify")
 LOGIN_S: Final = 24 * 3_600
-"""How long the printed login link is good for, if nobody has used it."""
+"""How long the printed login link is valid if nobody uses it."""
 
 START_S: Final = 30.0
-"""How long the api may take to answer before we say so all the same."""
+"""How long to wait for the api before the addresses are printed all the same."""
 
 
 class UpError(Exception):
-    """It cannot be started; the message says why and what to do."""
+    """The service cannot be started; the message says why and what to do."""
 
 
 def run(settings: Settings) -> None:
-    """Start all roles and look after them until SIGTERM or SIGINT.
+    """Start all roles and supervise them until SIGTERM or SIGINT.
 
     Raises:
         UpError: the data folder is in use or cannot be written, or the port is taken.
@@ -54,26 +54,28 @@ def run(settings: Settings) -> None:
             signal.signal(number, lambda _number, _frame: supervisor.stop())
         supervisor.start()
         _wait_until_live(settings, clock)
-        # On stdout, and there alone: the text log may be kept and shipped.
+        # To stdout only, since the text log may be stored elsewhere and this is a secret.
         sys.stdout.write(
             f"rankwatch is up at {settings.public_url}\n"
-            f"log in, once, at   {settings.public_url}/login#{login}\n"
-            f"data lies in       {settings.data_dir}\n"
+            f"log in once at     {settings.public_url}/login#{login}\n"
+            f"data folder        {settings.data_dir}\n"
         )
         sys.stdout.flush()
         supervisor.run()
 
 
 def prepare(settings: Settings, clock: Clock) -> str:
-    """Bring the database up to date, see to the ingest token, and return a new one-time admin token."""
+    """Migrate the database, write the files that agents and commands find the service by; return a new login token."""
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
     ingest = ensure_token_file(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
     if settings.ingest_config is not None:
         local = ensure_token_file(engine, settings.local_token_path, clock, TokenKind.LOCAL)
-        found_at = {"url": settings.public_url, "token": ingest}
-        _leave(settings.ingest_config, found_at)
-        _leave(local_config(settings.ingest_config), found_at | {"token": local, "database_url": settings.database_url})
+        address = {"url": settings.public_url, "token": ingest}
+        _write_address(settings.ingest_config, address)
+        _write_address(
+            local_config(settings.ingest_config), address | {"token": local, "database_url": settings.database_url}
+        )
     now = clock.unix_ns()
     with write(engine) as connection:
         token_id, login = create_token(
@@ -90,26 +92,26 @@ def prepare(settings: Settings, clock: Clock) -> str:
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as the environment of a role, so that it comes to the same ones."""
+    """The settings as environment variables, for the processes of the roles."""
     return {
         f"RANKWATCH_{name.upper()}": str(value) for name, value in settings.model_dump().items() if value is not None
     }
 
 
-def _leave(path: Path, content: Mapping[str, str]) -> None:
+def _write_address(path: Path, content: Mapping[str, str]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_secret(path, json.dumps(content) + "\n")
     except OSError as error:
         raise UpError(
-            f"{path} cannot be written ({error.strerror}): agents and commands on this machine find the service by it;"
-            " let RANKWATCH_INGEST_CONFIG name a file in a folder that can be written"
+            f"{path} cannot be written ({error.strerror}); agents and commands on this machine find the service by it;"
+            " set RANKWATCH_INGEST_CONFIG to a file in a writable folder"
         ) from error
 
 
 @contextmanager
 def _data_folder(path: Path) -> Iterator[None]:
-    """The data folder, ours alone as long as we run."""
+    """Create the data folder, and lock it against another `rankwatch up`."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (path / "up.lock").open("w")
@@ -119,12 +121,12 @@ def _data_folder(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UpError(f"rankwatch is up already on {path}; choose another folder with --data") from error
+            raise UpError(f"rankwatch is already running on {path}; choose another folder with --data") from error
         yield
 
 
 def _with_port(settings: Settings) -> Settings:
-    """The settings with a port that is free; 0 becomes one that the system chooses."""
+    """The settings with a port that is free; for port 0 the system chooses one."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,7 +135,7 @@ def _with_port(settings: Settings) -> Settings:
         except OSError as error:
             where = f"{settings.host}:{settings.port}"
             raise UpError(
-                f"cannot listen on {where} ({error.strerror}); choose others with --host or --port"
+                f"cannot listen on {where} ({error.strerror}); choose another with --host or --port"
             ) from error
         port = probe.getsockname()[1]
     if port == settings.port:

@@ -1,7 +1,7 @@
 """The command line. Data goes to stdout, everything else to stderr.
 
-Exit status: 0 fine, 1 findings (or a command that was not applied), 2 usage, 3 the service (or the database) cannot be
-reached, 4 it denied access.
+Exit status: 0 success, 1 findings (or a command was not applied), 2 wrong usage, 3 the service or the database is
+unreachable, 4 access denied.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line of this process and end with its exit status."""
+    """Run the command line and exit with its status."""
     from rankwatch_service.cli.app import app
     from rankwatch_service.cli.errors import CliError, Status
     from rankwatch_service.cli.extras import advice
@@ -22,10 +22,10 @@ def main() -> None:
         print(f"rankwatch: {error}", file=sys.stderr)
         sys.exit(error.status)
     except ModuleNotFoundError as error:
-        told = advice(error)
-        if told is None:
+        hint = advice(error)
+        if hint is None:
             raise
-        print(f"rankwatch: {told}", file=sys.stderr)
+        print(f"rankwatch: {hint}", file=sys.stderr)
         sys.exit(Status.USAGE)
     except StoreError as error:
         print(f"rankwatch: the database: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""All commands, in the order in which the help lists them. Nothing heavy is imported before a command runs."""
+"""All commands, in the order of the help. Heavy modules are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ app: Final = typer.Typer(
 )
 
 RUN: Final = "Run"
-WATCH: Final = "Watch"
-STEER: Final = "Steer"
-KEEP: Final = "Look after"
+WATCH: Final = "Inspect"
+STEER: Final = "Control"
+KEEP: Final = "Administer"
 
 app.command("up", rich_help_panel=RUN)(roles.up)
 app.command("demo", rich_help_panel=RUN)(roles.demo)

@@ -1,4 +1,4 @@
-"""Asks the REST API, and turns its refusals into exit statuses."""
+"""A client of the REST API, which converts its refusals to exit statuses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAGE_ITEMS: Final = 200
 
 
 class Client:
-    """One service, spoken to with one token. Every refusal is raised as `CliError`.
+    """A client of one service with one token. Raises `CliError` for every refusal.
 
-    A command asks once or twice, so no connection is kept, and there is nothing to close.
+    A command sends one or two requests, so connections are not reused, and there is nothing to close.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -37,11 +37,11 @@ class Client:
             raise CliError(Status.USAGE, f"{endpoint.url!r} is not a URL: {error}") from error
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """Read one thing. Query values that are None are left out."""
-        return self._ask("GET", path, params={name: value for name, value in query.items() if value is not None})
+        """Read one resource. Query values that are None are omitted."""
+        return self._request("GET", path, params={name: value for name, value in query.items() if value is not None})
 
     def items(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
-        """Read a list, page by page, up to `limit` items; says if there are more."""
+        """Read a list, page by page, up to `limit` items; prints a note if there are more."""
         cursor: str | None = None
         left, total = limit, None
         while left > 0:
@@ -52,26 +52,30 @@ class Client:
             cursor = page.get("next_cursor")
             if not cursor:
                 return
-        note(f"only {limit} of {total} are shown" if total else f"only the first {limit} are shown, there are more")
+        note(
+            f"showing {limit} of {total}; use --limit for more"
+            if total
+            else f"showing the first {limit}; use --limit for more"
+        )
 
     def head_date(self, path: str) -> str:
-        """The service's own time, as its `Date` header says it."""
+        """The `Date` header of the service's response."""
         return self._answer("GET", path).headers.get("date", "")
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one thing."""
-        return self._ask("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
+        """Create or change one resource."""
+        return self._request("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
 
     def delete(self, path: str) -> None:
-        """Remove one thing."""
-        self._ask("DELETE", path)
+        """Delete one resource."""
+        self._request("DELETE", path)
 
-    def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         answer = self._answer(method, path, **request)
         if answer.is_success:
             content: dict[str, Any] = answer.json() if answer.content else {}
             return content
-        raise CliError(_status(answer.status_code), f"{_told(answer)} ({answer.status_code})")
+        raise CliError(_status(answer.status_code), f"{_detail(answer)} ({answer.status_code})")
 
     def _answer(self, method: str, path: str, **request: Any) -> httpx2.Response:
         try:
@@ -90,15 +94,15 @@ def _status(code: int) -> Status:
     return Status.UNREACHABLE if code >= 500 else Status.USAGE
 
 
-def _told(answer: httpx2.Response) -> str:
-    """What the service says about its refusal: problem+json where it is one."""
+def _detail(answer: httpx2.Response) -> str:
+    """Why the service refused: the details of its problem+json."""
     try:
         problem = answer.json()
-        told = str(problem.get("detail") or problem.get("title"))
+        detail = str(problem.get("detail") or problem.get("title"))
         errors = [
             f"{error.get('loc', error.get('field', ''))}: {error.get('msg', error)}"
             for error in problem.get("errors", [])
         ]
     except (ValueError, AttributeError):
         return answer.reason_phrase or "refused"
-    return "; ".join([told, *errors])
+    return "; ".join([detail, *errors])

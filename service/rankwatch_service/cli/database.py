@@ -1,4 +1,4 @@
-"""The database that a command works on directly: one that exists."""
+"""The database of commands that access it directly."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def database_in_force(configured: Settings) -> str:
-    """The URL of the database that is meant.
+    """The URL of the database to use.
 
-    Option, environment and `rankwatch.toml` first; where none of them names a database or a data folder, the one of
-    the service that `rankwatch up` last started for this user.
+    Options, environment and `rankwatch.toml` come first. If none of them names a database or a data folder, it is the
+    database of the service that `rankwatch up` last started for this user.
     """
     from rankwatch_service.cli.endpoint import local_database_url
 
@@ -31,10 +31,10 @@ def database_in_force(configured: Settings) -> str:
 
 @contextmanager
 def existing_database(data: str | None, database_url: str | None) -> Iterator[Engine]:
-    """The database in force, open until the end of the block. It is never made here.
+    """Open the database to use, until the end of the block. It is never created.
 
     Raises:
-        CliError: there is none.
+        CliError: it does not exist.
     """
     from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import address_of, open_engine
@@ -44,8 +44,7 @@ def existing_database(data: str | None, database_url: str | None) -> Iterator[En
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
         raise CliError(
             Status.FINDINGS,
-            f"there is no database {address.database}: start `rankwatch up` first, or name another one by --data or"
-            " --database-url",
+            f"there is no database {address.database}: start `rankwatch up` first, or use --data or --database-url",
         )
     engine = open_engine(url, "command line")
     try:

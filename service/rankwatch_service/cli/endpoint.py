@@ -1,6 +1,6 @@
-"""Which service to talk to, and with which token.
+"""Which service to use, and with which token.
 
-Option before environment before what `rankwatch login` kept before what `rankwatch up` left on this machine.
+Options come before the environment, before the file of `rankwatch login`, before the file of `rankwatch up`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIG_NAME: Final = "client.json"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A service and the token to use there; "" = none."""
+    """A service and its token; an empty text means none."""
 
     url: str
     token: str
@@ -31,7 +31,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The files that may name a service; neither need exist."""
+    """The files that may name a service; they need not exist."""
 
     login: Path
     """Written by `rankwatch login`."""
@@ -40,7 +40,7 @@ class Places:
 
 
 def user_places(environment: Mapping[str, str]) -> Places:
-    """Where these files are for this user."""
+    """The files of this user."""
     from platformdirs import user_config_path
 
     from rankwatch_service.settings import local_config
@@ -53,37 +53,37 @@ def user_places(environment: Mapping[str, str]) -> Places:
 def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, str], places: Places) -> Endpoint:
     """Choose the service and the token.
 
-    A token is only used with the URL that stands beside it in the same place, or where no other URL was given: one
-    service's token is never sent to another.
+    A token is used only with the URL from the same source, or if that source has no URL: the token of one service is
+    never sent to another.
 
     Args:
         url: from `--url`.
         token: from `--token`.
-        environment: `RANKWATCH_URL` and `RANKWATCH_TOKEN` count.
-        places: the files that may name one.
+        environment: for `RANKWATCH_URL` and `RANKWATCH_TOKEN`.
+        places: the files that may name a service.
 
     Raises:
-        CliError: a file is not readable as what it should be.
+        CliError: a file cannot be read or is malformed.
     """
-    found = (
+    sources = (
         Endpoint(url or "", token or ""),
         Endpoint(environment.get("RANKWATCH_URL", ""), environment.get("RANKWATCH_TOKEN", "")),
         _stored(places.login, "login"),
         _stored(places.local, "up"),
     )
-    chosen_url = next((one.url for one in found if one.url), URL_DEFAULT).rstrip("/")
-    chosen_token = next((one.token for one in found if one.token and one.url.rstrip("/") in ("", chosen_url)), "")
+    chosen_url = next((one.url for one in sources if one.url), URL_DEFAULT).rstrip("/")
+    chosen_token = next((one.token for one in sources if one.token and one.url.rstrip("/") in ("", chosen_url)), "")
     return Endpoint(chosen_url, chosen_token)
 
 
 def local_database_url(environment: Mapping[str, str]) -> str:
-    """The database of the service that `rankwatch up` last started for this user; "" where there was none."""
+    """The database of the service that `rankwatch up` last started for this user; empty if there is none."""
     content = _content(user_places(environment).local, "up")
     return str(content.get("database_url", ""))
 
 
 def store_endpoint(endpoint: Endpoint, config: Path) -> None:
-    """Keep a service and its token in the user's file, readable by the user alone."""
+    """Store a service and its token in a file that only the user can read."""
     config.parent.mkdir(parents=True, exist_ok=True)
     fresh = config.with_suffix(".new")
     fresh.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def store_endpoint(endpoint: Endpoint, config: Path) -> None:
 
 
 def job_path(job: str) -> str:
-    """Where a job is; its name may hold anything but a slash."""
+    """The REST path of a job, with its name escaped."""
     return f"/api/v1/jobs/{quote(job, safe='')}"
 
 
@@ -103,7 +103,7 @@ def _stored(config: Path, writer: str) -> Endpoint:
 
 
 def _content(config: Path, writer: str) -> dict[str, Any]:
-    """What a file holds; nothing where there is none."""
+    """The content of a file; empty if it does not exist."""
     try:
         content = json.loads(config.read_text())
         return {**content, "url": str(content["url"]), "token": str(content["token"])}
@@ -111,5 +111,5 @@ def _content(config: Path, writer: str) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CliError(
-            Status.USAGE, f"{config} cannot be read ({error}); `rankwatch {writer}` writes it anew"
+            Status.USAGE, f"{config} cannot be read ({error}); run `rankwatch {writer}` to write it again"
         ) from error

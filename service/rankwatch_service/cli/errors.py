@@ -1,4 +1,4 @@
-"""How a command ends that did not do what was asked."""
+"""How a command reports failure."""
 
 from __future__ import annotations
 

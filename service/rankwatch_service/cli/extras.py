@@ -1,4 +1,4 @@
-"""The optional parts of an installation: what needs one that is missing says how to get it."""
+"""Optional dependencies, and how to install one that is missing."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ EXTRAS: Final[Mapping[str, str]] = {
     "tensorboard": "tensorboard",
     "torch": "torch",
 }
-"""The extra that brings a module."""
+"""Module to the extra that installs it."""
 
 
 def require(module: str) -> None:
-    """Fail now rather than in the processes that are about to be started.
+    """Fail here, and not in the processes that are about to be started.
 
     Raises:
-        ModuleNotFoundError: as if it had been imported.
+        ModuleNotFoundError: the module is not installed.
     """
     if find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def advice(error: ModuleNotFoundError) -> str | None:
-    """What to do about a module that is missing; None for one that belongs to no extra."""
+    """How to install a missing module; None if it belongs to no extra."""
     module = (error.name or "").partition(".")[0]
     return f"this needs {module}: pip install 'rankwatch[{EXTRAS[module]}]'" if module in EXTRAS else None

@@ -1,6 +1,6 @@
-"""Prints what was read: tables for people, one JSON object a line for programs.
+"""Output of commands: tables for people, one JSON object per line for programs.
 
-What a job calls itself or a person writes in a comment may hold control codes; none reaches the terminal.
+Names of jobs and comments may contain control codes; none of them reaches the terminal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATE_STYLES: Final[Mapping[str, str]] = {
 }
 
 PIPE_COLUMNS: Final = 2_000
-"""Longer than any line we print."""
+"""Longer than any line of ours."""
 
 Cell = Text | str
 
@@ -45,7 +45,7 @@ def print_json(things: Iterable[Mapping[str, Any]]) -> None:
 
 
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
-    """Print a table to stdout, or what it means that there is none to stderr."""
+    """Print a table to stdout; if it has no rows, print `empty` to stderr."""
     table = Table(box=None, pad_edge=False, header_style="bold dim")
     lines = [list(row) for row in rows]
     for at, heading in enumerate(headings):
@@ -73,17 +73,17 @@ def _is_identifier(cell: Cell) -> bool:
 
 
 def _console() -> Console:
-    """Stdout; what goes into a pipe or a file is not broken into lines."""
+    """Stdout. Lines are not wrapped in a pipe or a file."""
     return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
 
 
 def note(message: str) -> None:
-    """Say something that is not data."""
+    """Print a message that is not data, to stderr."""
     Console(stderr=True).print(Text(message))
 
 
 def plain(value: Any) -> Text:
-    """Any value as text, without control codes and never read as markup."""
+    """Any value as text, without control codes and not parsed as markup."""
     if value is None or value == "" or value == []:
         return Text("–", style="dim")
     if isinstance(value, float):
@@ -94,7 +94,7 @@ def plain(value: Any) -> Text:
 
 
 def identifier(value: Any) -> Text:
-    """An id: never broken over two lines, so that it can be copied into the next command."""
+    """An id; never wrapped, so that it can be copied."""
     text = plain(value)
     text.no_wrap = True
     return text
@@ -123,7 +123,7 @@ def short_id(full_id: str) -> Text:
 
 
 def command_state(command: Mapping[str, Any]) -> Text:
-    """A command's state; for a rollback with what goes back: `applied (full)`."""
+    """A command's state; for a rollback with its mode: `applied (full)`."""
     mode = f" ({command['mode']})" if command.get("mode") else ""
     return Text(plain(command["state"] + mode).plain, style=STATE_STYLES.get(command["state"], ""))
 

@@ -285,7 +285,7 @@ def test_a_job_that_cannot_be_paused_is_not_asked_to(api, can):
 
 def test_a_job_whose_agents_are_silent_is_not_asked_for_anything(api):
     told(api, "alone", can=("pause",), views_age_s=25.0)
-    assert "no agent of attempt l.0 was heard of for 20 s" in refused_at_once(api, "alone", "pause")
+    assert "none of attempt l.0 has reported for 20 s" in refused_at_once(api, "alone", "pause")
 
 
 def test_a_rollback_without_a_checkpoint_to_go_back_to_is_refused_at_once(api):

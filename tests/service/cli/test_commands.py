@@ -328,4 +328,4 @@ def test_a_list_that_is_cut_off_says_so(terminal, to, api):
     with write(api.engine) as connection:
         connection.execute(delete(Incident).where(Incident.job == "many"))
     assert len(out.splitlines()) == 3
-    assert "only 2 of 3 are shown" in err
+    assert "showing 2 of 3" in err

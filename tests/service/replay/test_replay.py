@@ -235,7 +235,7 @@ def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) 
     assert "No incident." in out
     assert "straggler: needs rank, and busy_s" in out
     assert "hang: needs" not in out
-    assert "Never looked for, since no file tells of it: telemetry_lost" in out
+    assert "Never detected in files, which lack the data: telemetry_lost" in out
 
 
 HEADER = "time_s,step,rank,step_time_s,forward_s,loss,grad_norm,nonfinite,fingerprint,note"

@@ -1,4 +1,4 @@
-"""`rankwatch login`, `rankwatch token` and `rankwatch db`: access, and the database underneath."""
+"""`rankwatch login`, `rankwatch token` and `rankwatch db`: access, and the database."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA
 if TYPE_CHECKING:
     from rankwatch_service.settings import Settings
 
-token = typer.Typer(help="Access tokens, straight in the database: for whoever runs the service.", no_args_is_help=True)
-db = typer.Typer(help="The database's tables.", no_args_is_help=True)
+token = typer.Typer(help="Create, list and revoke access tokens, directly in the database.", no_args_is_help=True)
+db = typer.Typer(help="Upgrade, downgrade or check the tables of the database.", no_args_is_help=True)
 
 
 def login(
-    url: Annotated[str, typer.Argument(help="The service, for instance http://127.0.0.1:8770.")],
+    url: Annotated[str, typer.Argument(help="URL of the service, such as http://127.0.0.1:8770.")],
     secret: Annotated[
-        str, typer.Option("--token", prompt="Token", hide_input=True, help="Access token; asked for if not given.")
+        str, typer.Option("--token", prompt="Token", hide_input=True, help="Access token; prompted for if not given.")
     ],
 ) -> None:
-    """Keep a service and a token for the other commands, in the user's configuration folder."""
+    """Store the URL and token of a service for other commands, in the user's configuration folder."""
     import os
 
     from rankwatch_service.cli.client import Client
@@ -34,19 +34,21 @@ def login(
     Client(endpoint).get("/api/v1/jobs", limit=1)
     config = user_places(os.environ).login
     store_endpoint(endpoint, config)
-    output.note(f"kept in {config}")
+    output.note(f"stored in {config}")
 
 
 @token.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
+    name: Annotated[str, typer.Argument(help="Owner or purpose.")],
     scope: Annotated[list[str], typer.Option(help="ingest, read, operate, command or admin; may be repeated.")],
-    job: Annotated[str, typer.Option(help="The only job it may touch.")] = "",
-    lasting: Annotated[str | None, typer.Option("--for", help="How long it is good: 90s, 30m, 2h, 1d.")] = None,
+    job: Annotated[str, typer.Option(help="The only job it may access. Default: every job.")] = "",
+    lasting: Annotated[
+        str | None, typer.Option("--for", help="Lifetime, such as 90s, 30m, 2h or 1d. Default: unlimited.")
+    ] = None,
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Make a token and print it, this once."""
+    """Create a token and print it. It cannot be shown again."""
     from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.tokens import issue_token
     from rankwatch_service.cli.durations import seconds
@@ -86,19 +88,19 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
             "job": lambda one: output.plain(one["job"] or "every job"),
             "expires": lambda one: output.moment(one["expires_unix_ns"]),
             "last used": lambda one: output.moment(one["last_used_unix_ns"]),
-            "": lambda one: output.plain("revoked" if one["revoked"] else "good"),
+            "": lambda one: output.plain("revoked" if one["revoked"] else "valid"),
         },
-        "no token yet",
+        "no tokens",
     )
 
 
 @token.command("revoke")
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, not its text.")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token (not its text).")],
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Make a token worthless, and the sessions that it opened."""
+    """Revoke a token, and the sessions that it opened."""
     from rankwatch_service.access.tokens import revoke_token
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store import audit_trail
@@ -108,12 +110,12 @@ def revoke(
         if not revoke_token(connection, token_id):
             raise CliError(Status.USAGE, f"there is no token {token_id!r}")
         audit_trail.append(connection, SystemClock().unix_ns(), "command line", "token.revoke", token_id, "ok")
-    output.note(f"{token_id} is revoked")
+    output.note(f"revoked {token_id}")
 
 
 @db.command("upgrade")
 def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
-    """Bring the database to this version's tables, and make Kafka's topics where it is configured."""
+    """Upgrade the database to this version's tables; if Kafka is configured, also create its topics."""
     from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.migrate import upgrade
@@ -124,18 +126,18 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka
         upgrade(engine)
     finally:
         engine.dispose()
-    output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+    output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
     if configured.kafka:
         _make_topics(configured)
 
 
 @db.command("downgrade")
 def downgrade_database(
-    revision: Annotated[str, typer.Argument(help="For instance 0003: the one that the earlier version names.")],
+    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0003.")],
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Take the database back to an earlier version's tables; what later ones had added is dropped."""
+    """Downgrade the database to an earlier version's tables. Data that later versions added is dropped."""
     from rankwatch_service.store.migrate import downgrade
 
     with existing_database(data, database_url) as engine:
@@ -145,12 +147,12 @@ def downgrade_database(
 
 @db.command("check")
 def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
-    """Exit with 1 unless the database has exactly this version's tables."""
+    """Check that the database has exactly this version's tables; exit with 1 if not."""
     from rankwatch_service.store.migrate import check
 
     with existing_database(data, database_url) as engine:
         check(engine)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is at this version")
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
 
 
 def _make_topics(configured: Settings) -> None:

@@ -1,4 +1,4 @@
-"""`rankwatch checkpoints`: the ledger of one job."""
+"""`rankwatch checkpoints`: the checkpoint ledger of one job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 
 def checkpoints(
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
     limit: LIMIT = 50,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List a job's checkpoints with their verdicts, newest first."""
+    """List the checkpoints of a job with their verdicts, newest first."""
     output.show(
         connect(url, token).items(f"{job_path(job)}/checkpoints", limit),
         as_json,
@@ -33,5 +33,5 @@ def checkpoints(
             "seconds": lambda one: output.plain(one["seconds"]),
             "saved": lambda one: output.moment(one["saved_unix_ns"]),
         },
-        "this job has no checkpoint yet",
+        "this job has no checkpoints",
     )

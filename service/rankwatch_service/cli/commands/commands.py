@@ -1,4 +1,4 @@
-"""`rankwatch commands`: what was asked of jobs, and what became of it."""
+"""`rankwatch commands`: commands to jobs, and their results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 from rankwatch_service.cli import output
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 
-app = typer.Typer(help="List commands, or approve or cancel one.", invoke_without_command=True)
+app = typer.Typer(help="List commands; approve or cancel one.", invoke_without_command=True)
 
-COMMAND = Annotated[str, typer.Argument(help="Its id.")]
+COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of it.")]
 
 
 @app.callback()
@@ -23,7 +23,7 @@ def list_commands(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List commands, newest first, or approve or cancel one."""
+    """List commands, newest first; approve or cancel one."""
     if context.invoked_subcommand is not None:
         return
     output.show(
@@ -40,19 +40,19 @@ def list_commands(
             "reason": lambda one: output.plain(one["reason"]),
             "result": lambda one: output.plain(one["result"]),
         },
-        "no command yet",
+        "no commands",
     )
 
 
 @app.command("approve")
 def approve(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
-    """Approve a command that waits for it."""
+    """Approve a command that waits for approval."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/approve", {})
     output.note(f"{command} is {found['state']}")
 
 
 @app.command("cancel")
 def cancel(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
-    """Cancel a command that has not been applied yet."""
+    """Cancel a command that has not been applied."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/cancel", {})
     output.note(f"{command} is {found['state']}")

@@ -1,4 +1,4 @@
-"""`rankwatch pause|resume|checkpoint|rollback|relaunch|stop JOB`: what a job is told to do."""
+"""`rankwatch pause|resume|checkpoint|rollback|relaunch|stop JOB`: commands to a job."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 FINAL_STATES: Final = frozenset({"applied", "refused", "expired", "failed", "cancelled"})
 
-LOOK_S: Final = 0.2
-"""How often `--wait` asks for the command's state."""
+POLL_S: Final = 0.2
+"""How often `--wait` reads the state of the command."""
 
-NAME = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
-REASON = Annotated[str, typer.Option(help="Why; it stands in the audit and on the dashboard.")]
-WAIT = Annotated[bool, typer.Option("--wait", help="Wait until it is applied; exit with 1 if it is not.")]
-WAIT_S = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.")]
-CHECKPOINT = Annotated[str | None, typer.Option(help="Its id; else the newest good one.")]
+NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
+WAIT = Annotated[
+    bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
+]
+WAIT_S = Annotated[float, typer.Option("--timeout", help="Longest time to wait, in seconds.")]
+CHECKPOINT = Annotated[str | None, typer.Option(help="Id of the checkpoint. Default: the newest good one.")]
 MODE = Annotated[
     RollbackMode | None,
     typer.Option(
-        help="full: weights, optimizer, schedulers, random states, data and step. weights: the registered objects "
-        "alone. relaunch: new processes. Else in full where the job can, and by a relaunch where it cannot."
+        help="full: weights, optimizer, schedulers, random states, data and step. weights: only the registered "
+        "objects. relaunch: new processes. Default: full if the job supports it, else relaunch."
     ),
 ]
 
@@ -78,22 +80,23 @@ def _rollback(
 
 
 ACTIONS: Final = (
-    _plain("pause", "Hold all ranks of a job at the same step until they are resumed."),
-    _plain("resume", "Let a paused job go on."),
-    _plain("checkpoint", "Have a job save a checkpoint now."),
-    Action("rollback", "Take a job back to a checkpoint, inside its processes where it can.", _rollback),
-    _plain("relaunch", "End a job's processes; its launcher starts them again from the newest good checkpoint."),
-    _plain("stop", "End a job's training loop, on all ranks at the same step."),
+    _plain("pause", "Pause all ranks of a job at the same step."),
+    _plain("resume", "Resume a paused job."),
+    _plain("checkpoint", "Save a checkpoint of a job now."),
+    Action("rollback", "Roll a job back to a checkpoint, within its processes if it supports that.", _rollback),
+    _plain("relaunch", "End the processes of a job; its launcher restarts them from the newest good checkpoint."),
+    _plain("stop", "End the training loop of a job, on all ranks at the same step."),
 )
 
 
 def request(
     client: Client, job: str, action: str, params: dict[str, Any], reason: str, wait_s: float | None, as_json: bool
 ) -> None:
-    """Request a command and, if `wait_s` is given, wait so long for its end.
+    """Request a command and, if `wait_s` is given, wait up to that long for its end.
 
     Raises:
-        CliError: it ended otherwise than applied, or not in time.
+        CliError: it did not end in time.
+        typer.Exit: it ended without being applied.
     """
     command = client.post(f"{job_path(job)}/commands", {"action": action, "params": params, "reason": reason})
     if wait_s is not None:
@@ -102,21 +105,21 @@ def request(
         output.print_json([command])
     else:
         step = f" at step {command['applied_step']}" if command.get("applied_step") is not None else ""
-        told = f": {command['result']}" if command.get("result") else ""
-        output.note(f"{action} {job}: {output.command_state(command)}{step}{told} ({command['id']})")
+        result = f": {command['result']}" if command.get("result") else ""
+        output.note(f"{action} {job}: {output.command_state(command)}{step}{result} ({command['id']})")
     if wait_s is not None and command["state"] != "applied":
         raise typer.Exit(Status.FINDINGS)
 
 
 def _ended(client: Client, command: dict[str, Any], wait_s: float) -> dict[str, Any]:
     deadline_s = time.monotonic() + wait_s
-    told = ""
+    shown = ""
     while command["state"] not in FINAL_STATES:
-        if command["state"] != told:
-            told = command["state"]
-            output.note(f"{command['action']}: {told}")
+        if command["state"] != shown:
+            shown = command["state"]
+            output.note(f"{command['action']}: {shown}")
         if time.monotonic() > deadline_s:
-            raise CliError(Status.FINDINGS, f"{command['id']} is still {told} after {wait_s:g} s")
-        time.sleep(LOOK_S)
+            raise CliError(Status.FINDINGS, f"{command['id']} is still {shown} after {wait_s:g} s")
+        time.sleep(POLL_S)
         command = client.get(f"/api/v1/commands/{command['id']}")
     return command

@@ -1,4 +1,4 @@
-"""`rankwatch doctor`: checks what rankwatch needs, here and at the service, and says what to do about each finding."""
+"""`rankwatch doctor`: checks this machine and the service, and says what to do about each finding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONAL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One answer: ok, note (fine without it) or finding."""
+    """The result of one check; the verdict is ok, note (optional) or finding."""
 
     name: str
     verdict: str
@@ -52,7 +52,7 @@ def doctor(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Check this machine, the database, Kafka and the service. Exits with 1 if something needs attention."""
+    """Check this machine, the database, Kafka and the service; exit with 1 if there is a finding."""
     from rankwatch_service.cli.configuration import configured_settings
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
@@ -64,7 +64,7 @@ def doctor(
         {
             "check": lambda one: output.plain(one["check"]),
             "": lambda one: Text(one["verdict"], style=styles[one["verdict"]]),
-            "told": lambda one: output.plain(one["told"]),
+            "detail": lambda one: output.plain(one["told"]),
         },
         "",
     )
@@ -78,13 +78,13 @@ def _machine(configured: Settings) -> Iterator[Check]:
         if find_spec(module):
             yield Check(module, "ok", use)
         else:
-            yield Check(module, "note", f"not installed; only needed for {use}")
+            yield Check(module, "note", f"not installed; needed only for {use}")
     yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)
     yield _space("data folder", configured.data_dir, DISK_BYTES_MIN)
 
 
 def _recorder_folder(named: str | None) -> Path:
-    shared = Path("/dev/shm")  # noqa: S108 - where recorders lie
+    shared = Path("/dev/shm")  # noqa: S108 - the default folder of recorders
     return Path(named) if named else shared if shared.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
 
 
@@ -94,7 +94,7 @@ def _space(name: str, folder: Path, bytes_min: int) -> Check:
         return Check(name, "finding", f"{existing} is not writable")
     free = shutil.disk_usage(existing).free
     if free < bytes_min:
-        return Check(name, "finding", f"{existing} has {free / 1e6:,.0f} MB left, {bytes_min / 1e6:,.0f} MB are wanted")
+        return Check(name, "finding", f"{existing} has {free / 1e6:,.0f} MB free, needs {bytes_min / 1e6:,.0f} MB")
     return Check(name, "ok", f"{folder}, {free / 1e6:,.0f} MB free")
 
 
@@ -112,7 +112,7 @@ def _database(configured: Settings) -> Iterator[Check]:
         return
     shown = address.render_as_string(hide_password=True)
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").exists():
-        yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` makes it")
+        yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` creates it")
         return
     try:
         engine = open_engine(url)
@@ -127,22 +127,22 @@ def _kafka(configured: Settings) -> Iterator[Check]:
     if not configured.kafka:
         return
     if not find_spec("kafka"):
-        yield Check("Kafka", "finding", "its client is not installed: pip install 'rankwatch[kafka]'")
+        yield Check("Kafka", "finding", "the Kafka client is not installed: pip install 'rankwatch[kafka]'")
         return
     from rankwatch.kafka.client import KafkaAwayError
     from rankwatch_service.log.kafka_topics import topic_partitions
 
     try:
-        found = topic_partitions(configured)
+        topics = topic_partitions(configured)
     except KafkaAwayError as error:
         yield Check("Kafka", "finding", str(error))
         return
-    yield Check("Kafka", "ok", f"{configured.kafka} lets us in")
-    for topic, partitions in found.items():
+    yield Check("Kafka", "ok", f"{configured.kafka} accepts connections")
+    for topic, partitions in topics.items():
         if partitions:
             yield Check("topic", "ok", f"{topic}, {partitions} partitions")
         else:
-            yield Check("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` makes it")
+            yield Check("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` creates it")
 
 
 def _service(url: str | None, token: str | None) -> Iterator[Check]:
@@ -156,23 +156,23 @@ def _service(url: str | None, token: str | None) -> Iterator[Check]:
         return
     yield Check("service", "ok", f"{client.url} answers")
     yield _clock(date)
-    yield _asked("service ready", "all its parts work", lambda: client.get("/readyz"))
-    yield _asked("token", "may read", lambda: client.get("/api/v1/jobs", limit=1))
+    yield _request("service ready", "all checks pass", lambda: client.get("/readyz"))
+    yield _request("token", "can read", lambda: client.get("/api/v1/jobs", limit=1))
 
 
-def _asked(name: str, told: str, ask: Callable[[], object]) -> Check:
+def _request(name: str, success: str, send: Callable[[], object]) -> Check:
     try:
-        ask()
+        send()
     except CliError as error:
         return Check(name, "finding", str(error))
-    return Check(name, "ok", told)
+    return Check(name, "ok", success)
 
 
 def _clock(date: str) -> Check:
     from rankwatch_service.clock import SystemClock
 
     skew_s = SystemClock().unix_ns() / 1e9 - email.utils.parsedate_to_datetime(date).timestamp()
-    # The header has whole seconds, so up to one of them is not skew.
+    # The header has a resolution of 1 s, so up to 1 s is not skew.
     if abs(skew_s - 0.5) > CLOCK_SKEW_MAX_S:
-        return Check("clock", "finding", f"this machine's clock differs from the service's by {skew_s:.0f} s")
-    return Check("clock", "ok", "agrees with the service's")
+        return Check("clock", "finding", f"the clocks of this machine and the service differ by {skew_s:.0f} s")
+    return Check("clock", "ok", "agrees with the clock of the service")

@@ -1,4 +1,4 @@
-"""`rankwatch health`: whether a role on this machine does its work, for health checks of containers."""
+"""`rankwatch health`: whether a role on this machine works, for health checks of containers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 SILENT_S: Final = 30.0
-"""A stream process tells of itself every few seconds; one that has not for so long does nothing."""
+"""A stream process reports every few seconds; one that has been silent for this long does not work."""
 
 
 class Role(StrEnum):
-    """Roles without an address of their own; the api has `/readyz`."""
+    """Roles without a port; the api has `/readyz`."""
 
     STREAM = "stream"
     NOTIFY = "notify"
 
 
 def health(
-    role: Annotated[Role, typer.Argument(help="stream: a process of this host; notify: one anywhere.")],
+    role: Annotated[Role, typer.Argument(help="stream: a process on this host; notify: a process on any host.")],
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Exit with 1 unless a role works, as it has told the database itself."""
+    """Check that a role works, by its last report in the database; exit with 1 if not."""
     from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.errors import StoreError
@@ -44,10 +44,10 @@ def health(
     finally:
         engine.dispose()
     if silent_s is None:
-        raise CliError(Status.FINDINGS, f"{role}: never heard of")
+        raise CliError(Status.FINDINGS, f"{role}: has never reported")
     if silent_s > SILENT_S:
-        raise CliError(Status.FINDINGS, f"{role}: not heard of for {silent_s:.0f} s")
-    output.note(f"{role}: heard of {max(silent_s, 0.0):.0f} s ago")
+        raise CliError(Status.FINDINGS, f"{role}: last reported {silent_s:.0f} s ago")
+    output.note(f"{role}: reported {max(silent_s, 0.0):.0f} s ago")
 
 
 def _stream_silent_s(engine: Engine, host: str) -> float | None:

@@ -1,4 +1,4 @@
-"""`rankwatch incidents`: what is wrong, and what people say about it."""
+"""`rankwatch incidents`: list, show, acknowledge, resolve and comment on incidents."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 
-app = typer.Typer(help="List incidents, look at one, or say something about it.", invoke_without_command=True)
+app = typer.Typer(help="List incidents; show, acknowledge, resolve or comment on one.", invoke_without_command=True)
 
-INCIDENT = Annotated[str, typer.Argument(help="Its id, or the beginning of it.")]
+INCIDENT = Annotated[str, typer.Argument(help="Id of the incident, or a prefix of it.")]
 
 
 @app.callback()
@@ -25,7 +25,7 @@ def list_incidents(
     state: Annotated[
         list[str] | None, typer.Option(help="open, acknowledged, resolved or unresolved; may be repeated.")
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="For instance straggler or hang; may be repeated.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Such as straggler or hang; may be repeated.")] = None,
     severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
     limit: LIMIT = 100,
@@ -33,7 +33,7 @@ def list_incidents(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List incidents, newest first, look at one, or say something about it."""
+    """List incidents, newest first; show, acknowledge, resolve or comment on one."""
     if context.invoked_subcommand is not None:
         return
     found = list(
@@ -51,7 +51,7 @@ def list_incidents(
             "step": lambda one: output.plain(one["onset_step"]),
             "summary": lambda one: output.plain(one["summary"]),
         },
-        "all quiet: no such incident",
+        "no incidents",
     )
     if exit_code and found:
         raise typer.Exit(Status.FINDINGS)
@@ -59,7 +59,7 @@ def list_incidents(
 
 @app.command("show")
 def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
-    """Look at one incident: what, where, since when, evidence, what to do."""
+    """Show one incident: summary, location, evidence, and what to do."""
     found = connect(url, token).get(_path(incident))
     if as_json:
         output.print_json([found])
@@ -79,8 +79,8 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
             ("confidence", output.plain(found["confidence"])),
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
-            *((f"{n}. do first", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
-            ("job can", output.plain(", ".join(found["can"]) or "nothing")),
+            *((f"to do {n}", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
+            ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
             ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
             ("checkpoint", output.plain(found["checkpoint"])),
             *((f"  {name}", _evidence(value)) for name, value in found["evidence"].items()),
@@ -90,29 +90,29 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
 
 @app.command("ack")
 def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
-    """Say that you are on it."""
+    """Acknowledge an incident: you are working on it."""
     _act(incident, "acknowledge", {}, url, token)
 
 
 @app.command("resolve")
 def resolve(
     incident: INCIDENT,
-    reason: Annotated[str, typer.Option(help="Why it is over.")],
+    reason: Annotated[str, typer.Option(help="Why it is resolved.")],
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Say that it is over; the level of what still stands is accepted."""
+    """Resolve an incident. If the trouble continues, its present level is accepted as normal."""
     _act(incident, "resolve", {"text": reason}, url, token)
 
 
 @app.command("comment")
 def comment(
     incident: INCIDENT,
-    text: Annotated[str, typer.Argument(help="What the others should know.")],
+    text: Annotated[str, typer.Argument(help="Text of the comment.")],
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Add a comment to its timeline."""
+    """Add a comment to the history of an incident."""
     _act(incident, "comment", {"text": text}, url, token)
 
 

@@ -14,11 +14,11 @@ from rankwatch_service.cli.options import DATA, DATABASE_URL
 
 
 def ingest(
-    file: Annotated[Path, typer.Argument(help="Where it lies; its owner alone may read it.")],
+    file: Annotated[Path, typer.Argument(help="File for the token; only its owner can read it.")],
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """See to it that this file holds a good ingest token: the one that is there, or a new one."""
+    """Make sure that a file contains a valid ingest token: keep the one in it, or create a new one."""
     from rankwatch_service.access.token_files import ensure_token_file
     from rankwatch_service.access.tokens import TokenKind
     from rankwatch_service.clock import SystemClock
@@ -28,4 +28,4 @@ def ingest(
             ensure_token_file(engine, file, SystemClock(), TokenKind.INGEST)
     except OSError as error:
         raise CliError(Status.USAGE, f"{file}: {error.strerror}") from error
-    output.note(f"{file} holds a good ingest token")
+    output.note(f"{file} contains a valid ingest token")

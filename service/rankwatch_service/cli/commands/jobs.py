@@ -1,4 +1,4 @@
-"""`rankwatch jobs`: what runs, and how it is."""
+"""`rankwatch jobs`: list jobs and show one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 NOTICE_NS: Final = 24 * 3_600 * 10**9
-"""Older notices are those of agents that were killed."""
+"""Age up to which a notice is shown. Older ones were left by agents that were killed."""
 
-STANDING: Final = ("stalled", "paused", "lost")
+NOT_MOVING: Final = ("stalled", "paused", "lost")
 
-app = typer.Typer(help="List jobs, or look at one.", invoke_without_command=True)
+app = typer.Typer(help="List jobs; show one.", invoke_without_command=True)
 
 
 @app.callback()
 def list_jobs(
     context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
 ) -> None:
-    """List jobs, newest first, or look at one."""
+    """List jobs, last seen first; show one."""
     if context.invoked_subcommand is not None:
         return
-    _say_notices()
+    _print_notices()
     jobs = list(connect(url, token).items("/api/v1/jobs", limit))
     output.show(
         jobs,
@@ -42,22 +42,25 @@ def list_jobs(
             "attempt": lambda job: output.plain(job["attempt"]),
             "last step": lambda job: output.moment(job["last_progress_unix_ns"]),
         },
-        "no job has reported yet",
+        "no jobs",
     )
     for job in jobs:
         if job["launches_at_once"]:
             launches = " and ".join(job["launches_at_once"])
             output.note(
-                f"{job['name']}: launches {launches} train under this name at once; give each a job name of its own, "
-                "or, if these are ranks of one job, call rankwatch.start after torch.distributed.init_process_group"
+                f"{job['name']}: launches {launches} run under the same name; give each its own job name, "
+                "or, if they are ranks of one job, call rankwatch.start after torch.distributed.init_process_group"
             )
 
 
 @app.command("show")
 def show_job(
-    job: Annotated[str, typer.Argument(help="Its name.")], as_json: JSON = False, url: URL = None, token: TOKEN = None
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
-    """Look at one job and its attempts."""
+    """Show one job and its attempts."""
     client = connect(url, token)
     found = client.get(job_path(job))
     if as_json:
@@ -73,12 +76,12 @@ def show_job(
             "began": lambda attempt: output.moment(attempt["started_unix_ns"]),
             "ended": lambda attempt: output.moment(attempt["ended_unix_ns"]),
         },
-        "no attempt yet",
+        "no attempts",
     )
 
 
-def _say_notices() -> None:
-    """What agents on this machine have to say: jobs that the service has not heard of, and why."""
+def _print_notices() -> None:
+    """Print the notices of agents on this machine: jobs whose telemetry does not reach the service, and why."""
     from rankwatch.notices import notices_here
     from rankwatch_service.clock import SystemClock
 
@@ -89,11 +92,11 @@ def _say_notices() -> None:
 
 
 def _rate(job: dict[str, Any], name: str) -> Text:
-    """A figure of the newest steps; dim where the job does not move, and it is one of before."""
-    told = output.plain(job[name])
-    if job["state"] in STANDING:
-        told.stylize("dim")
-    return told
+    """A value of the newest steps; dim if the job makes no progress, since it is out of date then."""
+    text = output.plain(job[name])
+    if job["state"] in NOT_MOVING:
+        text.stylize("dim")
+    return text
 
 
 def _value(name: str, value: Any) -> output.Cell:

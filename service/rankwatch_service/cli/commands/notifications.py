@@ -1,4 +1,4 @@
-"""`rankwatch silences` and `rankwatch receivers`: who is told, and what is muted."""
+"""`rankwatch silences` and `rankwatch receivers`: who is notified, and what is muted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.durations import seconds
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
-silences = typer.Typer(help="List silences, add one, or end one.", invoke_without_command=True)
-receivers = typer.Typer(help="List webhook receivers, add one, or remove one.", invoke_without_command=True)
+silences = typer.Typer(help="List silences; add or end one.", invoke_without_command=True)
+receivers = typer.Typer(help="List receivers of notifications; add or remove one.", invoke_without_command=True)
 
 
 @silences.callback()
 def list_silences(
     context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
 ) -> None:
-    """List silences, add one, or end one."""
+    """List silences; add or end one."""
     if context.invoked_subcommand is not None:
         return
     output.show(
@@ -33,21 +33,21 @@ def list_silences(
             "by": lambda one: output.plain(one["created_by"]),
             "comment": lambda one: output.plain(one["comment"]),
         },
-        "nothing is silenced",
+        "no silences",
     )
 
 
 @silences.command("add")
 def add_silence(
-    comment: Annotated[str, typer.Option(help="Why; shown to everybody.")],
-    lasting: Annotated[str, typer.Option("--for", help="How long: 90s, 30m, 2h, 1d.")] = "1h",
+    comment: Annotated[str, typer.Option(help="Reason, shown to everybody.")],
+    lasting: Annotated[str, typer.Option("--for", help="Duration, such as 90s, 30m, 2h or 1d.")] = "1h",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     kind: Annotated[str, typer.Option(help="Only this incident kind.")] = "",
-    scope: Annotated[str, typer.Option(help="Only this scope, for instance rank:3 or host:node-a.")] = "",
+    scope: Annotated[str, typer.Option(help="Only this scope, such as rank:3 or host:node-a.")] = "",
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Mute notifications that match. Incidents open all the same. Prints the silence's id."""
+    """Mute matching notifications. Incidents still open. Prints the id of the silence."""
     from rankwatch_service.clock import SystemClock
 
     ends_unix_ns = SystemClock().unix_ns() + seconds(lasting) * 1_000_000_000
@@ -57,7 +57,9 @@ def add_silence(
 
 @silences.command("expire")
 def expire_silence(
-    silence: Annotated[str, typer.Argument(help="Its id.")], url: URL = None, token: TOKEN = None
+    silence: Annotated[str, typer.Argument(help="Id of the silence, or a prefix of it.")],
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
     """End a silence now."""
     connect(url, token).delete(f"/api/v1/silences/{silence}")
@@ -68,7 +70,7 @@ def expire_silence(
 def list_receivers(
     context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
 ) -> None:
-    """List webhook receivers, add one, or remove one."""
+    """List receivers of notifications; add or remove one."""
     if context.invoked_subcommand is not None:
         return
     output.show(
@@ -82,14 +84,14 @@ def list_receivers(
             "jobs": lambda one: output.plain(one["jobs"] or "all"),
             "enabled": lambda one: output.plain("yes" if one["enabled"] else f"no: {one['disabled_reason']}"),
         },
-        "nobody is told: add a receiver with `rankwatch receivers add`",
+        "no receivers, so nobody is notified; add one with `rankwatch receivers add`",
     )
 
 
 @receivers.command("add")
 def add_receiver(
-    name: Annotated[str, typer.Argument(help="What to call it.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The webhook's URL.")],
+    name: Annotated[str, typer.Argument(help="Name of the receiver.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL of the webhook.")],
     kind: Annotated[list[str] | None, typer.Option(help="Only this incident kind; may be repeated.")] = None,
     severity: Annotated[
         list[str] | None, typer.Option(help="Only this severity; may be repeated. Default: critical and warning.")
@@ -98,7 +100,7 @@ def add_receiver(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Tell a webhook about incidents. Prints the secret that its messages are signed with, this once."""
+    """Send notifications about incidents to a webhook. Prints the secret that signs them; it cannot be shown again."""
     body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or []}
     if severity:
         body["severities"] = severity
@@ -107,8 +109,8 @@ def add_receiver(
 
 @receivers.command("remove")
 def remove_receiver(
-    name: Annotated[str, typer.Argument(help="Its name.")], url: URL = None, token: TOKEN = None
+    name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
 ) -> None:
-    """Tell it nothing any more."""
+    """Remove a receiver. Its undelivered notifications are given up."""
     connect(url, token).delete(f"/api/v1/receivers/{name}")
     output.note(f"{name} removed")

@@ -1,4 +1,4 @@
-"""`rankwatch replay`: what the detectors would have said about recorded telemetry."""
+"""`rankwatch replay`: runs the detectors on recorded telemetry."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from rankwatch_service.replay.run import OnProgress, ReplayResult
 
 FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
-# Whether they can be read is said where they are opened, like everything else that is wrong with a file.
+# Unreadable files are reported when they are opened, like all other problems with files.
 FILES = Annotated[list[Path], typer.Argument(help=FILES_HELP, readable=False)]
-NAME = Annotated[str, typer.Option("--job", help="What to call the job.")]
-MAP = Annotated[list[str] | None, typer.Option("--map", metavar="A=B,…", help="The file's column A is the known B.")]
+NAME = Annotated[str, typer.Option("--job", help="Name of the job.")]
+MAP = Annotated[
+    list[str] | None, typer.Option("--map", metavar="A=B,…", help="Read column A of the files as the known column B.")
+]
 UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
-CONFIG_HELP: Final = "Other settings: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+CONFIG_HELP: Final = "Settings of detectors: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
 CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
-COMPARE_HELP: Final = "Print only the incidents that these settings and --detector-config do not share."
+COMPARE_HELP: Final = "Print only incidents that differ between these settings and --detector-config."
 COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
 
 
@@ -40,18 +42,18 @@ def replay(
     detector_config: CONFIG = "default",
     compare: COMPARE = None,
 ) -> None:
-    """Run the detectors over recorded telemetry, offline: what would have been told, and when.
+    """Run the detectors on recorded telemetry, offline: which incidents would have opened, and when.
 
     Files have one row for each rank and step, or for each step of a job,
     in the order of steps: all ranks of a step, then those of the next.
-    Needed is [bold]step[/bold]. Known columns, others are metrics of their own:
+    [bold]step[/bold] is required. Known columns (others become metrics):
 
       time_s rank host dp tp pp attempt kind (train, eval, checkpoint)
       step_time_s busy_s busy_cpu_s wait_s data_wait_s forward_s
       backward_s collective_s optimizer_s loss grad_norm local_grad_norm
       tokens tokens_squared nonfinite fingerprint
 
-    An empty field is not measured; nan and inf are values.
+    An empty field means not measured; nan and inf are values.
 
     [bold]Examples[/bold]
 
@@ -61,8 +63,8 @@ def replay(
       rankwatch replay rank-*.csv.gz --json
       rankwatch replay job.parquet --compare straggler.budget=0.1
 
-    Exit status: 0, with incidents or without; 1, a file is wrong (what
-    stands before the wrong row is judged and printed); 2, wrong usage.
+    Exit status: 0, with or without incidents; 1, a file is malformed (the
+    rows before the error are analysed and printed); 2, wrong usage.
     """
     from rankwatch_service.replay.configure import read_config
     from rankwatch_service.replay.layout import ReplayError, parse_mapping
@@ -90,7 +92,7 @@ def replay(
 
 @contextmanager
 def _progress(total: int) -> Iterator[OnProgress]:
-    """A bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -102,7 +104,7 @@ def _progress(total: int) -> Iterator[OnProgress]:
 
 
 def _lists(outcome: ReplayResult, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
-    """What to print, each with the settings it belongs to where there are two."""
+    """The lists of incidents to print; with two settings, each with the settings it belongs to."""
     from rankwatch_service.replay.report import unshared
 
     if len(outcome.incidents) == 1:
@@ -140,13 +142,13 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         for incident in incidents:
             _describe(console, incident, outcome.named)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
-    notes = ["Not looked for, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
-    notes.append(f"Never looked for, since no file tells of it: {', '.join(UNTOLD)}")
+    notes = ["Not detected, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
+    notes.append(f"Never detected in files, which lack the data: {', '.join(UNTOLD)}")
     notes += [
-        f"Left out: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
+        f"Skipped: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
     ]
     if outcome.left_out_columns:
-        notes.append(f"Columns of text, not read: {', '.join(outcome.left_out_columns)}")
+        notes.append(f"Skipped columns of text: {', '.join(outcome.left_out_columns)}")
     console.print()
     for note in notes:
         console.print(note, style="dim", markup=False)
@@ -175,6 +177,6 @@ def _describe(console: Any, incident: Incident, named: bool) -> None:
 
 def _consequences(incident: Incident) -> Iterator[str]:
     for part in incident.parts[1:4]:
-        yield f"brought with it: {part.summary}"
+        yield f"consequence: {part.summary}"
     if incident.parts_total > 4:
         yield f"and {incident.parts_total - 4} more consequences"
