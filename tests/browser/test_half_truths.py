@@ -86,13 +86,13 @@ def test_home_tells_first_steps_then_quiet_then_what_does_not_move(office):
     page = office.goto("/incidents")
     expect(page.locator(".list")).to_contain_text("No job has reported yet")
     expect(page.locator(".list")).to_contain_text("rankwatch.start(job=")
-    expect(page.locator(".list")).not_to_contain_text("All quiet")
+    expect(page.locator(".list")).not_to_contain_text("No open incidents")
     office.job("gpt-small")
     page.reload()
-    expect(page.locator("h2")).to_have_text("All quiet")
+    expect(page.locator("h2")).to_have_text("No open incidents")
     office.job("gpt-hung", state="stalled", last_progress_unix_ns=office.now - 600 * S)
     page.reload()
-    expect(page.locator("h2")).to_have_text("No incident is open, but not every job moves")
+    expect(page.locator("h2")).to_have_text("No open incidents, but not every job makes progress")
 
 
 def test_what_is_acknowledged_is_not_quiet(office):
@@ -100,12 +100,12 @@ def test_what_is_acknowledged_is_not_quiet(office):
     office.incidents(4, job="gpt-hung", state="acknowledged", severity="critical", impact_gpu_hours_per_hour=72.25)
     page = office.goto("/incidents")
     expect(page.locator("tr.link")).to_have_count(4)
-    standing = page.locator(".standing")
-    expect(standing).to_contain_text("4 not resolved, all of them acknowledged")
-    expect(standing).to_contain_text("4 critical")
-    expect(standing).to_contain_text("289 GPU-hours an hour")
+    totals = page.locator(".totals")
+    expect(totals).to_contain_text("4 unresolved, all acknowledged")
+    expect(totals).to_contain_text("4 critical")
+    expect(totals).to_contain_text("289 GPU-hours per hour")
     page.get_by_role("button", name="Open").click()
-    expect(page.locator(".list")).to_contain_text("4 acknowledged incidents are not resolved")
+    expect(page.locator(".list")).to_contain_text("4 acknowledged incidents are unresolved")
 
 
 def test_a_long_list_says_how_long_it_is_and_shows_the_worst_first(office):
@@ -120,7 +120,7 @@ def test_a_long_list_says_how_long_it_is_and_shows_the_worst_first(office):
     expect(page.locator("tr.link .pill.critical")).not_to_have_count(100)
     assert page.locator("tr.link .c-severity", has_text="critical").count() == 181
     page.goto(f"{office.url}/jobs")
-    expect(page.locator("tr.link")).to_contain_text("400 not resolved")
+    expect(page.locator("tr.link")).to_contain_text("400 unresolved")
 
 
 def test_an_incident_tells_first_steps_times_with_their_zone_and_an_id_to_type(office):
@@ -132,7 +132,7 @@ def test_an_incident_tells_first_steps_times_with_their_zone_and_an_id_to_type(o
     page.goto(f"{office.url}/incidents/{short}")
     todo = page.locator(".card", has_text="What to do")
     expect(todo).to_contain_text("Read the stack of the named rank")
-    expect(todo).to_contain_text("This job can be told to do nothing")
+    expect(todo).to_contain_text("This job supports no commands")
     expect(todo).not_to_contain_text("Wait")
     expect(page.locator(".strip")).to_contain_text("UTC+5:30")
     expect(page).to_have_title(re.compile(short))
@@ -149,7 +149,7 @@ def test_a_stalled_job_shows_since_when_and_greys_its_rates(office):
     page.goto(f"{office.url}/jobs/gpt-hung")
     strip = page.locator(".strip")
     expect(strip).to_contain_text(re.compile("last step 10 min ago"))
-    expect(strip).to_contain_text("before it was stalled")
+    expect(strip).to_contain_text("before the job was stalled")
     expect(strip).not_to_contain_text("steps / s")
 
 

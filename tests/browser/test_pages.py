@@ -183,7 +183,7 @@ def test_a_rollback_asks_what_goes_back_and_says_at_once_where_there_is_nothing_
         page = one.goto("/jobs/gpt-small")
         page.get_by_role("button", name="Roll back").click()
         options = page.get_by_label("What goes back").locator("option")
-        expect(options).to_have_text([re.compile("In full, inside the processes")])
+        expect(options).to_have_text([re.compile("Full, within the processes")])
         page.get_by_label("Reason").fill("the loss climbs")
         page.locator("dialog").get_by_role("button", name="Roll back").click()
         expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")

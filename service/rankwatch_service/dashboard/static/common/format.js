@@ -1,4 +1,4 @@
-// Numbers, times and words as people read them. Units come from the names: _s, _bytes, _ratio.
+// Formats numbers, times and names. Units come from the suffix of names: _s, _bytes, _ratio.
 
 export const MISSING = "–";
 
@@ -29,7 +29,7 @@ export function duration(seconds) {
   return `${Math.floor(size / 86400)} d ${Math.floor((size % 86400) / 3600)} h`;
 }
 
-// Coarser than duration: for ages that count up on a page.
+// Coarser than duration, for ages that count up.
 export function age(seconds) {
   const size = Math.max(0, Math.floor(seconds));
   if (size < 60) return `${size} s`;
@@ -51,7 +51,7 @@ export function bytes(value) {
 
 const two = (value) => String(value).padStart(2, "0");
 
-// The reader's offset from UTC at a time, as UTC+5:30.
+// The offset of the local time zone at a time, such as UTC+5:30.
 export function zone(unixNs) {
   const minutes = -new Date(unixNs / 1e6).getTimezoneOffset();
   if (minutes === 0) return "UTC";
@@ -59,7 +59,7 @@ export function zone(unixNs) {
   return `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${two(size % 60)}` : ""}`;
 }
 
-// The reader's time, with the day where it is not today; whoever shows it without `zone` says the zone nearby.
+// Local time, with the date if it is not today. Show `zone` next to it.
 export function hour(unixNs) {
   if (unixNs === null || unixNs === undefined) return MISSING;
   const date = new Date(unixNs / 1e6);
@@ -76,15 +76,15 @@ export function clock(unixNs) {
 export function moment(unixNs) {
   if (unixNs === null || unixNs === undefined) return MISSING;
   const utc = new Date(unixNs / 1e6).toISOString();
-  return `${utc.slice(0, 19)}Z, here ${clock(unixNs)}`;
+  return `${utc.slice(0, 19)}Z, local ${clock(unixNs)}`;
 }
 
-// A step; -1 is before an attempt's first.
+// A step; -1 means before the first step of an attempt.
 export function stepNumber(step) {
   return number(step < 0 ? null : step);
 }
 
-// A value of evidence by the unit that its name ends with.
+// A value of evidence, formatted by the unit in its name.
 export function measured(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === null ? MISSING : String(value);
@@ -128,8 +128,8 @@ export function rankList(ranks, most = 6) {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${shown}${more}`;
 }
 
-// The last step that an incident touched; null while it lasts. Training that went back resolves it at an earlier step
-// than it began; then it is over with the step in which it was found.
+// The last step of an incident; null while it lasts. After a rollback it may be resolved at an earlier step than it
+// began; its last step is then the step at which it was detected.
 export function lastStep(incident) {
   if (incident.state !== "resolved") return null;
   return incident.resolved_step >= incident.onset_step ? incident.resolved_step : (incident.detected_step ?? incident.onset_step);

@@ -1,18 +1,18 @@
-// One stream of server-sent events for a page. It only says that something changed; pages then ask for what they show,
-// so that a missed or repeated event does no harm. Streams can die without a word, so pages also ask now and then.
+// One stream of server-sent events for a page. Events only say that something changed; pages then read it again, so a
+// missed or repeated event does no harm. Since a stream can break unnoticed, pages also poll slowly.
 
 const TOPICS = ["incident", "command", "job", "checkpoint", "silence", "reset"];
 const GATHER_MS = 150;
-const ASK_ANYWAY_MS = 15_000;
-const AGAIN_MS = 3000;
+const POLL_MS = 15_000;
+const RECONNECT_MS = 3000;
 
 const listeners = new Set();
 let source = null;
 let streaming = null; // not known yet
-let answering = true; // whether the newest request was answered
+let answering = true; // whether the newest request succeeded
 let connected = null;
 
-// Calls `changed(topic, job, change)` for each change, soon but not for each of a burst, and `state(connected)`.
+// Calls `changed(topic, job, change)` for each change, and `state(connected)` when the connection state changes.
 export function listen(changed, state = () => {}) {
   listeners.add({ changed, state });
   if (source === null) open();
@@ -24,7 +24,7 @@ export function everySecond(call) {
   setInterval(() => document.visibilityState === "visible" && call(), 1000);
 }
 
-// Collects calls for a moment; then calls once.
+// Debounces: collects calls for a moment, then calls once.
 export function gathered(call, ms = GATHER_MS) {
   let timer = null;
   return () => {
@@ -51,7 +51,7 @@ function open() {
 
 function retry() {
   source.close();
-  setTimeout(open, AGAIN_MS);
+  setTimeout(open, RECONNECT_MS);
 }
 
 function heard(topic, event) {
@@ -69,14 +69,14 @@ function judge() {
   if (streaming !== null) connected = streaming && answering;
   if (connected === before) return;
   for (const { state } of listeners) state(connected);
-  if (connected && before === false) changedAll(); // whatever happened meanwhile
+  if (connected && before === false) changedAll(); // events may have been missed
 }
 
 function changedAll() {
   for (const { changed } of listeners) changed("reset", null, {});
 }
 
-setInterval(() => document.visibilityState === "visible" && changedAll(), ASK_ANYWAY_MS);
+setInterval(() => document.visibilityState === "visible" && changedAll(), POLL_MS);
 addEventListener("answered", ({ detail }) => {
   answering = detail;
   judge();

@@ -1,4 +1,4 @@
-// Light or dark: what the reader chose, else what the system prefers. Loaded first so that pages do not flash.
+// Light or dark theme: the choice of the user, else of the system. Loaded first, so that pages do not flash.
 
 const KEY = "rankwatch.theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -7,7 +7,7 @@ function chosen() {
   try {
     return localStorage.getItem(KEY);
   } catch {
-    return null; // storage may be forbidden; then the system's preference holds
+    return null; // storage may be blocked; then use the system's preference
   }
 }
 
@@ -21,7 +21,7 @@ export function toggleTheme() {
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // Not kept; it still holds for this page.
+    // Not stored; the choice lasts for this page.
   }
   document.documentElement.dataset.theme = next;
   dispatchEvent(new Event("themechange"));

@@ -1,4 +1,4 @@
-// Telling a job what to do: asks for a reason, says what will happen, requests the command.
+// Commands to a job: the dialog that explains one and asks for a reason, and the request.
 
 import { path, post } from "../common/api.js";
 import { h } from "../common/dom.js";
@@ -6,44 +6,44 @@ import { number } from "../common/format.js";
 import { ask, statePill, toast } from "./shell.js";
 
 export const DIRECTIVES = {
-  pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the pause's lease ends." },
-  resume: { icon: "play", name: "Resume", does: "All ranks go on from where they wait." },
-  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then go on." },
-  rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint and repeat the steps since.", danger: true },
-  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher starts them again from the newest good checkpoint.", danger: true },
+  pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the lease of the pause ends." },
+  resume: { icon: "play", name: "Resume", does: "All ranks continue from where they wait." },
+  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then continue." },
+  rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint and repeat the steps since then.", danger: true },
+  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher restarts them from the newest good checkpoint.", danger: true },
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
 };
 
-const REFUSAL_MS = 15_000; // two lines are to be read
+const REFUSAL_MS = 15_000; // long enough to read two lines
 
 const MODES = {
-  full: "In full, inside the processes: weights, optimizer, schedulers, random states, data and step",
-  relaunch: "By a relaunch: new processes load it",
-  weights: "Weights alone: data, random states and the script's own counters stay where they are",
+  full: "Full, within the processes: weights, optimizer, schedulers, random states, data and step",
+  relaunch: "Relaunch: new processes load the checkpoint",
+  weights: "Weights only: data, random states and counters of the script are not restored",
 };
 
-// The ways in which this job can go back, the one that is taken by itself first.
+// The rollback modes that this job supports, the default first.
 function modes(can) {
   const full = can.includes("rollback") && "full";
   return [full, can.includes("relaunch") && "relaunch", can.includes("rollback_weights") && "weights"].filter(Boolean);
 }
 
-// Whether a job can be told to do this at all.
+// Whether a job supports an action.
 export function able(can, action) {
   return action === "rollback" ? modes(can).length > 0 : can.includes(action);
 }
 
-// What a command came to; for a rollback also what goes back.
+// The state of a command; for a rollback with its mode.
 export function outcome(command) {
   return [statePill(command.state), command.mode && h("span", { class: "muted" }, ` ${command.mode}`)];
 }
 
-// Asks, then requests. `checkpoints` offers targets for a rollback; the first is the default. True if it was requested.
+// Shows the dialog, then requests the command. `checkpoints` are the targets of a rollback. True if it was requested.
 export async function direct(job, action, { checkpoints = [], chosen = null, incident = null } = {}) {
   const directive = DIRECTIVES[action];
   const fields = [];
   if (action === "rollback") fields.push(target(checkpoints, chosen), way(job.can ?? []));
-  fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Stands in the audit and on the timeline" })));
+  fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
   const answer = await ask(`${directive.name} ${job.name}`, `${directive.does} ${scale(job)}`, fields, directive.name, directive.danger);
   if (answer === null) return false;
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
@@ -54,28 +54,28 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
     toast(`${directive.name}: ${command.state}`);
     return true;
   } catch (error) {
-    if (error.status === undefined) throw error; // ours, not the service's
-    // Not the page's line for problems: that one goes as soon as the page has loaded again, a second later.
+    if (error.status === undefined) throw error; // an error of this page, not of the service
+    // Not in the error line of the page, which is cleared when the page reloads a second later.
     toast(`${directive.name}: ${error.message}`, REFUSAL_MS);
     return false;
   }
 }
 
 function scale(job) {
-  return job.world_size ? `${number(job.world_size)} ranks are concerned.` : "";
+  return job.world_size ? `This affects ${number(job.world_size)} ranks.` : "";
 }
 
 function target(checkpoints, chosen) {
   const options = checkpoints.map((one) =>
     h("option", { value: one.id, selected: one.id === chosen }, `step ${number(one.step)} · ${one.tier} · ${one.verdict}`),
   );
-  return h("label", {}, "Checkpoint", h("select", { name: "checkpoint" }, h("option", { value: "" }, "Newest good one"), options));
+  return h("label", {}, "Checkpoint", h("select", { name: "checkpoint" }, h("option", { value: "" }, "Newest good checkpoint"), options));
 }
 
 function way(can) {
   const [first, ...others] = modes(can);
-  // Where nothing else is possible the weights alone go back only because somebody chose that.
-  const byItself = first && first !== "weights" ? h("option", { value: "" }, MODES[first]) : h("option", { value: "" }, "Choose what goes back");
+  // If only the weights can be restored, a person must choose that explicitly.
+  const byItself = first && first !== "weights" ? h("option", { value: "" }, MODES[first]) : h("option", { value: "" }, "Choose what to restore");
   const chosen = first === "weights" ? [first] : others;
-  return h("label", {}, "What goes back", h("select", { name: "mode", required: first === "weights" }, byItself, chosen.map((mode) => h("option", { value: mode }, MODES[mode]))));
+  return h("label", {}, "What to restore", h("select", { name: "mode", required: first === "weights" }, byItself, chosen.map((mode) => h("option", { value: mode }, MODES[mode]))));
 }

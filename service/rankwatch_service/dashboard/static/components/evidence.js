@@ -1,4 +1,4 @@
-// Evidence of any detector: numbers beside their baseline where the names say which belongs to which, tables, texts.
+// Evidence of any detector: numbers next to their baselines (matched by name), tables and texts.
 
 import { h } from "../common/dom.js";
 import { measured, number, words } from "../common/format.js";
@@ -14,21 +14,21 @@ const LABELS = {
   peers_busy_s: "peers",
   usual_step_s: "Usual step",
   os_state: "process state",
-  ratio: "Times as slow",
-  rate: "Runs at",
+  ratio: "Slowdown factor",
+  rate: "Relative speed",
   witness: "Judged by",
-  rows: "Steps judged",
+  rows: "Steps compared",
   sigma: "Usual spread",
   log_likelihood_ratio: "Log-likelihood ratio",
   phase_excess_s: "Over the peers by phase",
 };
-const TOLD_ELSEWHERE = new Set(["cost_gpu_hours_per_hour"]);
+const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour"]);
 
 const label = (name) => LABELS[name] ?? words(name);
 
-// Splits evidence into what is compared, what is one value, and what is long text: {name, text, hint}.
+// Splits evidence into values with a baseline, single values, and long texts {name, text, hint}.
 export function sorted({ stacks = {}, ...evidence }) {
-  const taken = new Set(TOLD_ELSEWHERE);
+  const taken = new Set(SHOWN_ELSEWHERE);
   const compared = [];
   for (const [name, value] of Object.entries(evidence)) {
     const baseline = [...BASELINES.map((of) => of(name)), PLAIN_BASELINES[name]].find((one) => typeof evidence[one] === "number");
@@ -43,9 +43,9 @@ export function sorted({ stacks = {}, ...evidence }) {
 
 const isLong = ([, value]) => typeof value === "string" && (value.includes("\n") || value.length > 240);
 
-// A rank's stack, or what its process does instead where it has none to show.
+// The stack of a rank, or the state of its process if there is no stack.
 function stackText(rank, { stack, ...rest }) {
-  return { name: `Stack of rank ${rank}`, text: stack || "No Python stack: see the process state.", hint: line(rest) };
+  return { name: `Stack of rank ${rank}`, text: stack || "No Python stack; see the process state.", hint: line(rest) };
 }
 
 export function comparison({ name, value, baseline, against }) {
@@ -81,7 +81,7 @@ function shown(name, value) {
   return measured(name, value);
 }
 
-// An object as one line. Where its own name says the unit, as in phase_excess_s, its numbers have that unit.
+// An object as one line. If its name ends with a unit, as phase_excess_s does, its numbers have that unit.
 function line(object, unitOf = "") {
   return Object.entries(object)
     .filter(([, value]) => value !== null && value !== "")

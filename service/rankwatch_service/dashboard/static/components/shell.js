@@ -1,4 +1,4 @@
-// The frame around every page: navigation, whether the page is live, light or dark, leaving.
+// The frame of every page: navigation, connection state, theme, logout; and the parts that pages share.
 
 import { get, remove } from "../common/api.js";
 import { fill, h, icon } from "../common/dom.js";
@@ -42,14 +42,14 @@ export function shell(section) {
     (on) => {
       live.className = `live ${on ? "on" : "off"}`;
       live.textContent = on ? "Live" : "Not connected";
-      live.title = on ? "Changes show up as they happen" : "What you see may be old; connecting again";
+      live.title = on ? "Changes are shown as they happen" : "The page may be out of date; reconnecting";
     },
   );
   countOpen(count);
   return main;
 }
 
-// Open incidents; where there is none, those that somebody has acknowledged.
+// Number of open incidents; if there are none, of acknowledged ones.
 async function countOpen(count) {
   const totals = await get("incidents/totals").catch(() => null);
   if (totals === null) return;
@@ -64,12 +64,12 @@ async function countOpen(count) {
 
 const few = (count) => (count > 99 ? "99+" : count);
 
-// How many incidents of all severities together.
+// Number of incidents of all severities.
 export function sum(bySeverity) {
   return SEVERITIES.reduce((count, severity) => count + bySeverity[severity], 0);
 }
 
-// Runs one refresh of the page; says what went wrong and stays usable, and takes it back when it works again.
+// Runs one refresh of the page. Shows an error in the error line, and hides it when a refresh succeeds.
 export async function guarded(work) {
   try {
     const result = await work();
@@ -78,7 +78,7 @@ export async function guarded(work) {
   } catch (error) {
     problemLine.textContent = error.message;
     problemLine.hidden = false;
-    if (error.status === undefined) throw error; // ours, not the service's: let the console have it
+    if (error.status === undefined) throw error; // an error of this page, not of the service: show it in the console
     return undefined;
   }
 }
@@ -90,7 +90,7 @@ export function toast(text, shown_ms = 5000) {
   setTimeout(() => note.remove(), shown_ms);
 }
 
-// Asks before something is done. `fields` are form controls; resolves with their values by name, or null.
+// Shows a dialog with form controls; resolves with their values by name, or null if it was cancelled.
 export function ask(title, text, fields, does, danger = false) {
   return new Promise((resolve) => {
     const form = h(
@@ -116,7 +116,7 @@ export function ask(title, text, fields, does, danger = false) {
   });
 }
 
-// What this session may do, to show only buttons that can work; the service decides all the same.
+// Whether this session has a scope, so that only permitted buttons are shown. The service checks again.
 export async function mayDo(scope) {
   if (scopes.size === 0) {
     const session = await get("session").catch(() => ({ scopes: [] }));

@@ -1,4 +1,4 @@
-// One incident: is it real and how bad, where, since when, what to do. All of that on one screen.
+// One incident on one screen: severity, location, onset, cost, evidence, and what to do.
 
 import { get, now, path, post } from "../common/api.js";
 import { direct, DIRECTIVES, outcome } from "../components/directives.js";
@@ -73,9 +73,9 @@ const showHead = whenChanged((_, operate) => {
   );
 });
 
-function foundAfter() {
+function detectedAfter() {
   const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
-  return seconds < 1e-3 ? "at once" : duration(seconds);
+  return seconds < 1e-3 ? "immediately" : duration(seconds);
 }
 
 function showStrip() {
@@ -84,20 +84,20 @@ function showStrip() {
   fill(
     strip,
     tile("Where", where, [incident.hosts.slice(0, 2).join(", ") || incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
-    tile(incident.state === "resolved" ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`)),
-    tile("Found after", foundAfter(), `at step ${number(incident.detected_step)}`),
-    tile("Costs", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
+    tile(incident.state === "resolved" ? "Duration" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`)),
+    tile("Detected after", detectedAfter(), `at step ${number(incident.detected_step)}`),
+    tile("Cost", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
     tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
-    tile("On it", incident.acknowledged_by ?? "nobody yet", incident.cause ? `cause class: ${incident.cause}` : "cause not known"),
+    tile("Acknowledged by", incident.acknowledged_by ?? "nobody yet", incident.cause ? `cause class: ${incident.cause}` : "cause unknown"),
   );
 }
 
 const showLeft = whenChanged((_, operate) => {
   const { compared, values, texts } = sorted(incident.evidence);
   const parts = [
-    card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See the texts below."))),
+    card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See below."))),
     mapCard,
-    incident.consequences.length > 0 && card("Consequences", h("div", { class: "body" }, h("ul", { class: "lines" }, incident.consequences.map(consequence))), { hint: "joined to this incident, told once" }),
+    incident.consequences.length > 0 && card("Consequences", h("div", { class: "body" }, h("ul", { class: "lines" }, incident.consequences.map(consequence))), { hint: "part of this incident, notified once" }),
     ...texts.map(({ name, text, hint }) => card(name, h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, text)), { hint })),
     timeline(operate),
   ];
@@ -116,7 +116,7 @@ function timeline(operate) {
   const recent = before.slice(-CHANGES_SHOWN);
   const earlier = before.slice(0, -CHANGES_SHOWN);
   const told = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
-  const say = h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "What should the others know?" }), h("button", {}, "Comment"));
+  const say = h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "Write a comment" }), h("button", {}, "Comment"));
   return card(
     "Timeline",
     h(
@@ -134,7 +134,7 @@ function entry(one) {
   return h("li", { class: one.kind }, h("time", { title: moment(one.at), datetime: new Date(one.at / 1e6).toISOString() }, hour(one.at)), h("div", {}, h("b", { class: "break" }, one.what), " ", h("span", { class: "muted" }, one.who), one.text && h("div", { class: "break" }, one.text)));
 }
 
-// What changed before the onset; what several ranks told of the same step is one change.
+// Changes before the onset; the same change on several ranks at one step is one entry.
 function changesBefore() {
   const changes = [];
   for (const { what, step, unix_ns: at } of incident.changes_before) {
@@ -151,9 +151,9 @@ const showRight = whenChanged((_, checkpoints, commands, command) => {
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
     right,
-    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing: it is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
+    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
-    card("Told", h("div", { class: "body" }, told(incident.notifications))),
+    card("Notifications", h("div", { class: "body" }, told(incident.notifications))),
   );
 });
 
@@ -161,10 +161,10 @@ function firstSteps() {
   return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, text)));
 }
 
-// What the job can be told to do: a suggestion leaves out what it cannot.
+// What the job supports: suggestions leave out the rest.
 function abilities() {
   const can = incident.can.map((action) => (DIRECTIVES[action]?.name ?? words(action)).toLowerCase());
-  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job can be told to ${can.join(", ")}.` : "This job can be told to do nothing: its script does not use watch.steps(), or its agent is not heard.";
+  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job supports: ${can.join(", ")}.` : "This job supports no commands: its script does not use watch.steps(), or its agent does not report.";
   return h("p", { class: "hint" }, text);
 }
 
@@ -180,16 +180,16 @@ function advice(suggestion, checkpoints, command) {
       h("div", { class: "way" }, h("b", {}, directive?.name ?? words(one.action)), h("span", { class: "cost" }, price(one))),
       h("div", { class: "muted" }, one.reason),
       able && h("button", { class: primary ? "primary" : "small", onclick: () => request(one.action, checkpoints, suggestion.checkpoint) }, icon(directive.icon), directive.name),
-      primary && directive && h("code", { class: "copy", title: "For a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
+      primary && directive && h("code", { class: "copy", title: "Command for a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
     );
   };
-  const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Worth it once waiting has lasted ${duration(suggestion.break_even_s)}.`);
-  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, others.length > 0 && [h("h3", { class: "sub" }, "Or"), h("ul", { class: "ways" }, others.map((one) => offer(one, false)))]];
+  const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Pays off if the wait exceeds ${duration(suggestion.break_even_s)}.`);
+  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, others.length > 0 && [h("h3", { class: "sub" }, "Alternatives"), h("ul", { class: "ways" }, others.map((one) => offer(one, false)))]];
 }
 
 function price(way) {
   if (way.cost_gpu_hours === null || way.cost_gpu_hours === undefined) return "cost unknown";
-  return `${number(way.cost_gpu_hours, 2)} GPU-h${way.action === "wait" ? " an hour" : ""}`;
+  return `${number(way.cost_gpu_hours, 2)} GPU-h${way.action === "wait" ? " per hour" : ""}`;
 }
 
 function shellWord(text) {
@@ -197,7 +197,7 @@ function shellWord(text) {
 }
 
 function lastGood(checkpoint) {
-  if (!checkpoint) return h("div", { class: "lastgood" }, h("h3", { class: "sub" }, "Last good checkpoint"), h("p", { class: "muted break" }, incident.checkpoint ?? "none known"));
+  if (!checkpoint) return h("div", { class: "lastgood" }, h("h3", { class: "sub" }, "Last good checkpoint"), h("p", { class: "muted break" }, incident.checkpoint ?? "none"));
   const repeat = job && incident.state !== "resolved" ? job.step - checkpoint.step : null;
   return h(
     "div",
@@ -214,17 +214,17 @@ function done(one) {
 }
 
 function told(notifications) {
-  if (!notifications.length) return h("p", { class: "muted" }, "Nobody: no receiver is configured for this.");
+  if (!notifications.length) return h("p", { class: "muted" }, "None: no receiver matches this incident.");
   const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
   return h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, transitions.get(one.transition))))));
 }
 
-// What became of one notification, and why.
+// The outcome of one notification, and why.
 function fate(one, what = "") {
-  if (one.state === "delivered") return `${what} · ${clock(one.delivered_unix_ns)}, ${duration((one.delivered_unix_ns - one.created_unix_ns) / 1e9)} after`;
+  if (one.state === "delivered") return `${what} · ${clock(one.delivered_unix_ns)}, ${duration((one.delivered_unix_ns - one.created_unix_ns) / 1e9)} after the transition`;
   if (one.state === "silenced") return `${what} · muted by a silence`;
   const tries = `${one.tries} ${one.tries === 1 ? "try" : "tries"}`;
-  return [what, one.tries ? tries : "not tried yet", one.error].filter(Boolean).join(" · ");
+  return [what, one.tries ? tries : "not sent yet", one.error].filter(Boolean).join(" · ");
 }
 
 async function request(action, checkpoints, chosen) {
@@ -238,7 +238,7 @@ async function act(action, body) {
 }
 
 async function resolve() {
-  const answer = await ask("Resolve this incident", "It opens again only if a detector finds a new episode.", [h("label", {}, "Why is it over?", h("textarea", { name: "text", required: true, maxLength: 2000 }))], "Resolve");
+  const answer = await ask("Resolve this incident", "A new incident opens only if a detector finds a new episode.", [h("label", {}, "Reason", h("textarea", { name: "text", required: true, maxLength: 2000 }))], "Resolve");
   if (answer) act("resolve", { text: answer.text });
 }
 

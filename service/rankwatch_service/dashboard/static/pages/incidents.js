@@ -1,4 +1,4 @@
-// Home: what is not resolved, worst first. Filters live in the address, so that a view can be shared.
+// Home: unresolved incidents, most severe first. Filters are part of the address, so that a view can be shared.
 
 import { get, getList, now, path, post } from "../common/api.js";
 import { fill, h, icon } from "../common/dom.js";
@@ -7,7 +7,7 @@ import { everySecond, gathered, listen } from "../common/live.js";
 import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
-const UNHEARD_S = 30;
+const SILENT_S = 30;
 const VIEWS = { unresolved: "Unresolved", open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
 const FILTERS = ["severity", "job", "kind"];
 
@@ -21,11 +21,11 @@ const main = shell("Incidents");
 const views = h("div", { class: "views", role: "group", "aria-label": "State" });
 const severity = choice("severity", "Any severity", SEVERITIES);
 const job = choice("job", "Any job", []);
-const standing = h("p", { class: "standing", role: "status" });
+const summary = h("p", { class: "totals", role: "status" });
 const list = h("div", { class: "card list" });
 main.append(
   h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), views, h("div", { class: "filters" }, severity, job)),
-  standing,
+  summary,
   list,
   h("p", { class: "keys hint" }, h("kbd", {}, "j"), h("kbd", {}, "k"), " move  ", h("kbd", {}, "Enter"), " open  ", h("kbd", {}, "a"), " acknowledge"),
 );
@@ -40,7 +40,7 @@ const showViews = whenChanged((view, counts) =>
     }),
   ),
 );
-const showStanding = whenChanged((totals) => fill(standing, standingOf(totals)));
+const showSummary = whenChanged((totals) => fill(summary, summaryOf(totals)));
 const offerJobs = whenChanged((names, chosen) => offer(job, "Any job", names, chosen));
 let drawn = null;
 
@@ -78,10 +78,10 @@ async function load() {
     counts.unresolved = counts.open + counts.acknowledged;
     counts.all = counts.unresolved + counts.resolved;
     showViews(view, counts);
-    showStanding(totals);
+    showSummary(totals);
     offerJobs(jobs.items.map((one) => one.name), query.get("job"));
     shown = incidents.items;
-    // Only what changed is drawn again: the pointer may be on a row.
+    // Redraw only after a change, since the pointer may be on a row.
     const state = JSON.stringify(shown.length ? [shown, incidents.total] : [view, query.toString(), counts, jobs.items]);
     if (state !== drawn) shown.length ? fill(list, table(shown), rest(shown.length, incidents.total, showMore)) : quiet(view, counts, jobs.items);
     drawn = state;
@@ -95,14 +95,14 @@ function showMore() {
   load();
 }
 
-// What is not resolved, in a line; nothing where there is nothing.
-function standingOf(totals) {
+// Unresolved incidents in one line; empty if there are none.
+function summaryOf(totals) {
   const [open, acknowledged] = [sum(totals.open), sum(totals.acknowledged)];
   if (open + acknowledged === 0) return [];
   const worst = SEVERITIES.filter((one) => totals.open[one] + totals.acknowledged[one] > 0).map((one) => h("span", { class: `pill ${one}` }, icon(one), `${number(totals.open[one] + totals.acknowledged[one])} ${one}`));
-  const whose = open === 0 ? "all of them acknowledged" : acknowledged === 0 ? "none of them acknowledged" : `${number(acknowledged)} of them acknowledged`;
+  const whose = open === 0 ? "all acknowledged" : acknowledged === 0 ? "none acknowledged" : `${number(acknowledged)} acknowledged`;
   const cost = totals.impact_gpu_hours_per_hour;
-  return [h("span", {}, h("b", {}, `${number(open + acknowledged)} not resolved`), `, ${whose}`), worst, cost > 0 && h("span", {}, "costing ", h("b", {}, `${number(cost)} GPU-hours an hour`))];
+  return [h("span", {}, h("b", {}, `${number(open + acknowledged)} unresolved`), `, ${whose}`), worst, cost > 0 && h("span", {}, "cost ", h("b", {}, `${number(cost)} GPU-hours per hour`))];
 }
 
 function table(incidents) {
@@ -145,9 +145,9 @@ function row(incident) {
 
 function quiet(view, counts, jobs) {
   if (!["unresolved", "open"].includes(view) || FILTERS.some((name) => query.get(name))) {
-    empty(list, `No ${view === "all" ? "" : `${view} `}incident matches.`);
+    empty(list, `No ${view === "all" ? "" : `${view} `}incidents match.`);
   } else if (counts.acknowledged > 0) {
-    empty(list, `Nothing is open that nobody has acknowledged. ${number(counts.acknowledged)} acknowledged ${counts.acknowledged === 1 ? "incident is" : "incidents are"} not resolved.`);
+    empty(list, `No incident is open. ${number(counts.acknowledged)} acknowledged ${counts.acknowledged === 1 ? "incident is" : "incidents are"} unresolved.`);
   } else if (jobs.length === 0) {
     fill(list, firstSteps());
   } else {
@@ -155,15 +155,15 @@ function quiet(view, counts, jobs) {
   }
 }
 
-// No incident is open. Whether that is good depends on whether anything is heard of jobs.
+// No incident is open. Whether that is good depends on whether jobs report.
 function allQuiet(jobs) {
   const count = (...states) => jobs.filter((one) => states.includes(one.state)).length;
-  const [running, silent, still] = [count("running", "paused"), count("lost"), count("stalled")];
+  const [running, lost, stalled] = [count("running", "paused"), count("lost"), count("stalled")];
   const newest = Math.max(...jobs.map((one) => one.last_seen_unix_ns));
-  const unheard = silent > 0 || (running > 0 && now() / 1e3 - newest / 1e9 > UNHEARD_S);
-  const calm = !unheard && still === 0;
-  const title = unheard ? "No incident is open, but not every job is heard" : still ? "No incident is open, but not every job moves" : running ? "All quiet" : "No job is running";
-  const others = [still && `${still} stalled`, silent && `${silent} not heard`].filter(Boolean);
+  const silent = lost > 0 || (running > 0 && now() / 1e3 - newest / 1e9 > SILENT_S);
+  const calm = !silent && stalled === 0;
+  const title = silent ? "No open incidents, but not every job reports" : stalled ? "No open incidents, but not every job makes progress" : running ? "No open incidents" : "No job is running";
+  const others = [stalled && `${stalled} stalled`, lost && `${lost} lost`].filter(Boolean);
   return h(
     "div",
     { class: `quiet ${calm ? "" : "unheard"}` },
@@ -179,13 +179,13 @@ function firstSteps() {
     "div",
     { class: "quiet begin" },
     h("h2", {}, "No job has reported yet"),
-    h("p", { class: "muted" }, "Quiet does not mean healthy until one does."),
+    h("p", { class: "muted" }, "Until one does, no incidents does not mean that all is well."),
     h(
       "ol",
       {},
-      step("Put this into the training script:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
-      step("On this machine that is all. On others, say where to report, with a token from `rankwatch token ingest`:", `export RANKWATCH_URL=${location.origin}\nexport RANKWATCH_TOKEN=…`),
-      step("No job at hand? Play one:", "rankwatch demo"),
+      step("Add this to the training script:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
+      step("On this machine nothing else is needed. On other machines set the address and a token, from `rankwatch token create agents --scope ingest`:", `export RANKWATCH_URL=${location.origin}\nexport RANKWATCH_TOKEN=…`),
+      step("Or try it with a demo job:", "rankwatch demo"),
     ),
   );
 }

@@ -1,4 +1,4 @@
-// One job: how it trains, which rank stands out, what happened lately, and what it can be told to do.
+// One job: metrics, ranks over steps, recent incidents, checkpoints, commands and attempts.
 
 import { get, now, path } from "../common/api.js";
 import { Chart, plotly } from "../charts/line_chart.js";
@@ -16,10 +16,10 @@ const LISTED = 8;
 const MAP_HEIGHT_PX = 190;
 const MAP_COLUMNS = 300;
 const RANGES = [500, 2000, 10_000];
-const VALUES_SHOWN = 2_000_000; // ranks × steps that a view shows step by step at first
-const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before
-const IDLE_SHARE = 4; // drawing may take a fifth of the time ...
-const IDLE_MAX_MS = 5000; // ... but what happened is drawn after so long at the latest
+const VALUES_SHOWN = 2_000_000; // ranks × steps in the first view, which shows every step
+const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
+const IDLE_SHARE = 4; // drawing takes at most a fifth of the time ...
+const IDLE_MAX_MS = 5000; // ... but the page is redrawn at least this often
 
 const name = decodeURIComponent(location.pathname.slice("/jobs/".length));
 const main = shell("Jobs");
@@ -30,7 +30,7 @@ const strip = h("div", { class: "card tiles strip" });
 const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
 const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => drawMap() });
-const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "against peers"), h("option", { value: "absolute" }, "as measured"));
+const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "relative to peers"), h("option", { value: "absolute" }, "absolute"));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
 const lists = h("div", { class: "lists" });
@@ -93,7 +93,7 @@ const showHead = whenChanged((state, can, orders, command, launches, watched) =>
       { class: "line" },
       h("h1", { class: "break" }, name),
       statePill(state),
-      launches.length > 1 && h("span", { class: "pill warning", title: `${launches.join(" and ")} train under this name: give each a job name of its own` }, `${launches.length} launches at once`),
+      launches.length > 1 && h("span", { class: "pill warning", title: `${launches.join(" and ")} run under the same name; give each its own job name` }, `${launches.length} launches with this name`),
       orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
       command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
     ),
@@ -112,31 +112,31 @@ function showStrip() {
   fill(
     strip,
     tile("Step", stepNumber(job.step), job.last_progress_unix_ns === null ? `attempt ${job.attempt}` : h("span", { "data-progress": job.last_progress_unix_ns, title: `attempt ${job.attempt}` })),
-    tile("Step time", rate(duration(job.step_time_s)), STANDING.includes(job.state) ? `before it was ${job.state}` : job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
+    tile("Step time", rate(duration(job.step_time_s)), NOT_MOVING.includes(job.state) ? `before the job was ${job.state}` : job.step_time_s > 0 ? `${number(1 / job.step_time_s, 3)} steps / s` : ""),
     tile("Loss", rate(number(job.loss, 4)), "mean over ranks"),
     tile("Ranks reporting", [number(job.ranks_reporting), h("small", {}, ` of ${number(job.world_size)}`)], h("span", { "data-seen": job.last_seen_unix_ns })),
     tile("Last good checkpoint", saved ? `step ${number(saved.step)}` : "none yet", saved ? h("span", { "data-saved": saved.saved_unix_ns, "data-tier": saved.tier }) : `${checkpoints.length} in the ledger`),
-    tile("Incidents", job.incidents ? h("a", { href: `/incidents?job=${encodeURIComponent(name)}` }, number(job.incidents)) : "0", job.incidents ? severityPill(job.worst_severity) : "none is open"),
+    tile("Incidents", job.incidents ? h("a", { href: `/incidents?job=${encodeURIComponent(name)}` }, number(job.incidents)) : "0", job.incidents ? severityPill(job.worst_severity) : "none unresolved"),
   );
 }
 
-// A figure of a job that does not move is one of before.
+// The rates of a job that makes no progress are out of date.
 function rate(text) {
-  return STANDING.includes(job.state) ? h("span", { class: "then" }, text) : text;
+  return NOT_MOVING.includes(job.state) ? h("span", { class: "then" }, text) : text;
 }
 
 function showAges() {
   const ageOf = (unixNs) => now() / 1e3 - Number(unixNs) / 1e9;
   for (const place of strip.querySelectorAll("[data-seen]")) {
     const quietFor = ageOf(place.dataset.seen);
-    place.textContent = `heard ${age(quietFor)} ago`;
+    place.textContent = `seen ${age(quietFor)} ago`;
     document.body.classList.toggle("stale", quietFor > STALE_S && job.state !== "ended");
   }
   for (const place of strip.querySelectorAll("[data-progress]")) place.textContent = `last step ${age(ageOf(place.dataset.progress))} ago`;
   for (const place of strip.querySelectorAll("[data-saved]")) place.textContent = `${place.dataset.tier} · ${age(ageOf(place.dataset.saved))} ago`;
 }
 
-// The longest range that is quick to read, unless the reader chose one.
+// The longest range that loads fast, unless the user chose one.
 function chooseRange() {
   if (ranged) return;
   ranged = true;
@@ -151,7 +151,7 @@ async function draw() {
   let began = performance.now();
   try {
     await plotly();
-    began = performance.now(); // loading it once says nothing about drawing
+    began = performance.now(); // the first load of plotly does not count
     const from = firstStep();
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
@@ -205,19 +205,19 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
   };
   fill(
     lists,
-    listed("Recent incidents", incidents, "None so far.", (one) =>
+    listed("Recent incidents", incidents, "None.", (one) =>
       h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, statePill(one.state))),
       incidentsInAll > LISTED ? h("a", { href: `/incidents?state=all&job=${encodeURIComponent(name)}` }, `all ${number(incidentsInAll)}`) : null,
     ),
-    listed("Checkpoints", checkpoints, "None saved yet.", (one) =>
+    listed("Checkpoints", checkpoints, "None.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
       saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
-    listed("Commands", commands, "None so far.", (one) =>
+    listed("Commands", commands, "None.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, outcome(one))),
     ),
-    listed("Attempts", attempts, "None yet.", (one) =>
-      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no step yet" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
+    listed("Attempts", attempts, "None.", (one) =>
+      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
     ),
   );
 });

@@ -1,4 +1,4 @@
-// All jobs: state, step, speed, loss, how many ranks report, what is open.
+// All jobs: state, step, step time, loss, ranks reporting, unresolved incidents.
 
 import { getList, now } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
@@ -7,7 +7,7 @@ import { everySecond, gathered, listen } from "../common/live.js";
 import { empty, guarded, keys, rest, shell, statePill } from "../components/shell.js";
 
 const PAGE = 100;
-const STANDING = ["stalled", "paused", "lost"]; // its rates are those of before
+const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
 const STALE_S = 15;
 const POLL_S = 3;
 
@@ -46,21 +46,21 @@ function showMore() {
 
 function row(job) {
   const where = `/jobs/${encodeURIComponent(job.name)}`;
-  const then = STANDING.includes(job.state) ? "then" : "";
+  const then = NOT_MOVING.includes(job.state) ? "then" : "";
   return h(
     "tr",
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
     h("td", { class: "c-name" }, h("a", { class: "title", href: where }, job.name), h("div", { class: "under break" }, `attempt ${job.attempt}`)),
     h("td", {}, statePill(job.state)),
     h("td", { class: "right", "data-label": "Step" }, stepNumber(job.step)),
-    h("td", { class: `right ${then}`, title: then && `before it was ${job.state}`, "data-label": "Step time" }, duration(job.step_time_s)),
+    h("td", { class: `right ${then}`, title: then && `last value before the job was ${job.state}`, "data-label": "Step time" }, duration(job.step_time_s)),
     h("td", { class: `right ${then}`, "data-label": "Loss" }, number(job.loss, 4)),
     h("td", { class: "right nowrap", "data-label": "Ranks" }, `${number(job.ranks_reporting)} / ${number(job.world_size)}`),
     h(
       "td",
       { "data-label": "Incidents" },
       job.incidents
-        ? h("a", { class: `pill ${job.worst_severity}`, href: `/incidents?job=${encodeURIComponent(job.name)}` }, `${job.incidents} not resolved`)
+        ? h("a", { class: `pill ${job.worst_severity}`, href: `/incidents?job=${encodeURIComponent(job.name)}` }, `${job.incidents} unresolved`)
         : h("span", { class: "faint" }, "none"),
     ),
     h("td", { class: "nowrap", "data-label": "Last step" }, h("div", { "data-progress": job.last_progress_unix_ns }), h("div", { class: "under", "data-seen": job.last_seen_unix_ns, "data-state": job.state })),
@@ -71,7 +71,7 @@ function showAges() {
   const ageOf = (unixNs) => now() / 1e3 - Number(unixNs) / 1e9;
   for (const place of list.querySelectorAll("[data-seen]")) {
     const seconds = ageOf(place.dataset.seen);
-    place.textContent = `heard ${age(seconds)} ago`;
+    place.textContent = `seen ${age(seconds)} ago`;
     place.closest("tr").classList.toggle("stale", seconds > STALE_S && place.dataset.state !== "ended");
   }
   for (const place of list.querySelectorAll("[data-progress]")) place.textContent = `${age(ageOf(place.dataset.progress))} ago`;

@@ -1,5 +1,5 @@
-// Exchanges a token for a session. The link that `rankwatch up` prints carries the token behind the #, which no server
-// and no log ever sees.
+// Exchanges a token for a session. The link that `rankwatch up` prints has the token after the #, which browsers do not
+// send to servers, so it is not logged.
 
 import { post } from "../common/api.js";
 import { h } from "../common/dom.js";
@@ -17,22 +17,22 @@ const form = h(
   problem,
   h("label", {}, "Access token", token),
   button,
-  h("p", { class: "hint" }, "rankwatch up prints a link that logs you in. ", h("code", {}, "rankwatch token create"), " makes more tokens."),
+  h("p", { class: "hint" }, "Open the link that rankwatch up prints, or create a token with ", h("code", {}, "rankwatch token create"), "."),
 );
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   enter(token.value.trim());
 });
 document.body.append(form);
-addEventListener("hashchange", enterCarried);
-if (!enterCarried()) token.focus();
+addEventListener("hashchange", enterFromAddress);
+if (!enterFromAddress()) token.focus();
 
-// The token that the address carries, if one does; it is taken out of it, and so out of the history.
-function enterCarried() {
-  const carried = decodeURIComponent(location.hash.slice(1));
-  if (!carried) return false;
+// Logs in with the token in the address, if there is one, and removes it from the address and the history.
+function enterFromAddress() {
+  const secret = decodeURIComponent(location.hash.slice(1));
+  if (!secret) return false;
   history.replaceState(null, "", location.pathname + location.search);
-  enter(carried);
+  enter(secret);
   return true;
 }
 
@@ -49,7 +49,7 @@ async function enter(secret) {
   }
 }
 
-// Where the reader wanted to go, if that is one of our own pages.
+// The page that the user requested, if it belongs to this service.
 function next() {
   const wanted = new URL(new URLSearchParams(location.search).get("next") ?? "/", location.origin);
   return wanted.origin === location.origin ? wanted.pathname + wanted.search : "/";
