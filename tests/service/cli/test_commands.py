@@ -164,7 +164,7 @@ def test_two_jobs_of_one_name_are_told_beside_the_list_of_jobs(terminal, to, api
     for launch in ("launch", "other"):
         ranks = (Progress(0, 7, "", 0.0, 0.0),)
         store_views(api.engine, [View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks)], 2**62)
-    assert "launches launch and other train under this name at once" in terminal.run("jobs", *to)[2]
+    assert "launches launch and other run under the same name" in terminal.run("jobs", *to)[2]
     store_views(api.engine, [View("gpt-small", "other.0", "of-other", "b", 0, ())], 1)
     assert "at once" not in terminal.run("jobs", *to)[2]
 
