@@ -17,7 +17,7 @@ from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.notify.sender import Sender, TryOutcome
 
 ANSWER_WITHIN_S: Final = 15.0
-"""As long as a try of a webhook."""
+"""The same limit as for a webhook."""
 EVENT_TYPE: Final = "io.rankwatch."
 """Prefix of the message's type, such as `incident.opened`."""
 

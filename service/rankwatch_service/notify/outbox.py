@@ -1,4 +1,4 @@
-"""The outbox table: which messages are due, and what became of each try."""
+"""The outbox table: which messages are due, and the outcome of each try."""
 
 from __future__ import annotations
 

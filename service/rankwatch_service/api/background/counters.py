@@ -36,17 +36,15 @@ class Counters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.batches = Counter(
-            "rankwatch_ingest_batches", "Telemetry batches by what became of them", ["result"], registry=registry
-        )
+        self.batches = Counter("rankwatch_ingest_batches", "Telemetry batches by result", ["result"], registry=registry)
         self.bytes = Counter("rankwatch_ingest_bytes", "Bytes of accepted telemetry", registry=registry)
         self.append_s = Histogram(
             "rankwatch_ingest_append_seconds",
-            "From a checked batch to a durable one",
+            "Time from a valid batch to a durable one",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
             registry=registry,
         )
-        self.views = Counter("rankwatch_agent_views", "Views of agents stored", registry=registry)
+        self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
         self.streams_refused = Counter(
             "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
         )
@@ -57,7 +55,7 @@ class Counters:
             registry=registry,
         )
         self.driver_failures = Counter(
-            "rankwatch_driver_failures", "Passes over the orders that failed and were tried again", registry=registry
+            "rankwatch_driver_failures", "Passes over the orders that failed and were retried", registry=registry
         )
 
 
@@ -99,9 +97,13 @@ class StoreCollector(Collector):
         depth, oldest = connection.execute(waiting).one()
         yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
         age_s = 0.0 if oldest is None else max(self._clock.unix_ns() - oldest, 0) / 1e9
-        yield GaugeMetricFamily("rankwatch_outbox_oldest_age_seconds", "Age of the oldest of them", age_s)
+        yield GaugeMetricFamily(
+            "rankwatch_outbox_oldest_age_seconds", "Age of the oldest notification not yet delivered", age_s
+        )
         yield from self._stream(connection)
-        seen = GaugeMetricFamily("rankwatch_job_last_seen_timestamp_seconds", "Last telemetry", labels=["job"])
+        seen = GaugeMetricFamily(
+            "rankwatch_job_last_seen_timestamp_seconds", "Time of the last telemetry", labels=["job"]
+        )
         step = GaugeMetricFamily("rankwatch_job_step", "Step that all ranks have reached", labels=["job"])
         newest = select(Job.name, Job.last_seen_unix_ns, Job.step).order_by(Job.last_seen_unix_ns.desc())
         for name, at_unix_ns, reached in connection.execute(newest.limit(JOBS_MAX)):
@@ -112,11 +114,17 @@ class StoreCollector(Collector):
 
     def _stream(self, connection: Connection) -> Iterator[Metric]:
         now = self._clock.unix_ns()
-        lag = GaugeMetricFamily("rankwatch_stream_lag_records", "Records not yet committed", labels=["partition"])
-        epoch = GaugeMetricFamily("rankwatch_stream_epoch", "Times a process took it over", labels=["partition"])
-        lost = GaugeMetricFamily("rankwatch_stream_lost_records", "Gone before they were read", labels=["partition"])
-        tick = GaugeMetricFamily("rankwatch_stream_tick_age_seconds", "Age of its time", labels=["partition"])
-        report = GaugeMetricFamily("rankwatch_stream_report_age_seconds", "Silence of its owner", labels=["partition"])
+        lag = GaugeMetricFamily("rankwatch_stream_lag_records", "Records not committed yet", labels=["partition"])
+        epoch = GaugeMetricFamily(
+            "rankwatch_stream_epoch", "Number of times a process took the partition over", labels=["partition"]
+        )
+        lost = GaugeMetricFamily(
+            "rankwatch_stream_lost_records", "Records that the log removed before they were read", labels=["partition"]
+        )
+        tick = GaugeMetricFamily("rankwatch_stream_tick_age_seconds", "Age of the newest tick", labels=["partition"])
+        report = GaugeMetricFamily(
+            "rankwatch_stream_report_age_seconds", "Age of the owner's newest report", labels=["partition"]
+        )
         for state in partitions(connection, self._log_in_store):
             name = [str(state.partition)]
             lag.add_metric(name, state.lag)
@@ -126,8 +134,10 @@ class StoreCollector(Collector):
                 report.add_metric(name, max(now - state.reported_unix_ns, 0) / 1e9)
             if state.tick_unix_ns:
                 tick.add_metric(name, max(now - state.tick_unix_ns, 0) / 1e9)
-        happened = CounterMetricFamily("rankwatch_stream_events", "What befell a process", labels=["process", "what"])
+        events = CounterMetricFamily(
+            "rankwatch_stream_events", "Events of a stream process", labels=["process", "what"]
+        )
         for process in processes(connection):
             for what, count in process.counters.items():
-                happened.add_metric([process.owner, what], count)
-        yield from (lag, epoch, lost, tick, report, happened)
+                events.add_metric([process.owner, what], count)
+        yield from (lag, epoch, lost, tick, report, events)

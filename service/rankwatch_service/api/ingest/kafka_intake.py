@@ -59,17 +59,23 @@ class ProducerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        done = self._producer.counts()
-        yield CounterMetricFamily("rankwatch_kafka_published", "Messages acknowledged", value=done.published)
-        yield CounterMetricFamily("rankwatch_kafka_published_bytes", "Their values", value=done.published_bytes)
-        refused = CounterMetricFamily("rankwatch_kafka_refused", "Never taken by brokers", labels=["reason"])
-        for reason, count in done.refused.items():
+        counts = self._producer.counts()
+        yield CounterMetricFamily("rankwatch_kafka_published", "Messages acknowledged", value=counts.published)
+        yield CounterMetricFamily(
+            "rankwatch_kafka_published_bytes", "Bytes of acknowledged messages", value=counts.published_bytes
+        )
+        refused = CounterMetricFamily("rankwatch_kafka_refused", "Messages refused by the brokers", labels=["reason"])
+        for reason, count in counts.refused.items():
             refused.add_metric([reason], count)
         yield refused
-        put_off = CounterMetricFamily("rankwatch_kafka_put_off", "To be sent again later", labels=["reason"])
-        for reason, count in done.put_off.items():
+        put_off = CounterMetricFamily("rankwatch_kafka_put_off", "Messages to be sent again later", labels=["reason"])
+        for reason, count in counts.put_off.items():
             put_off.add_metric([reason], count)
         yield put_off
-        yield CounterMetricFamily("rankwatch_kafka_clients", "Clients that got in", value=done.clients)
-        yield GaugeMetricFamily("rankwatch_kafka_waiting_bytes", "Not acknowledged yet", self._producer.waiting_bytes)
-        yield GaugeMetricFamily("rankwatch_kafka_away", "1 while no broker lets us in", int(bool(self._producer.away)))
+        yield CounterMetricFamily("rankwatch_kafka_clients", "Clients that have connected", value=counts.clients)
+        yield GaugeMetricFamily(
+            "rankwatch_kafka_waiting_bytes", "Bytes not acknowledged yet", self._producer.waiting_bytes
+        )
+        yield GaugeMetricFamily(
+            "rankwatch_kafka_away", "1 while no broker accepts a connection", int(bool(self._producer.away))
+        )

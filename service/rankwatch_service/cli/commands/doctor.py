@@ -41,7 +41,7 @@ class Check:
 
     name: str
     verdict: str
-    told: str
+    detail: str
 
 
 def doctor(
@@ -59,7 +59,7 @@ def doctor(
     checks = [*_machine(configured), *_database(configured), *_kafka(configured), *_service(url, token)]
     styles = {"ok": "green", "note": "dim", "finding": "bold red"}
     output.show(
-        ({"check": check.name, "verdict": check.verdict, "told": check.told} for check in checks),
+        ({"check": check.name, "verdict": check.verdict, "told": check.detail} for check in checks),
         as_json,
         {
             "check": lambda one: output.plain(one["check"]),

@@ -169,9 +169,9 @@ def _describe(console: Any, incident: Incident, named: bool) -> None:
     line.append(f"  {culprits(incident)}" if named else "")
     console.print()
     console.print(line)
-    told = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
-    told += [f"first: {KINDS[incident.kind].first_step}", f"more: docs/incidents/{incident.kind}.md"]
-    for text in filter(None, told):
+    lines = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
+    lines += [f"first: {KINDS[incident.kind].first_step}", f"more: docs/incidents/{incident.kind}.md"]
+    for text in filter(None, lines):
         console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))
 
 

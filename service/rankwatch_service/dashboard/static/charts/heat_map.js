@@ -1,8 +1,9 @@
 // Rank × step heat map on a canvas: one image draw for all cells, marks for NaN, Inf and missing that do not depend on
 // colour, incidents outlined, a tooltip for the cell under the pointer.
 //
-// A grid is {steps, ranks, rankCount, values, kinds}: a column goes from its step up to the next one's, a row from its rank up to the next one's, the last
-// to `rankCount`. Column c and row r are the cell r * columns + c; `kinds` says what a cell is (KIND), `values` counts only where it is FINITE.
+// A grid is {steps, ranks, rankCount, values, kinds}. A column covers its step up to the next column's, a row its rank up
+// to the next row's, the last one up to `rankCount`. The cell of row r and column c has the index r * columns + c; `kinds`
+// says what it is (KIND), and `values` is valid only where it is FINITE.
 
 import { css, packed, palette } from "./cividis.js";
 import { h } from "../common/dom.js";
@@ -24,7 +25,7 @@ const MISSING_COLOUR = { light: packed(226, 229, 235), dark: packed(38, 45, 58) 
 const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
 
 export class HeatMap {
-  // `height` is the most pixels that rows may take; `names` gives a rank's label for the tooltip.
+  // `height` is the largest height in pixels; `names` gives the label of a rank for the tooltip.
   constructor(holder, { height, names = (rank) => `rank ${rank}` }) {
     this.height = height;
     this.names = names;
@@ -38,7 +39,7 @@ export class HeatMap {
     addEventListener("themechange", () => this.draw());
   }
 
-  // `relative` shades each cell by its ratio to its column's median: what stands out is who differs from its peers.
+  // `relative` shades each cell by its ratio to the median of its column, so that ranks which differ from peers stand out.
   // `outlines` are {ranks, from, to, severity}; no ranks = all, `to` null = up to now.
   show(grid, { metric, relative = false, outlines = [], order = null }) {
     this.grid = grid;
@@ -101,7 +102,7 @@ export class HeatMap {
     return bitmap;
   }
 
-  // The cell that a line of pixels shows: of the ranks folded into it not a mean but the worst.
+  // The cell that a row of pixels shows: of the ranks in it the worst, not their mean.
   #cell(line, column) {
     const columns = this.grid.steps.length;
     let worst = this.rows[line * this.fold] * columns + column;
@@ -267,7 +268,7 @@ function againstMedian(grid) {
   return ratios;
 }
 
-// From the 1st to the 99th percentile, so that one wild cell does not take the contrast from all others.
+// From the 1st to the 99th percentile, so that one extreme cell does not reduce the contrast of the rest.
 function robustRange(values, kinds) {
   const finite = sortedFinite(values, kinds);
   if (!finite.length) return [0, 1];
@@ -275,8 +276,8 @@ function robustRange(values, kinds) {
   return high > low ? [low, high] : [low, low + (Math.abs(low) * 0.01 || 1)];
 }
 
-// From the median up to what usual noise hardly ever reaches: calm ranks are dark whatever their noise is, and a rank
-// that is steadily a few percent slower is not.
+// From the median up to a value that usual noise hardly ever reaches: ranks with noise alone stay dark, and a rank that
+// is a few percent slower all the time does not.
 function peerRange(ratios, kinds) {
   const finite = sortedFinite(ratios, kinds);
   if (!finite.length) return [1, 2];

@@ -1,4 +1,4 @@
-// The heat map of an incident: the metric that shows its kind best, around the onset, culprits outlined.
+// The heat map of an incident: the metric that shows its kind best, around the onset, with the culprits outlined.
 
 import { HeatMap } from "./heat_map.js";
 import { lastStep, words } from "../common/format.js";
@@ -36,7 +36,7 @@ export function aroundIncident(holder, card) {
   };
 }
 
-// The first of the kind's metrics that this job measures, or null.
+// The first metric of the kind that this job reports, or null.
 async function firstMeasured(incident) {
   for (const metric of METRICS[incident.kind] ?? OF_TIME) {
     const last = Math.max(incident.detected_step ?? 0, incident.onset_step) + AFTER;

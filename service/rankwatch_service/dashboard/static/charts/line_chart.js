@@ -1,6 +1,5 @@
-// Line charts by plotly.js. Each point of a line is a stretch of steps with its least and greatest value, so that no
-// spike is averaged away; values that are not numbers are marked on the frame: × NaN, ▲ Inf above, ▼ −Inf below,
-// ○ not measured.
+// Line charts by plotly.js. Each point covers a range of steps with its lowest and highest value, so that no spike is
+// averaged away. Values that are not finite are marked on the frame: × NaN, ▲ Inf, ▼ −Inf, ○ not measured.
 
 import { h } from "../common/dom.js";
 import { measured } from "../common/format.js";
@@ -42,23 +41,22 @@ export class Chart {
     await Plotly.react(this.box, traces, this.#layout(range, shapes(incidents, attempts, ink), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
   }
 
-  // The stretch between low and high as one shape for each unbroken piece, and an unseen line that answers the pointer;
-  // a dashed line is drawn along its highest values alone.
+  // The area between low and high, and an invisible line for the tooltip. A dashed line follows the highest values.
   #line({ name, steps, low, high, colour, band, dash }, ink) {
     const stroke = ink(colour);
     const shape = outlined(steps, low, high);
-    const told = { x: steps, y: high, name, type: "scatter", mode: "lines", connectgaps: false, line: { width: 0, color: stroke }, hovertemplate: `${name} %{customdata}<extra></extra>`, customdata: high.map((value, n) => this.#span(low[n], value)) };
-    if (low === high || dash) return [{ ...told, line: { width: dash ? 1.2 : 1.6, color: stroke, dash: dash ?? "solid" } }];
-    return [{ ...shape, type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip", fillcolor: faded(stroke, band ? 0.18 : 0.35), line: { width: band ? 0 : 1, color: stroke } }, told];
+    const hover = { x: steps, y: high, name, type: "scatter", mode: "lines", connectgaps: false, line: { width: 0, color: stroke }, hovertemplate: `${name} %{customdata}<extra></extra>`, customdata: high.map((value, n) => this.#span(low[n], value)) };
+    if (low === high || dash) return [{ ...hover, line: { width: dash ? 1.2 : 1.6, color: stroke, dash: dash ?? "solid" } }];
+    return [{ ...shape, type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip", fillcolor: faded(stroke, band ? 0.18 : 0.35), line: { width: band ? 0 : 1, color: stroke } }, hover];
   }
 
-  #told(value) {
+  #formatted(value) {
     return value === null ? "" : measured(this.metric, value);
   }
 
   #span(low, high) {
     if (low === null || high === null) return "";
-    const [a, b] = [this.#told(low), this.#told(high)];
+    const [a, b] = [this.#formatted(low), this.#formatted(high)];
     return a === b ? a : `${a} to ${b}`;
   }
 
@@ -75,7 +73,7 @@ export class Chart {
     ].filter((trace) => trace.x.length);
   }
 
-  // Values beyond the robust range: an arrow on the frame says that they are there.
+  // Values outside of the robust range are marked by arrows on the frame.
   #offScale(lines, [low, high], ink) {
     const above = lines.flatMap(({ steps, high: values }) => steps.filter((_, n) => values[n] !== null && values[n] > high));
     const below = lines.flatMap(({ steps, low: values }) => steps.filter((_, n) => values[n] !== null && values[n] < low));
@@ -116,8 +114,8 @@ function shapes(incidents, attempts, ink) {
   return [...began, ...troubled];
 }
 
-// What nearly all values span. Values a little beyond are let in; a spike far beyond is shown by an arrow instead of
-// flattening all others.
+// The range of nearly all values. Values slightly beyond it extend it; a spike far beyond it is marked by an arrow, and
+// does not flatten the rest.
 function robustRange(lines) {
   const lows = lines.flatMap(({ low }) => low).filter(Number.isFinite).sort((a, b) => a - b);
   const highs = lines.flatMap(({ high }) => high).filter(Number.isFinite).sort((a, b) => a - b);
@@ -129,7 +127,7 @@ function robustRange(lines) {
   return [low - span * FRINGE, high + span * FRINGE];
 }
 
-// The outline of the area between two lines: along the upper one, back along the lower one; pieces apart.
+// The outline of the area between two lines: along the upper and back along the lower one, separately for each piece.
 function outlined(steps, low, high) {
   const outline = { x: [], y: [] };
   let begin = 0;

@@ -1,4 +1,4 @@
-// A job's measured values, as charts take them.
+// Reads the metrics of a job for charts.
 
 import { get, getBytes, path } from "../common/api.js";
 import { KIND } from "./heat_map.js";
@@ -7,13 +7,13 @@ const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };
 const KIND_OF_MARK = [KIND.MISSING, KIND.FINITE, KIND.MINUS_INF, KIND.INF, KIND.NAN];
 
-// The mean over ranks, from a step on: {lines, marks}.
+// The mean over ranks since a step: {lines, marks}.
 export async function mean(job, metric, from) {
   const segments = await read(job, metric, from, "mean");
   return { lines: [line(segments, "mean", { name: "mean", colour: "--accent" })], marks: marks(segments) };
 }
 
-// Median, 5th to 95th percentile and slowest of the ranks, from a step on: {lines, marks}.
+// Median, 5th to 95th percentile and slowest of the ranks since a step: {lines, marks}.
 export async function fan(job, metric, from) {
   const segments = await read(job, metric, from, "fan");
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];
@@ -32,13 +32,13 @@ async function read(job, metric, from, reduce) {
   return found?.segments ?? [];
 }
 
-// A job that does not measure this has no such series; that is no fault of the page.
+// A job that does not report this metric has no such series, which is not an error.
 function unmeasured(error) {
   if (error.status === 404) return null;
   throw error;
 }
 
-// One line through all attempts, interrupted between them. Steps repeat where training went back.
+// One line through all attempts, with gaps between them. Steps repeat after a rollback.
 function line(segments, name, looks) {
   const joined = { steps: [], low: [], high: [] };
   for (const segment of segments) {
@@ -58,7 +58,7 @@ function push(joined, step, low, high) {
 
 const finite = (value) => (Number.isFinite(value) ? value : null);
 
-// Steps at which something is not a number, by what it is; and where values are missing.
+// Steps with values that are not finite, by kind, and steps with missing values.
 function marks(segments) {
   const found = { nan: [], inf: [], minusInf: [], missing: [] };
   for (const { step, lines, missing } of segments) {
@@ -78,7 +78,7 @@ export async function metricsOf(job) {
   return items;
 }
 
-// A grid for HeatMap; null where this job does not measure the metric.
+// A grid for HeatMap; null if this job does not report the metric.
 export async function grid(job, metric, columns, { from = null, to = null } = {}) {
   const bytes = await getBytes(path("jobs", job, "heatmap.bin"), { metric, columns, from_step: from, to_step: to }).catch(unmeasured);
   const found = bytes && decoded(bytes);
@@ -88,7 +88,7 @@ export async function grid(job, metric, columns, { from = null, to = null } = {}
 const KIND_OF_CODE = [KIND.MISSING, KIND.NAN, KIND.INF, KIND.MINUS_INF];
 const HEADER_BYTES = 24;
 
-// The layout stands at this path in openapi.json. Every part begins where its type wants it to.
+// openapi.json describes the layout at this path. Every part is aligned for its type.
 function decoded(bytes) {
   const view = new DataView(bytes);
   const [columns, rows, rankCount] = [4, 8, 12].map((at) => view.getUint32(at, true));

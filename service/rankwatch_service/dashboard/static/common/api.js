@@ -1,4 +1,4 @@
-// Asks the REST API with the browser's session. Without one the reader is sent to log in.
+// Requests to the REST API with the browser's session. Without a session the login page is opened.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -9,7 +9,7 @@ export class Refused extends Error {
 
 let aheadMs = 0;
 
-// The service's clock, as its answers tell it (to a second): ages on the page must not depend on this machine's.
+// The clock of the service, from the Date header of its responses: ages must not depend on the clock of this machine.
 export function now() {
   return Date.now() + aheadMs;
 }
@@ -20,7 +20,7 @@ export function get(path, query = {}) {
 
 const PAGE_MAX = 500;
 
-// The first `count` items of a list, however many pages that takes: {items, total}.
+// The first `count` items of a list, read page by page: {items, total}.
 export async function getList(path, query, count) {
   const items = [];
   let [total, cursor] = [0, null];
@@ -33,7 +33,7 @@ export async function getList(path, query, count) {
   return { items, total: Math.max(total, items.length) };
 }
 
-// What is not JSON, as an ArrayBuffer.
+// A binary response, as an ArrayBuffer.
 export function getBytes(path, query = {}) {
   return ask("GET", asked(path, query), undefined, (answer) => answer.arrayBuffer());
 }

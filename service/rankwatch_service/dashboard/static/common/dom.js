@@ -1,5 +1,4 @@
-// Builds elements. Text only ever becomes a text node, so nothing that a job, a metric or a person calls itself is
-// read as markup.
+// Builds elements. Text always becomes a text node, so names and comments are never parsed as markup.
 
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -24,7 +23,7 @@ function flat(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-// Links lead to our own pages, or to where an http(s) address says; never to a script.
+// Links may lead to pages of this service or to http(s) addresses, never to a script.
 function inside(address) {
   const url = new URL(address, location.origin);
   return url.protocol === "https:" || url.protocol === "http:" ? url.href : "#";

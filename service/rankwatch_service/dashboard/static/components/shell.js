@@ -179,14 +179,14 @@ export function tile(label, value, detail) {
   return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "detail" }, detail ?? " "));
 }
 
-// Under a list that may go on: how many of it are shown, and a way to the others.
+// Below a list that has more items: how many are shown, and a button for more.
 export function rest(shown, total, more) {
   if (shown >= total) return null;
   return h("div", { class: "rest" }, h("span", {}, `${number(shown)} of ${number(total)} shown`), h("button", { onclick: more }, "Show more"));
 }
 
-// Wraps a drawing function so that it draws only when what it draws has changed: focus, selections and typed text of
-// a page that refreshes itself stay as they are.
+// Wraps a drawing function so that it runs only when its arguments have changed: focus, selections and typed text
+// survive refreshes of the page.
 export function whenChanged(draw) {
   let last = null;
   return (...inputs) => {
@@ -201,7 +201,7 @@ export function empty(element, text) {
   return fill(element, h("div", { class: "empty" }, text));
 }
 
-// j and k move through the rows of the page's list, Enter opens, and the page may add keys of its own.
+// j and k move through the rows of the list, Enter opens one; a page may add its own keys.
 export function keys(rows, more = {}) {
   let chosen = -1;
   addEventListener("keydown", (event) => {

@@ -115,7 +115,7 @@ function timeline(operate) {
   const before = changesBefore();
   const recent = before.slice(-CHANGES_SHOWN);
   const earlier = before.slice(0, -CHANGES_SHOWN);
-  const told = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
+  const transitions = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
   const say = h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "Write a comment" }), h("button", {}, "Comment"));
   return card(
     "Timeline",
@@ -123,7 +123,7 @@ function timeline(operate) {
       "div",
       { class: "body" },
       earlier.length > 0 && h("details", {}, h("summary", {}, `${earlier.length} earlier changes`), h("ol", { class: "timeline" }, earlier.map(entry))),
-      h("ol", { class: "timeline" }, [...recent, ...told].sort((a, b) => a.at - b.at).map(entry)),
+      h("ol", { class: "timeline" }, [...recent, ...transitions].sort((a, b) => a.at - b.at).map(entry)),
       operate && say,
     ),
     { hint: `times in ${zone(incident.updated_unix_ns)}` },
@@ -153,7 +153,7 @@ const showRight = whenChanged((_, checkpoints, commands, command) => {
     right,
     card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
-    card("Notifications", h("div", { class: "body" }, told(incident.notifications))),
+    card("Notifications", h("div", { class: "body" }, notificationList(incident.notifications))),
   );
 });
 
@@ -213,7 +213,7 @@ function done(one) {
   return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")));
 }
 
-function told(notifications) {
+function notificationList(notifications) {
   if (!notifications.length) return h("p", { class: "muted" }, "None: no receiver matches this incident.");
   const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
   return h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, transitions.get(one.transition))))));
