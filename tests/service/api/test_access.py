@@ -1,4 +1,4 @@
-"""Nothing answers without a token, and each operation only to the scope that its description names."""
+"""No operation works without a token, and each requires the scope that its description names."""
 
 import re
 
@@ -111,12 +111,12 @@ def test_every_refusal_is_a_problem_with_the_requests_id(api, method, path, stat
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
-def test_a_misspelt_parameter_is_named_with_its_neighbour(api):
+def test_a_misspelled_parameter_is_refused_with_a_suggestion(api):
     problem = api.get("/api/v1/incidents?sevrity=critical").json()
     assert "severity" in problem["errors"][0]["msg"]
 
 
-def test_our_own_error_is_told_without_a_trace(api, monkeypatch):
+def test_an_internal_error_is_reported_without_a_stack_trace(api, monkeypatch):
     def broken(*_):
         raise RuntimeError("the secret reason")
 
@@ -128,7 +128,7 @@ def test_our_own_error_is_told_without_a_trace(api, monkeypatch):
     assert answer.json()["request_id"]
 
 
-def test_a_database_that_does_not_answer_is_503_and_try_again(api, monkeypatch):
+def test_a_database_that_does_not_answer_is_503_with_retry_after(api, monkeypatch):
     from rankwatch_service.store.errors import StoreBusyError
 
     def broken(*_):

@@ -1,4 +1,4 @@
-"""Event streams of a real api process: what agents and browsers hear, and when."""
+"""Event streams of a real api process: what agents and browsers get, and when."""
 
 import json
 import threading
@@ -108,7 +108,7 @@ def listen(service):
         one.close()
 
 
-def test_an_agent_hears_all_open_orders_at_once_and_each_change(service, listen):
+def test_an_agent_gets_all_open_orders_at_once_and_each_change(service, listen):
     service.view()
     stream = listen(ORDERS, token=service.token(Scope.INGEST))
     [(event, _, first)] = stream.wait(1)
@@ -126,20 +126,20 @@ def test_an_agent_hears_all_open_orders_at_once_and_each_change(service, listen)
     assert [one["phase"] for one in told["orders"]] == ["closed"]
 
 
-def test_orders_of_another_job_are_not_for_this_token(service, listen):
+def test_a_token_for_one_job_gets_no_orders_of_another(service, listen):
     stream = listen(ORDERS, token=service.token(Scope.INGEST, job="other"))
     assert stream.ended.wait(60)
     assert (stream.status, stream.came) == (403, [])
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xff", wire.encode(wire.View("", "l.0", "h", "b", 0, ()))])
-def test_a_view_that_is_none_is_refused(service, body):
+def test_a_malformed_view_is_refused(service, body):
     answer = service.http.ask("POST", "/api/v1/agents/view", content=body, headers=MSGPACK)
     assert answer.status_code in (400, 422)
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_a_browser_hears_what_changes_and_after_a_reconnect_what_it_missed(service, listen):
+def test_a_browser_gets_each_change_and_after_a_reconnect_those_it_missed(service, listen):
     stream = listen("/api/v1/events?job=a")
     [(hello, start, _)] = stream.wait(1)
     assert hello == "hello"
@@ -155,7 +155,7 @@ def test_a_browser_hears_what_changes_and_after_a_reconnect_what_it_missed(servi
 
 
 @pytest.mark.parametrize("lost", ["999999999", "00"])
-def test_an_id_that_cannot_be_gone_on_from_is_answered_with_reset(service, listen, lost):
+def test_an_event_id_that_cannot_be_resumed_from_gives_reset(service, listen, lost):
     service.tell(1)
     with write(service.engine) as connection:
         # The oldest rows have left meanwhile.
@@ -169,7 +169,7 @@ def test_an_id_that_cannot_be_gone_on_from_is_answered_with_reset(service, liste
     assert int(stream.came[1][1]) == data["after"] + 1
 
 
-def test_a_token_for_one_job_hears_of_no_other(service, listen):
+def test_a_token_for_one_job_gets_no_events_of_another(service, listen):
     stream = listen("/api/v1/events", token=service.token(Scope.READ, job="mine"))
     stream.wait(1)
     service.tell(1, "other")

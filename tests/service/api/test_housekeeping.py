@@ -50,14 +50,14 @@ def little(monkeypatch):
     monkeypatch.setattr(housekeeping, "FEED_ROWS_MAX", 10)
 
 
-def test_the_feed_keeps_its_newest_rows_and_loses_the_others_bit_by_bit(engine, little):
+def test_the_feed_keeps_its_newest_rows_and_the_others_are_removed_in_chunks(engine, little):
     feed(engine, 33)
     assert [remove_expired(engine, NOW_NS) for _ in range(4)] == [10, 10, 3, 0]
     with read(engine) as connection:
         assert connection.execute(select(Feed.id).order_by(Feed.id)).scalars().all() == list(range(24, 34))
 
 
-def test_settled_notifications_leave_with_their_deliveries_and_waiting_ones_stay(engine):
+def test_settled_notifications_are_removed_with_their_deliveries_and_waiting_ones_stay(engine):
     old, new = NOW_NS - HISTORY_NS - 1, NOW_NS - HISTORY_NS + 1
     rows = [
         outbox_row("old-done", "delivered", old),
@@ -75,7 +75,7 @@ def test_settled_notifications_leave_with_their_deliveries_and_waiting_ones_stay
     assert kept == tried == {"old-waiting", "new-done"}
 
 
-def test_of_ancient_incidents_the_course_goes_and_the_incident_stays(engine):
+def test_old_resolved_incidents_lose_their_transitions_and_stay(engine):
     ancient = incident_row(id="ancient", number=1, state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS - 1)
     recent = incident_row(id="recent", number=2, state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS + 1)
     still = incident_row(id="open", number=3, resolved_unix_ns=None)

@@ -39,7 +39,7 @@ def topics_at(bootstrap: str) -> KafkaSettings:
     return kafka
 
 
-def test_what_was_answered_202_lies_in_the_topic_as_it_came(any_broker, tmp_path):
+def test_a_batch_accepted_with_202_is_in_the_topic_unchanged(any_broker, tmp_path):
     kafka = topics_at(any_broker.bootstrap)
     intake = KafkaIntake(kafka)
     bodies = [batch(seq, f"job{seq % 5}") for seq in range(40)]
@@ -98,7 +98,7 @@ def test_a_broker_that_hangs_makes_no_request_hang_and_takes_the_same_batch_afte
         assert {one.value for one in found} == {batch(0), batch(1)}
 
 
-def test_what_brokers_never_take_is_413_and_a_dead_letter(any_broker, tmp_path, monkeypatch):
+def test_a_batch_that_brokers_refuse_is_413_and_a_dead_letter(any_broker, tmp_path, monkeypatch):
     monkeypatch.setattr(producer_module, "MESSAGE_BYTES_MAX", 1_000)
     kafka = topics_at(any_broker.bootstrap)
     large = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=(wire.Event("n" * 2_000, 1),)))

@@ -1,4 +1,4 @@
-"""Requests that meet: each is decided as if they had come one after the other, by whichever api process they came."""
+"""Concurrent requests have the same outcome as requests in sequence, also over several api processes."""
 
 import threading
 

@@ -1,4 +1,6 @@
-"""Reading by REST: pages that do not shift, cursors that cannot be made up, numbers that JSON does not have."""
+"""Reads by REST: pages that do not shift, cursors that cannot be forged, numbers that JSON cannot express."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import insert, update
@@ -46,7 +48,7 @@ def test_all_pages_together_are_the_list_each_item_once(api, many):
     assert got == [one["id"] for one in sorted(many, key=lambda one: (one["onset_unix_ns"], one["id"]), reverse=True)]
 
 
-def test_what_comes_in_between_does_not_shift_the_pages(api, many):
+def test_new_rows_do_not_shift_the_pages(api, many):
     first, *rest = pages(api, "/api/v1/incidents?limit=10")
     seen = [one["id"] for one in first]
     walk = pages(api, "/api/v1/incidents?limit=10")
@@ -56,7 +58,7 @@ def test_what_comes_in_between_does_not_shift_the_pages(api, many):
     assert seen + [one["id"] for page in walk for one in page] == seen + [one["id"] for page in rest for one in page]
 
 
-def test_a_cursor_that_was_changed_or_is_another_lists_is_refused(api, many):
+def test_a_cursor_that_was_changed_or_belongs_to_another_list_is_refused(api, many):
     cursor = api.get("/api/v1/incidents?limit=5").json()["next_cursor"]
     assert api.get(f"/api/v1/incidents?limit=5&cursor={cursor}").status_code == 200
     other = "B" if cursor[0] == "A" else "A"
@@ -67,12 +69,12 @@ def test_a_cursor_that_was_changed_or_is_another_lists_is_refused(api, many):
         assert api.get(f"{path}cursor={cursor}").status_code == 422, path
 
 
-def test_filters_join(api, many):
+def test_several_filters_must_all_match(api, many):
     found = api.get("/api/v1/incidents?job=j1&severity=critical&state=unresolved").json()["items"]
     assert [one["number"] for one in found] == [21, 15, 9, 3]
 
 
-def test_a_filter_given_several_times_lets_each_of_its_values_through(api):
+def test_a_filter_given_several_times_matches_each_of_its_values(api):
     states = ["open", "acknowledged", "resolved"]
     rows = [incident(n, state=states[n % 3], kind=["hang", "straggler"][n % 2]) for n in range(1, 10)]
     with write(api.engine) as connection:
@@ -158,7 +160,7 @@ def job_row(**changes):
     ("loss", "shown"),
     [(float("nan"), "NaN"), (float("inf"), "Inf"), (float("-inf"), "-Inf"), (1e308, 1e308), (-0.0, 0.0), (None, None)],
 )
-def test_a_number_that_json_does_not_have_is_its_name(api, loss, shown):
+def test_a_number_that_json_cannot_express_is_its_name(api, loss, shown):
     with write(api.engine) as connection:
         connection.execute(insert(Job).values(**job_row(loss=loss)))
     assert api.get("/api/v1/jobs/j").json()["loss"] == shown
@@ -188,7 +190,7 @@ def test_charts_of_a_job_without_values_are_empty_and_of_no_job_are_404(api):
     assert api.get("/api/v1/jobs/j/series?metric=loss&ranks=0-99999999&reduce=none").status_code == 422
 
 
-def test_an_incident_is_found_by_the_beginning_of_its_id(api):
+def test_an_incident_is_found_by_a_prefix_of_its_id(api):
     rows = [incident(1, id="inc_3f9a2c1bd17744aa20c1d2e3"), incident(2, id="inc_3f9a2c1bd17744aa20c1ffff", job="other")]
     with write(api.engine) as connection:
         connection.execute(insert(Incident), [rows[0], incident(3, id="inc_aaaaaaaaaaaaaaaaaaaaaaaa")])
@@ -207,7 +209,7 @@ def test_an_incident_is_found_by_the_beginning_of_its_id(api):
     assert of_other.json()["id"] == rows[1]["id"]
 
 
-def test_an_incident_says_what_to_do_first_and_what_its_job_can(api, many):
+def test_an_incident_shows_first_steps_and_what_its_job_supports(api, many):
     with write(api.engine) as connection:
         connection.execute(insert(Job).values(**job_row(name="j1")))
         row = {"job": "j1", "attempt": "l.0", "number": 1, "started_unix_ns": 1, "world_size": 4}
@@ -218,19 +220,33 @@ def test_an_incident_says_what_to_do_first_and_what_its_job_can(api, many):
     assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
+def acknowledge_as_stream(api, incident):
+    """Do what stream does with an acknowledgement in the control log."""
+    with write(api.engine) as connection:
+        row = {"incident_id": incident, "number": 2, "what": "acknowledged", "actor": "admin", "text": "", "fields": {}}
+        connection.execute(insert(IncidentTransition).values(**row, at_unix_ns=9))
+        connection.execute(update(Incident).where(Incident.id == incident).values(state="acknowledged", transitions=2))
+
+
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
     monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 0.05)
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (202, "open")
 
-    # What stream does with the record that is in the log now.
-    with write(api.engine) as connection:
-        row = {"incident_id": "inc_3", "number": 2, "what": "acknowledged", "actor": "admin", "text": "", "fields": {}}
-        connection.execute(insert(IncidentTransition).values(**row, at_unix_ns=9))
-        connection.execute(update(Incident).where(Incident.id == "inc_3").values(state="acknowledged", transitions=2))
+    acknowledge_as_stream(api, "inc_3")
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (200, "acknowledged")
     assert [one["what"] for one in answer.json()["history"]] == ["acknowledged"]
+
+
+def test_a_judgement_is_answered_as_soon_as_stream_has_acted(api, many, monkeypatch):
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 3_600.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(api.post, "/api/v1/incidents/inc_3/acknowledge")
+        while not api.get("/api/v1/audit?action=incident.acknowledged").json()["items"]:
+            assert not answer.done()
+        acknowledge_as_stream(api, "inc_3")
+        assert (answer.result().status_code, answer.result().json()["state"]) == (200, "acknowledged")
 
 
 def test_metrics_are_openmetrics_and_count_what_is_open(api, many):

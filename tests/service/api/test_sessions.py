@@ -1,4 +1,4 @@
-"""A browser logs in with a token, and writes only from our own pages."""
+"""A browser logs in with a token, and can write only from pages of this service."""
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
@@ -35,7 +35,7 @@ def test_a_login_link_works_once(api):
     assert log_in(api, token).status_code == 401
 
 
-def test_logging_out_makes_the_cookie_worthless(api):
+def test_after_logging_out_the_cookie_is_not_valid(api):
     log_in(api, api.admin)
     [(name, value)] = api.client.cookies.items()
     assert api.client.delete("/api/v1/session", headers=OURS).status_code == 204

@@ -1,4 +1,4 @@
-"""Ingest: durable before it is accepted, and a reason for whatever can never be."""
+"""Ingest: a batch is durable before it is accepted, and refused with a reason if it never can be."""
 
 import threading
 
@@ -70,7 +70,9 @@ def test_plain_json_becomes_the_same_batch_and_nan_survives(api):
         (batch(ranks=(wire.RankInfo(0, 2**40),)), MSGPACK, 422, "range"),
     ],
 )
-def test_what_can_never_be_accepted_is_refused_with_its_reason_and_kept(api, body, headers, status, reason):
+def test_a_batch_that_can_never_be_accepted_is_refused_with_a_reason_and_a_dead_letter(
+    api, body, headers, status, reason
+):
     answer = send(api, body, headers)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -80,7 +82,7 @@ def test_what_can_never_be_accepted_is_refused_with_its_reason_and_kept(api, bod
     assert send(api, batch()).status_code == 202
 
 
-def test_a_body_that_grows_beyond_the_limit_without_saying_so_is_refused(api):
+def test_a_body_that_exceeds_the_limit_without_a_content_length_is_refused(api):
     answer = send(api, (b"x" * 1_000_000 for _ in range(10)))
     assert answer.status_code == 413
     assert [letter["reason"] for letter in letters(api)] == ["too_large"]
@@ -130,7 +132,7 @@ def test_more_than_may_wait_is_refused_and_counted(api, monkeypatch):
     assert 'rankwatch_ingest_batches_total{result="busy"} 1.0' in api.get("/metrics").text
 
 
-def test_no_body_whatever_makes_the_service_fail(api):
+def test_no_body_makes_the_service_fail(api):
     """Valid batches with bytes changed, cut, doubled, and plain rubbish: each is accepted or refused, never a 5xx."""
     import random
 

@@ -1,4 +1,4 @@
-"""Writes by REST: once for each key, told to stream through the log, noted in the trail."""
+"""Writes by REST: once for each key, sent to stream through the control log, recorded in the audit trail."""
 
 import threading
 
@@ -28,7 +28,7 @@ def job(api):
     return "j"
 
 
-def test_a_write_that_comes_again_gets_the_first_answer_and_is_not_done_again(api, job):
+def test_a_repeated_write_gets_the_first_reply_and_is_done_once(api, job):
     path, body = f"/api/v1/jobs/{job}/commands", {"action": "pause", "reason": "look"}
     first = api.post(path, body, key="k1")
     again = api.post(path, body, key="k1")
@@ -40,7 +40,7 @@ def test_a_write_that_comes_again_gets_the_first_answer_and_is_not_done_again(ap
     assert api.post(path, body, key="k1", token=api.token(Scope.COMMAND)).json()["id"] != first.json()["id"]
 
 
-def test_the_same_key_from_many_sides_at_once_is_one_command(api, job):
+def test_concurrent_requests_with_one_key_are_one_command(api, job):
     ids = []
 
     def ask():
@@ -78,12 +78,12 @@ def test_a_refused_write_keeps_no_reply_under_its_key(api, job):
         {"action": "pause", "expires_s": "NaN"},
     ],
 )
-def test_a_command_that_cannot_be_is_refused_before_it_is_one(api, job, body):
+def test_an_invalid_command_is_refused_and_not_stored(api, job, body):
     assert api.post(f"/api/v1/jobs/{job}/commands", body).status_code == 422
     assert api.get("/api/v1/commands").json()["items"] == []
 
 
-def test_only_a_registered_checkpoint_that_still_exists_can_be_gone_back_to(api, job):
+def test_a_rollback_needs_a_registered_checkpoint_that_still_exists(api, job):
     for step, verdict in ((1, "good"), (2, "gone")):
         row = {
             "job": job, "id": f"local:l.0:{step}", "attempt": "l.0", "step": step, "tier": "local", "location": "/x",
@@ -98,7 +98,7 @@ def test_only_a_registered_checkpoint_that_still_exists_can_be_gone_back_to(api,
     assert (made.status_code, made.json()["params"]) == (201, {"checkpoint": "local:l.0:1"})
 
 
-def test_a_command_that_waits_can_be_cancelled_and_not_twice(api, job):
+def test_a_waiting_command_can_be_cancelled_once(api, job):
     made = api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause"}).json()
     path = f"/api/v1/commands/{made['id']}/cancel"
     assert api.post(path).json()["state"] == "cancelled"
@@ -106,14 +106,14 @@ def test_a_command_that_waits_can_be_cancelled_and_not_twice(api, job):
     assert api.get(f"/api/v1/commands/{made['id']}").json()["state"] == "cancelled"
 
 
-def test_nobody_approves_what_does_not_wait_for_it(api, job):
+def test_only_a_command_that_waits_for_approval_can_be_approved(api, job):
     made = api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause"}).json()
     assert api.post(f"/api/v1/commands/{made['id']}/approve").status_code == 403
     other = api.token(Scope.COMMAND)
     assert api.post(f"/api/v1/commands/{made['id']}/approve", token=other).status_code == 409
 
 
-def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
+def test_stream_learns_of_a_receiver_without_its_url_and_secret(api):
     made = api.post("/api/v1/receivers", RECEIVER | {"kinds": ["hang"]})
     assert made.status_code == 201
     assert made.json()["secret"].startswith("whsec_")
@@ -128,7 +128,7 @@ def test_a_receiver_is_told_to_stream_without_its_address_and_secret(api):
     assert records(api, ReceiversSet)[-1].receivers == ()
 
 
-def test_what_is_only_worth_knowing_goes_to_those_receivers_that_ask_for_it(api):
+def test_info_level_incidents_go_only_to_receivers_that_ask_for_them(api):
     assert api.post("/api/v1/receivers", RECEIVER).json()["severities"] == ["critical", "warning"]
     everything = RECEIVER | {"name": "archive", "severities": []}
     assert api.post("/api/v1/receivers", everything).json()["severities"] == []
@@ -170,7 +170,7 @@ def test_a_silence_ends_in_the_future_and_within_30_days(api, ends):
     assert api.post("/api/v1/silences", {"ends_unix_ns": ends}).status_code == 422
 
 
-def test_the_policy_is_replaced_as_a_whole_and_told_to_stream(api):
+def test_the_policy_is_replaced_as_a_whole_and_sent_to_stream(api):
     rules = [{"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback"}]
     answer = api.ask("PUT", "/api/v1/policy", json={"rules": rules, "limits": {"cool_down_s": 5}})
     assert answer.status_code == 200
@@ -196,11 +196,11 @@ def test_the_policy_is_replaced_as_a_whole_and_told_to_stream(api):
         {"id": "a", "mode": "act", "action": "stop", "confidence_min": 2},
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(api, rule):
+def test_a_contradictory_rule_is_refused(api, rule):
     assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 422
 
 
-def test_every_write_stands_in_the_trail_and_the_trail_is_whole(api, job):
+def test_every_write_is_in_the_audit_trail_and_the_trail_is_intact(api, job):
     api.post("/api/v1/receivers", RECEIVER)
     api.post(f"/api/v1/jobs/{job}/commands", {"action": "pause", "reason": "why not"})
     api.ask("PUT", "/api/v1/policy/hands-off", json={"hands_off": True})
@@ -215,7 +215,7 @@ def test_every_write_stands_in_the_trail_and_the_trail_is_whole(api, job):
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_that_does_not_say_that_it_is_json_is_not_read_as_json(api, content_type):
+def test_a_body_without_the_json_content_type_is_not_parsed_as_json(api, content_type):
     answer = api.ask(
         "PUT", "/api/v1/policy/hands-off", content=b'{"hands_off": true}', headers={"content-type": content_type}
     )
@@ -257,7 +257,7 @@ def refused_at_once(api, job, action, **params):
     return answer.json()["detail"]
 
 
-def test_two_launches_that_train_under_one_name_are_told_until_one_of_them_ends(api):
+def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
     told(api, "shared", can=("pause",))
     told(api, "alone", can=("pause",))
 
@@ -278,17 +278,17 @@ def test_two_launches_that_train_under_one_name_are_told_until_one_of_them_ends(
 
 
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_weights", "resume", "stop")])
-def test_a_job_that_cannot_be_paused_is_not_asked_to(api, can):
+def test_a_command_that_the_job_does_not_support_is_refused(api, can):
     told(api, "steered", can=can)
     assert "does not support pause; it supports: " in refused_at_once(api, "steered", "pause")
 
 
-def test_a_job_whose_agents_are_silent_is_not_asked_for_anything(api):
+def test_commands_to_a_job_with_silent_agents_are_refused(api):
     told(api, "alone", can=("pause",), views_age_s=25.0)
     assert "none of attempt l.0 has reported for 20 s" in refused_at_once(api, "alone", "pause")
 
 
-def test_a_rollback_without_a_checkpoint_to_go_back_to_is_refused_at_once(api):
+def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
     told(api, "bare", can=("rollback", "rollback_memory", "relaunch"))
     assert refused_at_once(api, "bare", "rollback") == "there is no checkpoint to go back to"
     saved(api, "bare", "memory", 4, "unproven")
@@ -297,7 +297,7 @@ def test_a_rollback_without_a_checkpoint_to_go_back_to_is_refused_at_once(api):
     assert made.status_code == 201
 
 
-def test_a_rollback_that_would_be_one_by_half_is_refused_and_weights_are_the_explicit_choice(api):
+def test_a_rollback_of_the_weights_alone_must_be_requested_explicitly(api):
     told(api, "half", can=("rollback_weights",))
     saved(api, "half", "memory", 4)
     assert "mode weights would take back its weights alone, to memory:l.0:4" in refused_at_once(api, "half", "rollback")
@@ -308,7 +308,7 @@ def test_a_rollback_that_would_be_one_by_half_is_refused_and_weights_are_the_exp
     assert (advice["rollback_to"], advice["rollback_mode"]) == (None, None)
 
 
-def test_a_policy_rule_may_say_what_a_rollback_takes_back(api):
+def test_a_policy_rule_may_choose_the_rollback_mode(api):
     rule = {"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback", "rollback_mode": "weights"}
     assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
     assert api.get("/api/v1/policy").json()["rules"][0]["rollback_mode"] == "weights"

@@ -160,7 +160,7 @@ def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to
         connection.execute(update(Command).values(state="cancelled"))
 
 
-def test_two_jobs_of_one_name_are_told_beside_the_list_of_jobs(terminal, to, api):
+def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(terminal, to, api):
     for launch in ("launch", "other"):
         ranks = (Progress(0, 7, "", 0.0, 0.0),)
         store_views(api.engine, [View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks)], 2**62)
@@ -169,7 +169,7 @@ def test_two_jobs_of_one_name_are_told_beside_the_list_of_jobs(terminal, to, api
     assert "at once" not in terminal.run("jobs", *to)[2]
 
 
-def test_what_a_rollback_takes_back_is_asked_for_and_shown_beside_applied(terminal, to, api):
+def test_the_mode_of_a_rollback_is_requested_and_shown_beside_applied(terminal, to, api):
     status, out, err = terminal.run("rollback", "gpt-small", "--mode", "weights", *to)
     assert (status, "the job cannot go back in mode weights" in err) == (2, True)
     status, out, err = terminal.run("rollback", "gpt-small", "--mode", "full", "--json", *to)
@@ -199,7 +199,7 @@ def test_receivers_are_added_with_a_secret_listed_and_removed(terminal, to):
     assert terminal.run("receivers", "remove", "pager", *to)[0] == 0
 
 
-def test_login_keeps_a_checked_token_for_the_other_commands(terminal, api):
+def test_login_stores_a_valid_token_for_other_commands(terminal, api):
     status, _, err = terminal.run("login", api.url, "--token", "rankwatch_api_x_y")
     assert status == 4, err
     assert terminal.run("login", api.url, "--token", api.admin)[0] == 0
@@ -214,7 +214,7 @@ def test_a_missing_or_weak_token_ends_with_4(terminal, api):
     assert (status, "scope command" in err) == (4, True)
 
 
-def test_an_address_that_is_none_ends_with_2(terminal):
+def test_a_malformed_url_ends_with_2(terminal):
     status, _, err = terminal.run("jobs", "--url", "nonsense")
     assert (status, "http://" in err) == (2, True)
 
@@ -261,7 +261,7 @@ def test_a_database_in_a_folder_that_cannot_be_made_ends_with_2(terminal, tmp_pa
         assert (status, err.count("\n")) == (2, 1), err
 
 
-def test_a_malformed_setting_is_told_with_its_name(terminal):
+def test_a_malformed_setting_is_reported_with_its_name(terminal):
     assert terminal.run("stream", "--kafka", "nohost") == (
         2,
         "",
@@ -274,7 +274,7 @@ def test_unknown_commands_and_options_end_with_2(terminal, arguments):
     assert terminal.run(*arguments)[0] == 2
 
 
-def test_doctor_is_content_with_a_sound_installation(terminal, to, tmp_path):
+def test_doctor_finds_nothing_in_a_working_installation(terminal, to, tmp_path):
     assert terminal.run("db", "upgrade", "--data", str(tmp_path))[0] == 0
     status, out, err = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
     checks = {one["check"]: one["verdict"] for one in map(json.loads, out.splitlines())}
@@ -309,7 +309,7 @@ def test_tokens_are_made_listed_and_revoked_in_the_database(terminal, tmp_path):
     assert terminal.run("token", "revoke", "nope", *where)[0] == 2
 
 
-def test_jobs_says_what_keeps_a_job_of_this_machine_from_being_heard(terminal, to, tmp_path, monkeypatch):
+def test_jobs_prints_why_telemetry_of_this_machine_does_not_arrive(terminal, to, tmp_path, monkeypatch):
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     now = SystemClock().unix_ns()
     write_notice(notice_path(str(tmp_path), "mine"), Notice("mine", "the token is not known", now))
@@ -320,7 +320,7 @@ def test_jobs_says_what_keeps_a_job_of_this_machine_from_being_heard(terminal, t
     assert "gpt-small" in out
 
 
-def test_a_list_that_is_cut_off_says_so(terminal, to, api):
+def test_a_truncated_list_says_so(terminal, to, api):
     with write(api.engine) as connection:
         rows = [incident_row(id=f"inc_{n:024d}", job="many", state="resolved") for n in range(3)]
         connection.execute(insert(Incident), rows)

@@ -18,7 +18,7 @@ def found(config, url=None, token=None, **environment):
     return find_endpoint(url, token, environment, Places(config, config.with_name("local.json")))
 
 
-def test_the_service_that_up_started_here_is_meant_where_nobody_logged_in(config):
+def test_without_a_login_the_service_that_up_started_is_used(config):
     store_endpoint(Endpoint("http://127.0.0.1:9999", "l"), config.with_name("local.json"))
     assert found(config) == Endpoint("http://127.0.0.1:9999", "l")
     assert found(config, "http://127.0.0.1:9999/") == Endpoint("http://127.0.0.1:9999", "l")
@@ -27,14 +27,14 @@ def test_the_service_that_up_started_here_is_meant_where_nobody_logged_in(config
     assert found(config) == Endpoint("http://file", "f")
 
 
-def test_a_spoilt_file_of_up_is_named_with_what_helps(config):
+def test_a_malformed_file_of_up_is_reported_with_a_remedy(config):
     config.parent.mkdir()
     config.with_name("local.json").write_text("{")
     with pytest.raises(CliError, match=r"local.json .*rankwatch up"):
         found(config)
 
 
-def test_without_anything_the_service_on_this_machine_is_meant(config):
+def test_without_configuration_the_service_on_this_machine_is_used(config):
     assert found(config) == Endpoint(URL_DEFAULT, "")
 
 
@@ -53,13 +53,13 @@ def test_a_token_is_never_sent_to_another_service_than_its_own(config):
     assert found(config, "http://file/") == Endpoint("http://file", "f")
 
 
-def test_a_token_alone_goes_to_the_service_that_is_otherwise_meant(config):
+def test_a_token_without_a_url_is_used_with_the_default_service(config):
     store_endpoint(Endpoint("http://file", "f"), config)
     assert found(config, token="o") == Endpoint("http://file", "o")
     assert found(config, RANKWATCH_TOKEN="e") == Endpoint("http://file", "e")
 
 
-def test_the_file_is_for_its_owner_alone_and_is_replaced_whole(config):
+def test_only_its_owner_can_read_the_file_and_it_is_replaced_atomically(config):
     store_endpoint(Endpoint("http://a", "1"), config)
     store_endpoint(Endpoint("http://b", "2"), config)
     assert json.loads(config.read_text()) == {"url": "http://b", "token": "2"}
@@ -68,7 +68,7 @@ def test_the_file_is_for_its_owner_alone_and_is_replaced_whole(config):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"url": "x"}'])
-def test_a_spoilt_file_is_named_with_what_helps(config, content):
+def test_a_malformed_file_is_reported_with_a_remedy(config, content):
     config.parent.mkdir()
     config.write_text(content)
     with pytest.raises(CliError, match=r"client.json .*rankwatch login"):

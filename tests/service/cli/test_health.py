@@ -1,4 +1,4 @@
-"""Health checks of roles without an address: what they told the database, and how long ago."""
+"""Health checks of roles without a port, by their last report in the database."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def told(engine: Engine, host: str, age_s: float) -> None:
         connection.execute(insert(StreamProcess).values(**row))
 
 
-def test_a_stream_process_of_this_host_that_told_of_itself_is_healthy(tmp_path: Path, store: Engine) -> None:
+def test_a_stream_process_of_this_host_that_reported_is_healthy(tmp_path: Path, store: Engine) -> None:
     told(store, socket.gethostname(), 3.0)
     assert asked("stream", tmp_path).exit_code == 0
 
 
 @pytest.mark.parametrize(("host", "age_s"), [(socket.gethostname(), 45.0), ("elsewhere", 1.0)])
-def test_one_that_is_silent_or_elsewhere_is_not(tmp_path: Path, store: Engine, host: str, age_s: float) -> None:
+def test_a_silent_or_remote_stream_process_is_not_healthy(
+    tmp_path: Path, store: Engine, host: str, age_s: float
+) -> None:
     told(store, host, age_s)
     result = asked("stream", tmp_path)
     assert isinstance(result.exception, CliError)
@@ -56,7 +58,7 @@ def test_a_notifier_is_healthy_while_somebody_holds_its_lease(tmp_path: Path, st
     assert asked("notify", tmp_path).exit_code == 0
 
 
-def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
+def test_a_missing_database_is_reported_in_one_line() -> None:
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     result = CliRunner().invoke(app, ["health", "stream", "--database-url", url])
     assert isinstance(result.exception, CliError)

@@ -35,13 +35,13 @@ def test_building_the_command_line_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", ["up", "api", "demo", "pause", "doctor", "token", "db", "incidents"])
-def test_every_command_explains_itself(command):
+def test_every_command_has_help(command):
     done = run(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage" in done.stdout
 
 
-def test_the_agent_explains_itself():
+def test_the_agent_has_help():
     done = run("agent", "--help")
     assert done.returncode == 0
     assert "--dir" in done.stdout

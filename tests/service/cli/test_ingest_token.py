@@ -1,4 +1,4 @@
-"""The collectors' token in a file: made once, kept while it is good, made anew when it is not."""
+"""The token of agents in a file: created once, kept while it is valid, then replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 
 
-def test_a_good_token_stays_and_a_revoked_one_is_replaced(tmp_path: Path) -> None:
+def test_a_valid_token_stays_and_a_revoked_one_is_replaced(tmp_path: Path) -> None:
     engine = open_engine(f"sqlite:///{tmp_path}/rankwatch.db")
     upgrade(engine)
     file = tmp_path / "token"

@@ -90,7 +90,7 @@ def test_a_command_never_makes_a_database(user: Path, arguments: tuple[str, ...]
     assert [path.name for path in user.iterdir()] == []
 
 
-def test_what_up_leaves_is_for_its_user_alone_and_stays_good(user: Path) -> None:
+def test_the_files_of_up_are_private_and_stay_valid(user: Path) -> None:
     settings = Settings(data_dir=user / "elsewhere", port=8123)
     settings.data_dir.mkdir()
     prepare(settings, SystemClock())
@@ -102,7 +102,7 @@ def test_what_up_leaves_is_for_its_user_alone_and_stays_good(user: Path) -> None
     assert json.loads(local.read_text()) == first
 
 
-def test_agents_look_where_up_was_told_to_leave_the_address(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_read_the_address_file_that_up_writes(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = user / "shared" / "ingest.json"
     monkeypatch.setenv("RANKWATCH_INGEST_CONFIG", str(named))
     settings = Settings(data_dir=user / "elsewhere")

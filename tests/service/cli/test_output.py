@@ -1,4 +1,4 @@
-"""What reaches the terminal."""
+"""What is printed to the terminal."""
 
 import json
 
@@ -68,6 +68,6 @@ def test_durations_are_read(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "h", "2", "2 h", "-1h", "1.5h", "2w"])
-def test_what_is_no_duration_is_refused(text):
+def test_a_malformed_duration_is_refused(text):
     with pytest.raises(CliError, match="not a duration"):
         seconds(text)

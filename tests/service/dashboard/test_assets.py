@@ -1,4 +1,4 @@
-"""How the pages' files are served."""
+"""How the files of the pages are served."""
 
 import gzip
 import re

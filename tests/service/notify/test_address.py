@@ -1,4 +1,4 @@
-"""Where webhooks never go."""
+"""Which addresses webhooks may go to."""
 
 import asyncio
 import socket
@@ -38,20 +38,20 @@ PRIVATE = [
 
 @pytest.mark.parametrize("address", NEVER)
 @pytest.mark.parametrize("allow_private", [True, False])
-def test_never(address, allow_private):
+def test_webhooks_never_go_to_link_local_reserved_or_metadata_addresses(address, allow_private):
     with pytest.raises(AddressError, match="never"):
         check_address(ip_address(address), allow_private)
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_private_addresses_only_where_allowed(address):
+def test_private_addresses_need_the_setting_that_allows_them(address):
     check_address(ip_address(address), allow_private=True)
     with pytest.raises(AddressError, match="private"):
         check_address(ip_address(address), allow_private=False)
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:4700::1111", "::ffff:93.184.215.14"])
-def test_public_addresses_are_fine(address):
+def test_public_addresses_are_allowed(address):
     check_address(ip_address(address), allow_private=False)
 
 

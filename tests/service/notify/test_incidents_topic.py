@@ -1,4 +1,4 @@
-"""Incidents into a topic of a real broker."""
+"""Notifications in a topic of a real broker."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def test_without_a_broker_it_is_a_failure_that_says_why_and_webhooks_go_on(monke
     assert send(nobody, "https://a.example/hook").error == "https://a.example/hook whsec_x msg_1"
 
 
-def test_the_topic_becomes_a_receiver_once_and_stream_hears_of_it(engine):
+def test_the_topic_becomes_a_receiver_once_and_stream_learns_of_it(engine):
     clock = SystemClock()
     controls = ControlLog(engine, clock)
     begin = controls.end()
@@ -105,7 +105,7 @@ def test_the_topic_becomes_a_receiver_once_and_stream_hears_of_it(engine):
 
 
 @pytest.mark.integration
-def test_the_notifier_brings_what_was_committed_to_the_topic_in_order(any_broker, engine):
+def test_the_notifier_publishes_committed_messages_to_the_topic_in_order(any_broker, engine):
     settings = settings_at(any_broker.bootstrap)
     kafka = settings.kafka_settings()
     environment = {

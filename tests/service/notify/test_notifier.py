@@ -197,7 +197,7 @@ def test_nothing_is_tried_before_its_time(desk):
     assert [one for _, one in sender.sent] == [failing, later]
 
 
-def test_retry_after_quiets_all_messages_to_that_receiver(desk):
+def test_retry_after_delays_all_messages_to_that_receiver(desk):
     desk.receiver("other")
     first = desk.told("inc_1")[0]
     sender = ScriptedSender(pager=TryOutcome(429, "answered 429", 0.1, retry_after_s=600.0))
@@ -232,7 +232,7 @@ def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
     desk.work(sender, lambda: desk.states()[kept] == "delivered")
 
 
-def test_a_message_that_nobody_took_for_days_is_given_up(desk):
+def test_a_message_that_is_undelivered_for_days_is_given_up(desk):
     (old,) = desk.told()
     desk.clock.advance(GIVE_UP_AFTER_S + 1)
     sender = ScriptedSender(pager=TryOutcome(500, "answered 500", 0.1))
@@ -245,7 +245,7 @@ def test_messages_to_a_receiver_that_was_removed_are_given_up(desk):
     desk.work(ScriptedSender(), lambda: desk.states() == {orphan: "failed"})
 
 
-def test_a_fault_of_the_sender_is_recorded_and_retried_later_not_at_once(desk):
+def test_an_error_in_the_sender_is_recorded_and_retried_with_the_usual_delay(desk):
     (one,) = desk.told()
 
     class Broken:

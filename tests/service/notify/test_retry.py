@@ -1,4 +1,4 @@
-"""What follows from a try."""
+"""What happens after a try."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_everything_else_is_tried_again(status):
     assert delay_s(TryOutcome(status, "no", 0.1)) == RETRY_DELAYS_S[0]
 
 
-def test_gone_gives_up_and_names_the_receiver_gone():
+def test_410_gives_the_message_up_and_disables_the_receiver():
     decision = after_try(TryOutcome(410, "answered 410", 0.1), 1, NOW_NS, 0.0)
     assert (decision.state, decision.receiver_gone) == ("failed", True)
 

@@ -1,4 +1,4 @@
-"""Signatures, judged by the reference library."""
+"""Signatures, verified by the reference library."""
 
 import json
 import time

@@ -57,13 +57,13 @@ def test_retry_after_is_reported():
     assert (outcome.status, outcome.retry_after_s, outcome.error) == (429, 17.0, "answered 429")
 
 
-def test_a_receiver_that_never_answers_costs_one_time_out():
+def test_a_receiver_that_never_answers_costs_one_timeout():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         outcome = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout_s=0.2)
     assert (outcome.status, outcome.error) == (None, "no answer within 0.2 s")
 
 
-def test_an_answer_that_drips_is_cut_by_the_same_time_out():
+def test_a_slow_response_is_cut_by_the_same_timeout():
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -83,7 +83,7 @@ def test_an_answer_that_drips_is_cut_by_the_same_time_out():
     assert outcome.error == "no answer within 0.3 s"
 
 
-def test_nobody_listening_is_said_so():
+def test_a_refused_connection_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     outcome = send(f"http://127.0.0.1:{port}/")

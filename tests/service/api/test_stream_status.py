@@ -21,7 +21,7 @@ def committed(api, partition: int, position: int) -> None:
         connection.execute(insert(StreamPosition).values(row))
 
 
-def test_partitions_tell_how_far_they_are_and_who_looks_after_them(api, reporter):
+def test_partitions_show_their_position_and_their_owner(api, reporter):
     api.log.append([Entry("j", b"x")] * 9)
     committed(api, 0, 7)
     reporter.report([PartitionReport(0, 3, 7, 7, 5, 0)], Counter(restarts=0, fenced=2, away=0, rebuilds=1))
@@ -33,7 +33,7 @@ def test_partitions_tell_how_far_they_are_and_who_looks_after_them(api, reporter
     assert process["counters"] == {"restarts": 0, "fenced": 2, "away": 0, "rebuilds": 1}
 
 
-def test_where_the_log_is_kafka_the_end_is_what_the_owner_last_knew(api, reporter):
+def test_with_kafka_the_end_of_a_partition_is_what_its_owner_last_reported(api, reporter):
     committed(api, 4, 100)
     reporter.report([PartitionReport(4, 3, 90, 130, 5, 11)], new_counts())
     with read(api.engine) as connection:
