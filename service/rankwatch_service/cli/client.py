@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx2
 
-from rankwatch_service.cli.endpoint import Endpoint
+from rankwatch_service.cli.endpoint import ServiceEndpoint
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.output import note
 
@@ -22,7 +22,7 @@ class Client:
     A command sends one or two requests, so connections are not reused, and there is nothing to close.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServiceEndpoint) -> None:
         self.url = endpoint.url
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         try:

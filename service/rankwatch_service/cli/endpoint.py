@@ -22,7 +22,7 @@ CONFIG_NAME: Final = "client.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServiceEndpoint:
     """A service and its token; an empty text means none."""
 
     url: str
@@ -50,7 +50,9 @@ def user_places(environment: Mapping[str, str]) -> Places:
     return Places(folder / CONFIG_NAME, local_config(ingest))
 
 
-def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, str], places: Places) -> Endpoint:
+def find_endpoint(
+    url: str | None, token: str | None, environment: Mapping[str, str], places: Places
+) -> ServiceEndpoint:
     """Choose the service and the token.
 
     A token is used only with the URL from the same source, or if that source has no URL: the token of one service is
@@ -66,14 +68,14 @@ def find_endpoint(url: str | None, token: str | None, environment: Mapping[str, 
         CliError: a file cannot be read or is malformed.
     """
     sources = (
-        Endpoint(url or "", token or ""),
-        Endpoint(environment.get("RANKWATCH_URL", ""), environment.get("RANKWATCH_TOKEN", "")),
+        ServiceEndpoint(url or "", token or ""),
+        ServiceEndpoint(environment.get("RANKWATCH_URL", ""), environment.get("RANKWATCH_TOKEN", "")),
         _stored(places.login, "login"),
         _stored(places.local, "up"),
     )
     chosen_url = next((one.url for one in sources if one.url), URL_DEFAULT).rstrip("/")
     chosen_token = next((one.token for one in sources if one.token and one.url.rstrip("/") in ("", chosen_url)), "")
-    return Endpoint(chosen_url, chosen_token)
+    return ServiceEndpoint(chosen_url, chosen_token)
 
 
 def local_database_url(environment: Mapping[str, str]) -> str:
@@ -82,7 +84,7 @@ def local_database_url(environment: Mapping[str, str]) -> str:
     return str(content.get("database_url", ""))
 
 
-def store_endpoint(endpoint: Endpoint, config: Path) -> None:
+def store_endpoint(endpoint: ServiceEndpoint, config: Path) -> None:
     """Store a service and its token in a file that only the user can read."""
     config.parent.mkdir(parents=True, exist_ok=True)
     fresh = config.with_suffix(".new")
@@ -97,9 +99,9 @@ def job_path(job: str) -> str:
     return f"/api/v1/jobs/{quote(job, safe='')}"
 
 
-def _stored(config: Path, writer: str) -> Endpoint:
+def _stored(config: Path, writer: str) -> ServiceEndpoint:
     content = _content(config, writer)
-    return Endpoint(content.get("url", ""), content.get("token", ""))
+    return ServiceEndpoint(content.get("url", ""), content.get("token", ""))
 
 
 def _content(config: Path, writer: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rankwatch.kafka.producer import Message, Producer
 from rankwatch.outcome import Accepted, Refused
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.receivers import TOPIC_URL
-from rankwatch_service.notify.sender import Sender, TryOutcome
+from rankwatch_service.notify.sender import MessageSender, TryOutcome
 
 ANSWER_WITHIN_S: Final = 15.0
 """The same limit as for a webhook."""
@@ -25,7 +25,7 @@ EVENT_TYPE: Final = "io.rankwatch."
 class TopicSender:
     """Publishes messages for `kafka:` to the incidents topic, and passes all others on."""
 
-    def __init__(self, producer: Producer, topic: str, source: str, clock: Clock, others: Sender) -> None:
+    def __init__(self, producer: Producer, topic: str, source: str, clock: Clock, others: MessageSender) -> None:
         """Send nothing yet.
 
         Args:
@@ -42,7 +42,7 @@ class TopicSender:
         self._others = others
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
-        """See `Sender.send`."""
+        """See `MessageSender.send`."""
         if url != TOPIC_URL:
             return await self._others.send(url, secret, message_id, body)
         began_s = self._clock.monotonic_s()

@@ -12,15 +12,16 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.outbox import DueMessage, OutboxTable, Try
+from rankwatch_service.notify.outbox import DueMessage, EndedTry, OutboxTable
 from rankwatch_service.notify.retry import after_try
-from rankwatch_service.notify.sender import Sender, TryOutcome
+from rankwatch_service.notify.sender import MessageSender, TryOutcome
+from rankwatch_service.store.change_watch import Changes
 from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.lease import RENEW_S, Lease, LeaseLostError
 
@@ -40,14 +41,6 @@ _DATABASE_ERRORS: Final = (SQLAlchemyError, StoreError)
 _log = structlog.get_logger(__name__)
 
 
-class Changes(Protocol):
-    """Detects commits of other connections."""
-
-    def changed(self) -> bool:
-        """Whether another connection has committed since the last call. Called fifty times a second."""
-        ...
-
-
 class Notifier:
     """Delivers the messages of the outbox while it holds the lease."""
 
@@ -55,7 +48,7 @@ class Notifier:
         self,
         outbox: OutboxTable,
         lease: Lease,
-        sender: Sender,
+        sender: MessageSender,
         changes: Changes,
         clock: Clock,
         jitter: random.Random,
@@ -80,7 +73,7 @@ class Notifier:
         self._jitter = jitter
         self._blocking = blocking
         self._in_flight: defaultdict[str, dict[str, asyncio.Task[None]]] = defaultdict(dict)
-        self._ended: list[Try] = []
+        self._ended: list[EndedTry] = []
         self._wake = asyncio.Event()
         self._renew_s = float("-inf")
         self._leads = False
@@ -152,7 +145,7 @@ class Notifier:
             error=outcome.error,
             state=decision.state,
         )
-        self._ended.append(Try(message, outcome, decision, now_unix_ns))
+        self._ended.append(EndedTry(message, outcome, decision, now_unix_ns))
         self._wake.set()
 
     async def _record(self) -> bool:

@@ -32,7 +32,7 @@ class DueMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class EndedTry:
     """One try that has ended, and what to do next."""
 
     message: DueMessage
@@ -72,7 +72,7 @@ class OutboxTable:
                     found += _heads(connection, name, now_unix_ns, busy)
             return found
 
-    def record(self, ended: Sequence[Try]) -> None:
+    def record(self, ended: Sequence[EndedTry]) -> None:
         """Commit the outcomes of tries in one transaction: deliveries, states of messages, and states of receivers.
 
         Raises:
@@ -107,7 +107,7 @@ class OutboxTable:
             ).rowcount
 
 
-def _record(connection: Connection, one: Try) -> None:
+def _record(connection: Connection, one: EndedTry) -> None:
     message, outcome, decision, now_unix_ns = one.message, one.outcome, one.decision, one.at_unix_ns
     connection.execute(
         insert(Delivery).values(

@@ -25,7 +25,7 @@ class TryOutcome:
         return self.status is not None and 200 <= self.status < 300
 
 
-class Sender(Protocol):
+class MessageSender(Protocol):
     """Delivers messages to receivers."""
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:

@@ -13,7 +13,7 @@ from typing import Final
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
-from rankwatch_service.notify.sender import Sender
+from rankwatch_service.notify.sender import MessageSender
 from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -56,7 +56,7 @@ async def _run(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _with_topic(settings: Settings, clock: Clock, webhooks: Sender) -> AsyncIterator[Sender]:
+async def _with_topic(settings: Settings, clock: Clock, webhooks: MessageSender) -> AsyncIterator[MessageSender]:
     """The sender for webhooks and, if Kafka is configured, for the incidents topic."""
     kafka = settings.kafka_settings()
     if kafka is None:

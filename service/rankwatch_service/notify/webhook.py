@@ -44,7 +44,7 @@ class WebhookSender:
         await self._client.aclose()
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
-        """See `Sender.send`."""
+        """See `MessageSender.send`."""
         began_s = self._clock.monotonic_s()
         status: int | None = None
         retry_s: float | None = None

@@ -26,10 +26,16 @@ RECONNECT_S: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
-class _Source(Protocol):
-    def changed(self) -> bool: ...
+class Changes(Protocol):
+    """Detects commits of other connections."""
 
-    def close(self) -> None: ...
+    def changed(self) -> bool:
+        """Whether another connection has committed since the last call; must not block."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
 
 
 class ChangeWatch:
@@ -40,7 +46,7 @@ class ChangeWatch:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._source: _Source = _Listener(engine) if engine.dialect.name == "postgresql" else _Counter(engine)
+        self._source: Changes = _Listener(engine) if engine.dialect.name == "postgresql" else _Counter(engine)
 
     def changed(self) -> bool:
         """True whenever somebody else has committed since the last yes, and soon after the beginning."""

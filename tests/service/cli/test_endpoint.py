@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rankwatch_service.cli.endpoint import URL_DEFAULT, Endpoint, Places, find_endpoint, store_endpoint
+from rankwatch_service.cli.endpoint import URL_DEFAULT, Places, ServiceEndpoint, find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
 
 
@@ -19,12 +19,12 @@ def found(config, url=None, token=None, **environment):
 
 
 def test_without_a_login_the_service_that_up_started_is_used(config):
-    store_endpoint(Endpoint("http://127.0.0.1:9999", "l"), config.with_name("local.json"))
-    assert found(config) == Endpoint("http://127.0.0.1:9999", "l")
-    assert found(config, "http://127.0.0.1:9999/") == Endpoint("http://127.0.0.1:9999", "l")
-    assert found(config, "http://elsewhere") == Endpoint("http://elsewhere", "")
-    store_endpoint(Endpoint("http://file", "f"), config)
-    assert found(config) == Endpoint("http://file", "f")
+    store_endpoint(ServiceEndpoint("http://127.0.0.1:9999", "l"), config.with_name("local.json"))
+    assert found(config) == ServiceEndpoint("http://127.0.0.1:9999", "l")
+    assert found(config, "http://127.0.0.1:9999/") == ServiceEndpoint("http://127.0.0.1:9999", "l")
+    assert found(config, "http://elsewhere") == ServiceEndpoint("http://elsewhere", "")
+    store_endpoint(ServiceEndpoint("http://file", "f"), config)
+    assert found(config) == ServiceEndpoint("http://file", "f")
 
 
 def test_a_malformed_file_of_up_is_reported_with_a_remedy(config):
@@ -35,33 +35,33 @@ def test_a_malformed_file_of_up_is_reported_with_a_remedy(config):
 
 
 def test_without_configuration_the_service_on_this_machine_is_used(config):
-    assert found(config) == Endpoint(URL_DEFAULT, "")
+    assert found(config) == ServiceEndpoint(URL_DEFAULT, "")
 
 
 def test_option_beats_environment_beats_file(config):
-    store_endpoint(Endpoint("http://file", "f"), config)
+    store_endpoint(ServiceEndpoint("http://file", "f"), config)
     environment = {"RANKWATCH_URL": "http://env", "RANKWATCH_TOKEN": "e"}
-    assert found(config) == Endpoint("http://file", "f")
-    assert found(config, **environment) == Endpoint("http://env", "e")
-    assert found(config, "http://option/", "o", **environment) == Endpoint("http://option", "o")
+    assert found(config) == ServiceEndpoint("http://file", "f")
+    assert found(config, **environment) == ServiceEndpoint("http://env", "e")
+    assert found(config, "http://option/", "o", **environment) == ServiceEndpoint("http://option", "o")
 
 
 def test_a_token_is_never_sent_to_another_service_than_its_own(config):
-    store_endpoint(Endpoint("http://file", "f"), config)
-    assert found(config, "http://elsewhere") == Endpoint("http://elsewhere", "")
-    assert found(config, RANKWATCH_URL="http://elsewhere") == Endpoint("http://elsewhere", "")
-    assert found(config, "http://file/") == Endpoint("http://file", "f")
+    store_endpoint(ServiceEndpoint("http://file", "f"), config)
+    assert found(config, "http://elsewhere") == ServiceEndpoint("http://elsewhere", "")
+    assert found(config, RANKWATCH_URL="http://elsewhere") == ServiceEndpoint("http://elsewhere", "")
+    assert found(config, "http://file/") == ServiceEndpoint("http://file", "f")
 
 
 def test_a_token_without_a_url_is_used_with_the_default_service(config):
-    store_endpoint(Endpoint("http://file", "f"), config)
-    assert found(config, token="o") == Endpoint("http://file", "o")
-    assert found(config, RANKWATCH_TOKEN="e") == Endpoint("http://file", "e")
+    store_endpoint(ServiceEndpoint("http://file", "f"), config)
+    assert found(config, token="o") == ServiceEndpoint("http://file", "o")
+    assert found(config, RANKWATCH_TOKEN="e") == ServiceEndpoint("http://file", "e")
 
 
 def test_only_its_owner_can_read_the_file_and_it_is_replaced_atomically(config):
-    store_endpoint(Endpoint("http://a", "1"), config)
-    store_endpoint(Endpoint("http://b", "2"), config)
+    store_endpoint(ServiceEndpoint("http://a", "1"), config)
+    store_endpoint(ServiceEndpoint("http://b", "2"), config)
     assert json.loads(config.read_text()) == {"url": "http://b", "token": "2"}
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert [entry.name for entry in config.parent.iterdir()] == ["client.json"]

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from starlette.concurrency import run_in_threadpool
+
+from rankwatch_service.store.change_watch import Changes
 
 POLL_S: Final = 0.05
 """Time between two polls of the database. A poll takes 3 us on SQLite, less on PostgreSQL."""
 
 Value = TypeVar("Value")
-
-
-class Changes(Protocol):
-    """Detects commits of other connections; `store.change_watch.ChangeWatch` is one."""
-
-    def changed(self) -> bool:
-        """Whether another connection has committed since the last call; must not block."""
-        ...
-
-    def close(self) -> None:
-        """Release the connection."""
-        ...
 
 
 class ChangeFeed:

@@ -24,7 +24,7 @@ CHECK_S: Final = 10.0
 """How often the token of an open stream is checked again."""
 
 
-class Stream:
+class EventStream:
     """One open stream, counted within `async with`. It ends if the database fails; clients then reconnect."""
 
     max_of_token = STREAMS_MAX
@@ -62,11 +62,11 @@ class Stream:
         return isinstance(error, StoreError)
 
 
-class PersonStream(Stream):
+class PersonEventStream(EventStream):
     """A stream of a person, who may leave many tabs open."""
 
     max_of_token = STREAMS_OF_A_PERSON_MAX
 
 
-StreamDep = Annotated[Stream, Depends()]
-PersonStreamDep = Annotated[PersonStream, Depends()]
+EventStreamDep = Annotated[EventStream, Depends()]
+PersonEventStreamDep = Annotated[PersonEventStream, Depends()]

@@ -14,7 +14,7 @@ from rankwatch import wire
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.event_streams import StreamDep
+from rankwatch_service.api.dependencies.event_streams import EventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
@@ -41,7 +41,7 @@ def _may_listen(identity: Agent, job: Name) -> None:
 
 @router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_listen)])
 async def orders(
-    context: Ctx, _identity: Agent, stream: StreamDep, job: Name, host: Name, boot: Name
+    context: Ctx, _identity: Agent, stream: EventStreamDep, job: Name, host: Name, boot: Name
 ) -> AsyncIterator[ServerSentEvent]:
     """All open orders of the job, sent at once, after every change, and every 10 s.
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.event_streams import PersonStreamDep
+from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Feed
@@ -34,7 +34,7 @@ READ_MAX: Final = 500
 async def events(
     context: Ctx,
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
-    stream: PersonStreamDep,
+    stream: PersonEventStreamDep,
     job: Annotated[list[str] | None, Query()] = None,
     after: Annotated[
         int | None, Query(ge=0, description="like Last-Event-ID, for clients that cannot set that header")

@@ -28,9 +28,9 @@ def login(
     import os
 
     from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import Endpoint, store_endpoint, user_places
+    from rankwatch_service.cli.endpoint import ServiceEndpoint, store_endpoint, user_places
 
-    endpoint = Endpoint(url.rstrip("/"), secret.strip())
+    endpoint = ServiceEndpoint(url.rstrip("/"), secret.strip())
     Client(endpoint).get("/api/v1/jobs", limit=1)
     config = user_places(os.environ).login
     store_endpoint(endpoint, config)

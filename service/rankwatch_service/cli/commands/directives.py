@@ -40,7 +40,7 @@ MODE = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class DirectiveCommand:
     """One command of the command line."""
 
     name: str
@@ -48,7 +48,7 @@ class Action:
     command: Callable[..., None]
 
 
-def _plain(name: str, text: str) -> Action:
+def _plain(name: str, text: str) -> DirectiveCommand:
     def command(
         job: NAME,
         reason: REASON = "",
@@ -60,7 +60,7 @@ def _plain(name: str, text: str) -> Action:
     ) -> None:
         request(connect(url, token), job, name, {}, reason, wait_s if wait else None, as_json)
 
-    return Action(name, text, command)
+    return DirectiveCommand(name, text, command)
 
 
 def _rollback(
@@ -83,7 +83,7 @@ ACTIONS: Final = (
     _plain("pause", "Pause all ranks of a job at the same step."),
     _plain("resume", "Resume a paused job."),
     _plain("checkpoint", "Save a checkpoint of a job now."),
-    Action("rollback", "Roll a job back to a checkpoint, within its processes if it supports that.", _rollback),
+    DirectiveCommand("rollback", "Roll a job back to a checkpoint, within its processes if supported.", _rollback),
     _plain("relaunch", "End the processes of a job; its launcher restarts them from the newest good checkpoint."),
     _plain("stop", "End the training loop of a job, on all ranks at the same step."),
 )

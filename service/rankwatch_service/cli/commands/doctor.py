@@ -36,7 +36,7 @@ OPTIONAL: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """The result of one check; the verdict is ok, note (optional) or finding."""
 
     name: str
@@ -72,13 +72,13 @@ def doctor(
         raise typer.Exit(Status.FINDINGS)
 
 
-def _machine(configured: Settings) -> Iterator[Check]:
-    yield Check("version", "ok", f"rankwatch {metadata.version('rankwatch')}")
+def _machine(configured: Settings) -> Iterator[CheckResult]:
+    yield CheckResult("version", "ok", f"rankwatch {metadata.version('rankwatch')}")
     for module, use in OPTIONAL:
         if find_spec(module):
-            yield Check(module, "ok", use)
+            yield CheckResult(module, "ok", use)
         else:
-            yield Check(module, "note", f"not installed; needed only for {use}")
+            yield CheckResult(module, "note", f"not installed; needed only for {use}")
     yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)
     yield _space("data folder", configured.data_dir, DISK_BYTES_MIN)
 
@@ -88,17 +88,19 @@ def _recorder_folder(named: str | None) -> Path:
     return Path(named) if named else shared if shared.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
 
 
-def _space(name: str, folder: Path, bytes_min: int) -> Check:
+def _space(name: str, folder: Path, bytes_min: int) -> CheckResult:
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not os.access(existing, os.W_OK):
-        return Check(name, "finding", f"{existing} is not writable")
+        return CheckResult(name, "finding", f"{existing} is not writable")
     free = shutil.disk_usage(existing).free
     if free < bytes_min:
-        return Check(name, "finding", f"{existing} has {free / 1e6:,.0f} MB free, needs {bytes_min / 1e6:,.0f} MB")
-    return Check(name, "ok", f"{folder}, {free / 1e6:,.0f} MB free")
+        return CheckResult(
+            name, "finding", f"{existing} has {free / 1e6:,.0f} MB free, needs {bytes_min / 1e6:,.0f} MB"
+        )
+    return CheckResult(name, "ok", f"{folder}, {free / 1e6:,.0f} MB free")
 
 
-def _database(configured: Settings) -> Iterator[Check]:
+def _database(configured: Settings) -> Iterator[CheckResult]:
     from rankwatch_service.cli.database import database_in_force
     from rankwatch_service.store.engine import address_of, open_engine
     from rankwatch_service.store.errors import StoreError
@@ -108,26 +110,26 @@ def _database(configured: Settings) -> Iterator[Check]:
         url = database_in_force(configured)
         address = address_of(url)
     except StoreError as error:
-        yield Check("database", "finding", str(error))
+        yield CheckResult("database", "finding", str(error))
         return
     shown = address.render_as_string(hide_password=True)
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").exists():
-        yield Check("database", "note", f"{shown} does not exist yet; `rankwatch up` creates it")
+        yield CheckResult("database", "note", f"{shown} does not exist yet; `rankwatch up` creates it")
         return
     try:
         engine = open_engine(url)
         check(engine)
         engine.dispose()
-        yield Check("database", "ok", shown)
+        yield CheckResult("database", "ok", shown)
     except (StoreError, OSError) as error:
-        yield Check("database", "finding", f"{shown}: {error}")
+        yield CheckResult("database", "finding", f"{shown}: {error}")
 
 
-def _kafka(configured: Settings) -> Iterator[Check]:
+def _kafka(configured: Settings) -> Iterator[CheckResult]:
     if not configured.kafka:
         return
     if not find_spec("kafka"):
-        yield Check("Kafka", "finding", "the Kafka client is not installed: pip install 'rankwatch[kafka]'")
+        yield CheckResult("Kafka", "finding", "the Kafka client is not installed: pip install 'rankwatch[kafka]'")
         return
     from rankwatch.kafka.client import KafkaAwayError
     from rankwatch_service.log.kafka_topics import topic_partitions
@@ -135,44 +137,44 @@ def _kafka(configured: Settings) -> Iterator[Check]:
     try:
         topics = topic_partitions(configured)
     except KafkaAwayError as error:
-        yield Check("Kafka", "finding", str(error))
+        yield CheckResult("Kafka", "finding", str(error))
         return
-    yield Check("Kafka", "ok", f"{configured.kafka} accepts connections")
+    yield CheckResult("Kafka", "ok", f"{configured.kafka} accepts connections")
     for topic, partitions in topics.items():
         if partitions:
-            yield Check("topic", "ok", f"{topic}, {partitions} partitions")
+            yield CheckResult("topic", "ok", f"{topic}, {partitions} partitions")
         else:
-            yield Check("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` creates it")
+            yield CheckResult("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` creates it")
 
 
-def _service(url: str | None, token: str | None) -> Iterator[Check]:
+def _service(url: str | None, token: str | None) -> Iterator[CheckResult]:
     from rankwatch_service.cli.options import connect
 
     client = connect(url, token)
     try:
         date = client.head_date("/livez")
     except CliError as error:
-        yield Check("service", "note", f"{error}; `rankwatch up` starts one")
+        yield CheckResult("service", "note", f"{error}; `rankwatch up` starts one")
         return
-    yield Check("service", "ok", f"{client.url} answers")
+    yield CheckResult("service", "ok", f"{client.url} answers")
     yield _clock(date)
     yield _request("service ready", "all checks pass", lambda: client.get("/readyz"))
     yield _request("token", "can read", lambda: client.get("/api/v1/jobs", limit=1))
 
 
-def _request(name: str, success: str, send: Callable[[], object]) -> Check:
+def _request(name: str, success: str, send: Callable[[], object]) -> CheckResult:
     try:
         send()
     except CliError as error:
-        return Check(name, "finding", str(error))
-    return Check(name, "ok", success)
+        return CheckResult(name, "finding", str(error))
+    return CheckResult(name, "ok", success)
 
 
-def _clock(date: str) -> Check:
+def _clock(date: str) -> CheckResult:
     from rankwatch_service.clock import SystemClock
 
     skew_s = SystemClock().unix_ns() / 1e9 - email.utils.parsedate_to_datetime(date).timestamp()
     # The header has a resolution of 1 s, so up to 1 s is not skew.
     if abs(skew_s - 0.5) > CLOCK_SKEW_MAX_S:
-        return Check("clock", "finding", f"the clocks of this machine and the service differ by {skew_s:.0f} s")
-    return Check("clock", "ok", "agrees with the clock of the service")
+        return CheckResult("clock", "finding", f"the clocks of this machine and the service differ by {skew_s:.0f} s")
+    return CheckResult("clock", "ok", "agrees with the clock of the service")
