@@ -44,7 +44,7 @@ from rankwatch_service.incidents.resolution import (
     may_resolve,
     quiet_s,
 )
-from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.incidents.transition import TransitionKind, Update, reported_once
 from rankwatch_service.short_ids import short
 
 OPEN_MAX: Final = 256
@@ -156,7 +156,7 @@ class Correlator:
                 told += self._come_back(*before, finding, placement)
             else:
                 told += self._open(finding, placement)
-        return _once(told)
+        return reported_once(told)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
         """A person says that it is over."""
@@ -384,17 +384,6 @@ class Correlator:
 def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
     ends = finding.change is Change.CLOSE
     return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), str(finding.scope))
-
-
-def _once(told: list[Update]) -> list[Update]:
-    """Of several things worth telling about one incident at once the first one is told, with all the rest in it."""
-    seen: set[str] = set()
-    for news in told:
-        if news.what is TransitionKind.UPDATED and news.incident.id in seen:
-            news.what = TransitionKind.EVIDENCE
-        if news.what in (TransitionKind.OPENED, TransitionKind.UPDATED):
-            seen.add(news.incident.id)
-    return told
 
 
 def _heads(part: Part, incident: Incident, placement: Placement) -> bool:

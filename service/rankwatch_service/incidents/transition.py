@@ -33,6 +33,17 @@ class Update:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+def reported_once(updates: list[Update]) -> list[Update]:
+    """Of several updates of one incident that come together, the first is reported, with all the rest in it."""
+    seen: set[str] = set()
+    for update in updates:
+        if update.what is TransitionKind.UPDATED and update.incident.id in seen:
+            update.what = TransitionKind.EVIDENCE
+        if update.what in (TransitionKind.OPENED, TransitionKind.UPDATED):
+            seen.add(update.incident.id)
+    return updates
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One change of one incident, with the incident as it is after it."""
