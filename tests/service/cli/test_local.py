@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rankwatch.agent.endpoint import ServiceEndpoint, find_endpoint
+from rankwatch.agent.endpoint import Endpoint, find_endpoint
 from rankwatch_service.cli.app import app
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.settings import Settings
@@ -109,9 +109,9 @@ def test_agents_read_the_address_file_that_up_writes(user: Path, monkeypatch: py
     settings.data_dir.mkdir()
     prepare(settings, SystemClock())
     token = json.loads(named.read_text())["token"]
-    assert find_endpoint(None, None, os.environ) == ServiceEndpoint(settings.public_url, token)
+    assert find_endpoint(None, None, os.environ) == Endpoint(settings.public_url, token)
     # The address alone is enough where the token that goes with it lies here.
-    assert find_endpoint(settings.public_url + "/", None, os.environ) == ServiceEndpoint(settings.public_url, token)
+    assert find_endpoint(settings.public_url + "/", None, os.environ) == Endpoint(settings.public_url, token)
     with pytest.raises(ValueError, match="no token"):
         find_endpoint("http://127.0.0.1:9", None, os.environ)
 
