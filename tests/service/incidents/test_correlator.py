@@ -382,7 +382,7 @@ def test_an_incident_of_an_older_state_goes_on(correlator):
 def test_what_the_store_knows_of_a_job_that_goes_on_in_the_same_attempt_stays_open(correlator):
     judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
     again = Correlator("gpt")
-    again.adopt(correlator.open, "l.0", 1, 1_000)
+    again.restore_open(correlator.open, "l.0", 1, 1_000)
     again.begin("l.0")
     assert go_on(again, "l.0") == []
     again.begin("m.0")
