@@ -1,7 +1,7 @@
-"""One job's batches and ticks become the observations that detectors are told. Pure and deterministic.
+"""Assembles the bundles and ticks of one job into observations for its detectors. Pure and deterministic.
 
-Only the newest attempt has open frames: when a newer one appears, those of the old one close as they are, and its later
-step records count as late. Events of old attempts are passed on all the same: who died matters afterwards too.
+Only the newest attempt has open frames. When a newer attempt appears, the frames of the old one close as they are, and
+its later rows are dropped and counted. Events of old attempts are passed on: which rank died still matters.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 
 START_WAIT_S: Final = 2.0
-"""An attempt starts when all ranks have said who they are, or so long after its first batch."""
+"""An attempt starts when all ranks have reported who they are, or this long after its first batch."""
 
 PENDING_MAX: Final = 4_096
 PENDING_ROWS_MAX: Final = 1_000_000
-"""Batches and their rows that wait for the start; beyond it the attempt starts with what is known."""
+"""Batches, and rows in them, that wait for an attempt to start. Beyond that it starts with the known ranks."""
 
 LAUNCHES_MAX: Final = 64
-"""Earlier launches remembered, so that a message from one of them is not taken for a new one."""
+"""Earlier launches remembered, so that a message from one of them does not begin a new attempt."""
 
 REASONS_MAX: Final = 64
-"""Reasons counted; agents name theirs themselves."""
+"""Reasons in `counts`; agents choose the names of theirs."""
 
 STEP_TIME_WEIGHT: Final = 0.1
-"""Of the newest step in the running mean of step times: about ten steps decide."""
+"""Weight of the newest step in the running mean of step times, which spans about ten steps."""
 
 _DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited", "exception": "exited"}
 
 
 class Assembler:
-    """Assembles the frames, presence and events of one job. `counts` says what was left out and why."""
+    """Assembles the frames, presence and events of one job. `counts` counts what was dropped, by reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Assembler:
         self.topology_state = TopologyState()
         self.step_time_s: float | None = None
         self.last_step = -1
-        """Newest closed frame of step records in this attempt; -1 before the first."""
+        """Step of the newest closed frame of this attempt; -1 before the first."""
         self.board: ProgressBoard | None = None
         self._lockstep = LockstepCheck()
         self._gaps = GapTracker()
@@ -74,7 +74,7 @@ class Assembler:
 
     @property
     def finished(self) -> bool:
-        """Whether every rank has left its loop in good order."""
+        """Whether every rank has finished its training loop."""
         return self._ended and self.board is not None and self.board.left()
 
     def may_join(self, batch: wire.Batch) -> bool:
@@ -89,9 +89,9 @@ class Assembler:
         )
 
     def fits(self, bundle: Bundle, now_s: float) -> bool:
-        """Whether a bundle can be taken whole, with the outcome of its batches one after the other. One batch can be.
+        """Whether taking the bundle whole has the outcome of taking its batches one by one. Changes nothing.
 
-        Of several each must have been allowed to join (`may_join`). Changes nothing.
+        It always has for a single batch. Of several batches, each must satisfy `may_join`.
         """
         return len(bundle.batches) == 1 or (
             self._gaps.are_new(bundle.batches)
@@ -99,7 +99,10 @@ class Assembler:
         )
 
     def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
-        """The next batches in log order, which fit. This object is as of each observation while that is looked at."""
+        """Take the next bundle in log order, which must fit.
+
+        While the caller handles an observation, this object has the state of that moment.
+        """
         arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
         if Arrival.REPEATED in arrivals:
             self.counts["repeated_batches"] += 1
@@ -124,7 +127,7 @@ class Assembler:
         yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
-        """Time passed. For `blind_s` of it nothing could have come, for a reason of ours."""
+        """Advance to `now_s`. For `blind_s` of the time since the last tick the service could not receive anything."""
         if self.attempt is None:
             return
         if blind_s > 0 and self.board is not None:
@@ -156,7 +159,7 @@ class Assembler:
     def _begin(self, attempt: str, now_s: float) -> None:
         launch = attempt.rpartition(".")[0]
         if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
-            # After a rollback the same processes go on: then everyone is known already.
+            # After a rollback inside the processes, the ranks are still the same.
             self.topology_state = TopologyState()
         if launch not in self._launches:
             self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
@@ -173,7 +176,7 @@ class Assembler:
             yield from self._absorb(bundle, True, now_s)
 
     def _announce(self, now_s: float) -> AttemptStart:
-        """Tell detectors the topology; from here on frames have its world size."""
+        """Announce the topology to the detectors. From here on, frames have its world size."""
         assert self.attempt is not None
         size = self.topology_state.world_size
         if self.board is None:
@@ -208,7 +211,7 @@ class Assembler:
         for family, table in bundle.tables.items():
             yield from self._windows[family].add(table, now_s)
         if newest:
-            # A late message's progress is older than what is known.
+            # The progress in a late message is older than what the board has.
             for rank, state in self.board.hear(bundle.batches, now_s):
                 self._depart(rank, state)
         for event in (event for batch in bundle.batches for event in batch.events):
@@ -236,7 +239,7 @@ class Assembler:
     def _close(
         self, now_s: float, last_batches: Mapping[str, Mapping[int, int]] = MappingProxyType({})
     ) -> Iterator[Frame]:
-        """Close what is complete or late.
+        """Close the frames that are complete or late.
 
         Args:
             now_s: stream time.
@@ -294,7 +297,7 @@ class Assembler:
         assembler.topology_state = TopologyState.restored(state["roster"])
         assembler.step_time_s = state["step_time_s"]
         assembler.board = None if state["board"] is None else ProgressBoard.restored(state["board"])
-        if "march" in state:  # snapshots of before lack it
+        if "march" in state:  # older snapshots lack it
             assembler._lockstep = LockstepCheck.restored(state["march"])
         assembler._gaps.restore(state["senders"])
         assembler._launches = list(state["launches"])

@@ -1,4 +1,4 @@
-"""Observations in, news of incidents out: the detectors and the correlator of one job, in their order. Pure."""
+"""The detection pipeline of one job: observations in, updates of incidents out. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MakeDetectors = Callable[[], Sequence[Detector]]
 
 
 class DetectionPipeline:
-    """Judges one job, observation by observation."""
+    """The detectors and the correlator of one job."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
         self._bank = DetectorBank(make_detectors)
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
-        """Take the next observation; returns what changed about incidents, and which detectors failed."""
+        """Take the next observation; returns the updates of incidents, and the detectors that failed."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
         findings, failures = self._bank.observe(observation)
@@ -34,7 +34,7 @@ class DetectionPipeline:
         return told, failures
 
     def rest(self) -> None:
-        """Let go of the detectors, but for what they have learned of the job for good; the incidents stay."""
+        """Replace the detectors by new ones, which inherit what was learned about the job for good. Incidents stay."""
         self._bank.rest()
 
     def state(self) -> dict[str, Any]:

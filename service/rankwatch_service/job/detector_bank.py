@@ -1,4 +1,4 @@
-"""The detectors of one job. One that fails is counted, told and begun anew; the stream goes on."""
+"""The detectors of one job. A detector that raises is counted, reported and replaced; the stream goes on. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
 
 FAILURES_MAX: Final = 5
-"""Failures after which a detector stays off for this job: its error will not go away by repeating it."""
+"""Failures after which a detector is switched off for this job: repeating it would not help."""
 
 _OF_THE_PROCESS: Final = (KeyboardInterrupt, SystemExit)
-"""What concerns the process as a whole: no detector's failure."""
+"""Exceptions that concern the whole process and are no failure of a detector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A detector raised. It has been begun anew, or switched off."""
+    """A detector raised. It was replaced by a new one, or switched off."""
 
     detector: str
     error: str
@@ -26,7 +26,7 @@ class Failure:
 
 
 class DetectorBank:
-    """Tells every detector everything, in the catalogue's order."""
+    """Passes every observation to every detector, in the order of the catalogue."""
 
     def __init__(self, make: Callable[[], Sequence[Detector]]) -> None:
         self._make = make
@@ -35,7 +35,7 @@ class DetectorBank:
         self._start: AttemptStart | None = None
 
     def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
-        """Hand an observation to all detectors; returns what they found, and which of them failed."""
+        """Pass an observation to all detectors; returns their findings, and the failures."""
         if isinstance(observation, AttemptStart):
             self._start = observation
         findings: list[Finding] = []
@@ -52,7 +52,7 @@ class DetectorBank:
         return findings, failures
 
     def rest(self) -> None:
-        """Let go of the detectors, but for what they have learned of the job for good."""
+        """Replace the detectors by new ones, which inherit what was learned about the job for good."""
         before = self._detectors
         self._detectors = {detector.name: detector for detector in self._make()}
         for name, detector in self._detectors.items():

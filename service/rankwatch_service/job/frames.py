@@ -1,7 +1,7 @@
-"""Frames of one family of one attempt: rows of many ranks' messages become one array of each metric for each step.
+"""The frame window: rows of single ranks become, for each step and metric, one array over all ranks. Pure.
 
-A frame closes when every expected rank has reported, or when it is late; frames close in step order, once. After that
-its missing values are unknown, and what still comes for it changes nothing. Pure: time is the stream's, handed in.
+A frame closes when every expected rank has reported, or when it is late. Frames close in step order, each once. Values
+that are missing then stay unknown, and rows that arrive afterwards do not change the frame.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ LATE_S: Final = 2.0
 """A frame is late after LATE_STEPS steps or LATE_S, whichever is longer."""
 
 LATE_UNKNOWN_S: Final = 10.0
-"""The same while nobody knows how long a step of this job takes and no newer ones come."""
+"""Replaces LATE_STEPS while the step time of the job is unknown."""
 
 MISSES_MAX: Final = 16
-"""A rank that was missing from so many frames in a row is not waited for until it reports again."""
+"""After this many frames in a row without a rank, frames do not wait for it until it reports again."""
 
 STREAK: Final = 4
-"""A late value that a rank sent in so many frames in a row is waited for in the next."""
+"""After this many frames in a row with a late value of a rank, the next frame waits for that value."""
 
 OPEN_MAX: Final = 1_024
 OPEN_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Open frames of one family, whichever is less: beyond it the oldest closes as it is (`pushed`). 16,384 ranks x 16
-metrics are 2.4 MB a frame, so 108 frames."""
+"""Limits on the open frames of one family, whichever is reached first. Beyond it the oldest closes as it is (`pushed`).
+A frame of 16,384 ranks x 16 metrics takes 2.4 MB, so there are at most 108 of them."""
 
 NAMES_MAX: Final = 160
-"""Metric names of one family and attempt; values of further ones are dropped and counted (`names`)."""
+"""Metric names of one family and attempt. Values of further names are dropped and counted (`names`)."""
 
 PARTS_MAX: Final = 16
-"""Values records for one rank and step in one message: 16 x 16 values are more than a recorder has names for."""
+"""Value rows of one rank and step in one message: 16 rows of 16 values exceed the names that a recorder can hold."""
 
 FAR_STEPS: Final = 1_024
-"""A step so far ahead, reported by less than half of the ranks, is a wrong number, not progress: dropped (`far`)."""
+"""A frame this far ahead, with less than half of the ranks, holds a wrong step number. It is dropped (`far`)."""
 
 
 class FrameWindow:
-    """The open frames of one family. `counts` says what was dropped and why, since the attempt began."""
+    """The open frames of one family. `counts` counts what was dropped in this attempt, by reason."""
 
     def __init__(self, attempt: str, family: str, world_size: int) -> None:
         self.attempt = attempt
@@ -65,10 +65,10 @@ class FrameWindow:
         self._expect()
 
     def fits(self, table: BundleTable, now_s: float) -> bool:
-        """Whether rows of several batches can be added at once, with the outcome of one batch after the other.
+        """Whether adding rows of several batches at once has the outcome of adding batch by batch. Changes nothing.
 
-        They can where every row is the first of its rank for an open or a new frame, from a rank that is waited for,
-        and frames close by being complete only. Changes nothing.
+        It has if every row is the first of its rank in an open or a new frame, every such rank is expected, and frames
+        close for being complete only.
         """
         if len(table) == 0:
             return True
@@ -87,7 +87,7 @@ class FrameWindow:
         return not any(before[ranks[chosen]].any() for before, chosen in reported)
 
     def add(self, table: BundleTable, now_s: float) -> list[Frame]:
-        """Put rows into their frames. Repeated and late rows, unknown ranks and too many names are counted.
+        """Add rows to their frames. Repeated and late rows, unknown ranks and names beyond the limit are counted.
 
         Returns:
             Rows that came after their frame had closed, as frames of their own.
@@ -132,18 +132,18 @@ class FrameWindow:
         return closed
 
     def depart(self, rank: int) -> None:
-        """This rank will report no more."""
+        """Stop waiting for this rank: it will not report again."""
         if rank < self._ranks and not self._gone[rank]:
             self._gone[rank] = True
             self._expect()
 
     def blind(self, seconds: float) -> None:
-        """Nothing could have come for so long, for a reason of ours: it makes no frame late."""
+        """Discount time in which the service could not receive anything: it makes no frame late."""
         for frame in self._open.values():
             frame.opened_s += seconds
 
     def resize(self, world_size: int) -> None:
-        """The attempt turned out to have more ranks."""
+        """Enlarge the frames: the attempt has more ranks than was known."""
         more = world_size - self._ranks
         assert more >= 0
         if more == 0:
@@ -166,7 +166,7 @@ class FrameWindow:
         return table.chosen(np.flatnonzero(known))
 
     def _places(self, names: Sequence[str]) -> NDArray[np.intp]:
-        """The number of each of these metrics in a frame; -1 where there is no more room for names."""
+        """The row of each metric in a frame's values; -1 for names beyond the limit."""
         for name in names:
             if name not in self._index and len(self._names) < NAMES_MAX:
                 self._index[name] = len(self._names)
@@ -191,20 +191,20 @@ class FrameWindow:
             self._count_names(places, len(ranks))
             frame.add(rows, chosen, places)
         elif self.family == "steps":
-            # One record for each rank and step: of several the first one counts.
+            # A rank has one row for each step: of several, the first counts.
             fresh = ~frame.reported[ranks] & np.append(True, ranks[1:] != ranks[:-1])
             self.counts["repeated"] += int((~fresh).sum())
             if fresh.any():
                 self._count_names(places, int(fresh.sum()))
                 frame.add(rows, chosen[fresh], places)
         else:
-            # Several records may add different values for the same rank and step: one after the other.
+            # Several rows may add different values for the same rank and step: they are merged in order.
             for index in _one_by_one(ranks):
                 self._count_names(places, len(index))
                 frame.merge(rows, chosen[index], places)
 
     def _count_names(self, places: NDArray[np.intp], ranks: int) -> None:
-        """Count the values that are left out because their names have no place."""
+        """Count the values that are dropped because there are too many names."""
         left_out = int(np.count_nonzero(places < 0))
         if left_out:
             self.counts["names"] += left_out * ranks
@@ -289,7 +289,7 @@ class FrameWindow:
 
 
 def _one_by_one(ranks: Ints) -> list[NDArray[np.intp]]:
-    """Split indices so that no part names a rank twice; earlier rows lie in earlier parts."""
+    """Split row indices into parts in which each rank occurs once; earlier rows are in earlier parts."""
     rest: NDArray[np.intp] = np.arange(len(ranks))
     parts: list[NDArray[np.intp]] = []
     while len(rest) and len(parts) < PARTS_MAX:

@@ -1,7 +1,7 @@
-"""Which messages of each sender have come: a repeated one changes nothing, a missing one is told. Pure.
+"""Gap tracking: which messages of each sender have arrived, which are repeated and which are missing. Pure.
 
-A sender is one boot of one host's agent; it numbers its messages from 0. What is missing may still come (another
-connection was faster), so a gap is told only after `GAP_WAIT_S`; and it may come after that, late but welcome.
+A sender is one boot of one host's agent; it numbers its messages from 0. A missing message may have been overtaken by
+one on another connection, so a gap is reported only after `GAP_WAIT_S`. A message that arrives even later is used.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any, Final
 from rankwatch import wire
 
 GAP_WAIT_S: Final = 5.0
-"""Stream time until a missing message counts as lost: an agent's retry takes about a second."""
+"""Stream time until a missing message is reported as lost. An agent retries after about a second."""
 
 INTERVALS_MAX: Final = 64
-"""Separate gaps remembered for each sender; beyond it the oldest is told and forgotten."""
+"""Separate gaps kept for each sender. Beyond that the oldest is reported and dropped."""
 
 BOOTS_MAX: Final = 3
-"""Boots remembered for each host: the agent's, the one before, and one of another process of the same host."""
+"""Boots kept for each host: the current one, the one before, and one of another process on the host."""
 
 
 class Arrival(Enum):
-    """What a message is, judged by its number."""
+    """How a message relates to those before it, by its number."""
 
     NEW = "new"
     LATE = "late"
-    """It fills a gap; newer ones came before."""
+    """It fills a gap: messages with higher numbers arrived before it."""
     REPEATED = "repeated"
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages of one sender that did not come in time."""
+    """Messages of one sender that did not arrive in time."""
 
     host: str
     boot: str
@@ -62,7 +62,7 @@ class GapTracker:
         self._hosts: dict[str, dict[str, _Sender]] = {}
 
     def are_new(self, batches: Iterable[wire.Batch]) -> bool:
-        """Whether each of these messages has a higher number than all before it of its sender. Changes nothing."""
+        """Whether each message has a higher number than every earlier one of its sender. Changes nothing."""
         newest: dict[tuple[str, str], int] = {}
         for batch in batches:
             sender = batch.host, batch.boot
@@ -76,7 +76,7 @@ class GapTracker:
         return True
 
     def arrive(self, host: str, boot: str, seq: int, now_s: float) -> Arrival:
-        """Note that a message came."""
+        """Record the arrival of a message."""
         boots = self._hosts.setdefault(host, {})
         sender = boots.get(boot)
         if sender is None:
@@ -84,7 +84,7 @@ class GapTracker:
                 del boots[next(iter(boots))]
             sender = boots[boot] = _Sender(seq)
             if seq > 0:
-                # We may have begun to listen in the middle: what came before is welcome, and no loss.
+                # The stream may begin in the middle of a sender's messages: earlier ones are used, and are not lost.
                 sender.intervals.append(_Interval(0, seq - 1, now_s, told=True))
             return Arrival.NEW
         if seq > sender.newest:
@@ -95,7 +95,7 @@ class GapTracker:
         return Arrival.LATE if _fill(sender, seq) else Arrival.REPEATED
 
     def gaps(self, now_s: float) -> list[Gap]:
-        """Gaps that have waited long enough; each is told once."""
+        """The gaps that are due to be reported; each is returned once."""
         found = []
         for host, boots in self._hosts.items():
             for boot, sender in boots.items():

@@ -1,4 +1,4 @@
-"""What a job's telemetry says besides its steps: which checkpoints there are, and what changed lately. Pure."""
+"""The history of a job: its checkpoints, and the latest changes (attempts, orders, declarations). Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.policy.checkpoint_ledger import Entry, Ledger, Shard, Tier, Verdict
 
 CHANGES_MAX: Final = 32
-"""Changes remembered, the newest."""
+"""Changes kept: the newest ones."""
 
 CHANGES_S: Final = 600.0
-"""How long before an onset a change is worth mentioning."""
+"""How long before the onset of an incident a change is listed with it."""
 
 
 class _Saved(msgspec.Struct):
@@ -50,16 +50,16 @@ class JobHistory:
         self.note(f"attempt {attempt} began", None, now_s)
 
     def note(self, what: str, step: int | None, now_s: float) -> None:
-        """Remember a change."""
+        """Add a change."""
         self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
 
     def before(self, onset_time_s: float) -> list[dict[str, Any]]:
-        """What changed shortly before, oldest first."""
+        """The changes of the last `CHANGES_S` before the onset, oldest first."""
         low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
         return [change for change in self._changes if low <= change["unix_ns"] <= high]
 
     def saved(self, occurrence: Occurrence, world_size: int) -> list[Entry]:
-        """A rank reported its part of a checkpoint; one that makes no sense is counted (`checkpoint_saved`)."""
+        """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`)."""
         try:
             told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
             tier = Tier(told.tier)
@@ -87,7 +87,7 @@ class JobHistory:
         return changed
 
     def gone(self, occurrence: Occurrence) -> list[Entry]:
-        """A rank has lost a capture, or its process has ended and all it had in memory with it."""
+        """Remove the captures that a rank has lost, all of them if its process has ended."""
         if occurrence.kind == "process_exit":
             launch = occurrence.attempt.rpartition(".")[0]
             return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
@@ -99,7 +99,7 @@ class JobHistory:
         return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
 
     def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[Entry]:
-        """All ranks have finished a step: what that proves, and at an attempt's first step, what it ends."""
+        """All ranks have finished a step. Returns the entries whose verdict changes by it."""
         changed = []
         if self._first_step is None:
             self._first_step = step
@@ -115,7 +115,7 @@ class JobHistory:
         return changed
 
     def doubt(self, incident: Incident) -> list[Entry]:
-        """An incident opened or grew: what was saved since the onset of any of its parts may hold spoilt weights."""
+        """Mark as suspect what was saved since the onset of a part of the incident that spoils weights."""
         changed = []
         for part in incident.parts:
             if part.spoils_weights and part.onset_step is not None:

@@ -1,4 +1,4 @@
-"""One job: its records and ticks in, effects out. Pure and deterministic, so that a replay ends in the same state.
+"""One job: bundles, ticks and control records in, effects out. Pure and deterministic: a replay ends in the same state.
 
 Here the parts meet: assembler -> detectors -> correlator -> ledger, policy and notifications.
 """
@@ -28,20 +28,20 @@ from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 
 REST_AFTER_S: Final = 3_600.0
-"""A job that nothing was heard of for so long lets go of its frames and detectors; its incidents stay."""
+"""After this long without telemetry a job is idle: it drops its frames and detectors and keeps its incidents."""
 
 MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
-"""After these the price, the suggestion and what the policy does may be others."""
+"""Transitions after which the cost, the suggestion and the action of the policy are decided anew."""
 
 SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
-"""What the feed tells of a job that changed."""
+"""Fields of the summary in the feed."""
 
 Links = Callable[[str, str], Mapping[str, str]]
-"""(job, incident id) -> where to read on, by name."""
+"""(job, incident id) -> URLs of pages about it, by name."""
 
 
 class JobStream:
-    """The stream's state of one job, as of one place in the log."""
+    """The state of one job at one place in the log."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, settings: SettingsInForce) -> None:
         self.job = job
@@ -64,7 +64,7 @@ class JobStream:
 
     @property
     def resting(self) -> bool:
-        """Whether it has let go of everything but its incidents, until telemetry comes again."""
+        """Whether the job is idle: only its incidents are kept until telemetry arrives again."""
         return self._resting
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
@@ -73,14 +73,14 @@ class JobStream:
         self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
 
     def may_join(self, batch: wire.Batch) -> bool:
-        """Whether a batch may be one of several in a bundle for `take`."""
+        """Whether `take` accepts this batch in a bundle of several."""
         return not self._summary.is_new and self._assembler.may_join(batch)
 
     def take(self, bundle: Bundle, now_s: float, effects: Effects) -> bool:
-        """The next batches in log order: as one after the other, at less cost.
+        """Take the next bundle in log order, with the outcome of taking its batches one by one.
 
         Returns:
-            False where several batches would have another outcome than one after the other; then nothing has changed.
+            False if the bundle cannot be taken whole with that outcome. Nothing has changed then.
         """
         if not self._assembler.fits(bundle, now_s):
             return False
@@ -91,7 +91,7 @@ class JobStream:
         return True
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
-        """The next control record about this job, or about all jobs."""
+        """Take the next control record about this job, or about all jobs."""
         match record:
             case OrderPhase():
                 self._summary.order(record.action, record.phase, now_s)
@@ -113,7 +113,7 @@ class JobStream:
                 self.settings.take(record)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
-        """Time passed."""
+        """Advance to `now_s`. For `blind_s` of the time since the last tick the service could not receive anything."""
         if self._resting:
             return
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
@@ -195,7 +195,7 @@ class JobStream:
                 return
         self._tell([Update(incident, what, record.text, record.actor)], now_s, effects)
         if what is TransitionKind.RESOLVED:
-            # What detectors still see is accepted: the level that it has come to is the one to be kept up.
+            # What detectors still observe is accepted: its present level becomes the level to keep.
             fields = {"kinds": standing}
             accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, fields)
             self._observe([accepted], now_s, effects)
@@ -254,7 +254,7 @@ class JobStream:
         effects.feed.append(self._feed("job", brief, now_s))
 
     def _hung(self) -> bool:
-        """Whether a hang of this attempt goes on."""
+        """Whether a hang of this attempt is open."""
         attempt = self._assembler.attempt
         parts = (part for one in self.correlator.open for part in one.parts)
         return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)

@@ -1,4 +1,4 @@
-"""A frame that is being filled: rows of ranks come in, arrays over all ranks come out. Pure."""
+"""A frame that is still open: takes rows of single ranks, gives arrays over all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OpenFrame:
     step: int
     opened_s: float
     values: Floats
-    """[name, rank]; names are numbered by the window."""
+    """[name, rank]; the window numbers the names."""
     reported: Bools
     present: Bools | None = None
-    """[name, rank]; None: who has reported has brought all of `brought`, and nobody anything else."""
+    """[name, rank]; None: every rank that has reported has values for exactly the names in `brought`."""
     brought: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     exact: dict[str, Ints] = field(default_factory=dict)
     exact_present: dict[str, Bools] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class OpenFrame:
 
     @classmethod
     def empty(cls, step: int, opened_s: float, names: int, ranks: int) -> OpenFrame:
-        """A frame without rows, with room for so many names."""
+        """A frame without rows, with room for this many names and ranks."""
         return cls(step, opened_s, np.zeros((names, ranks)), np.zeros(ranks, dtype=bool))
 
     def widen(self, names: int) -> None:
-        """Make room for so many names."""
+        """Make room for this many names."""
         more = names - len(self.values)
         if more > 0:
             self.values = np.pad(self.values, ((0, more), (0, 0)))
@@ -51,7 +51,7 @@ class OpenFrame:
                 self.present = np.pad(self.present, ((0, more), (0, 0)))
 
     def resize(self, more: int) -> None:
-        """The attempt has so many more ranks."""
+        """Make room for this many more ranks."""
         self.values = np.pad(self.values, ((0, 0), (0, more)))
         self.reported = np.pad(self.reported, (0, more))
         if self.present is not None:
@@ -60,7 +60,7 @@ class OpenFrame:
         self.exact_present = {name: np.pad(column, (0, more)) for name, column in self.exact_present.items()}
 
     def add(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
-        """Put rows of ranks that have not reported yet, each of another one.
+        """Add rows of different ranks, none of which has reported yet.
 
         Args:
             rows: a table.
@@ -87,7 +87,7 @@ class OpenFrame:
         self.count += len(ranks)
 
     def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
-        """Put rows, each of another rank, beside what these ranks have reported; what is there already stays."""
+        """Merge rows of different ranks into what these have reported. Values that are present stay."""
         ranks = rows.rank[chosen]
         values, present, places = _kept(rows, chosen, places)
         if self.present is None:
@@ -103,7 +103,7 @@ class OpenFrame:
         self.count = int(np.count_nonzero(self.reported))
 
     def measured(self) -> Bools:
-        """[name, rank]: where there is a value."""
+        """[name, rank]: whether there is a value."""
         if self.present is not None:
             return self.present
         present = np.zeros(self.values.shape, dtype=bool)
@@ -111,7 +111,7 @@ class OpenFrame:
         return present
 
     def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float, *, late: bool = False) -> Frame:
-        """The frame as it is; this object must not be used any more."""
+        """Close the frame as it is. This object must not be used afterwards."""
         for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
             array.flags.writeable = False
         if self.present is None:
@@ -173,7 +173,7 @@ class OpenFrame:
 
 
 def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:
-    """Values and presence of the chosen rows, without the names for which there is no place."""
+    """Values and presence of the chosen rows, without the names beyond the limit."""
     values, present = _columns(rows.values, chosen), None if rows.present is None else _columns(rows.present, chosen)
     if len(places) == 0 or places.min() >= 0:
         return values, present, places
@@ -186,7 +186,7 @@ def _columns(table: NDArray[Any], chosen: Chosen) -> NDArray[Any]:
 
 
 def _span(indices: NDArray[np.intp] | Ints) -> NDArray[np.intp] | Ints | slice:
-    """Indices that follow each other as a slice: copying is five times faster than scattering."""
+    """Consecutive indices as a slice: copying is five times faster than scattering."""
     if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (indices[1:] > indices[:-1]).all():
         return slice(int(indices[0]), int(indices[-1]) + 1)
     return indices

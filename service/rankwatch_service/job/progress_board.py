@@ -1,4 +1,4 @@
-"""The newest progress block of every rank of an attempt. Pure; heard times are the stream's, never an agent's."""
+"""The newest progress block of every rank of an attempt. Pure; times of arrival are stream time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Presence
 
 GONE_STATES: Final = frozenset({"left", "exited"})
-"""States after which a rank reports no more."""
+"""States after which a rank does not report again."""
 FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 
 
@@ -28,14 +28,14 @@ class ProgressBoard:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there is room for."""
+        """Number of ranks on the board."""
         return len(self._heard)
 
     def hear(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
-        """Take up the newer blocks of these batches; ranks that the attempt does not have are left out.
+        """Take the progress blocks of these batches, which are newer; ranks beyond the world size are ignored.
 
         Returns:
-            (rank, state) of blocks that say that a rank has gone, where that is new.
+            (rank, state) of each rank that has left or exited since its last block.
         """
         world_size = self.world_size
         told = [(block, batch) for batch in batches for block in batch.progress if block.rank < world_size]
@@ -45,7 +45,7 @@ class ProgressBoard:
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._heard[ranks] = True
         self._floats["heard_s"][ranks] = now_s
-        # Of several blocks of one rank the last one stays.
+        # Of several blocks of one rank, the last one counts.
         self._floats["told_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
         self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
         self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
@@ -65,12 +65,12 @@ class ProgressBoard:
         return gone
 
     def depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
-        """An event told that this rank has left or exited, before its progress block did.
+        """Record that a rank has left or exited, as an event reports before its progress block does.
 
         Args:
-            rank: which.
+            rank: the rank.
             state: left or exited.
-            broken_off: that its loop is over was no good order, though its progress block may have said so.
+            broken_off: its loop ended by an error, although its progress block may say that it finished.
         """
         if rank < self.world_size:
             if broken_off:
@@ -78,16 +78,16 @@ class ProgressBoard:
             self._set_state(rank, state)
 
     def _set_state(self, rank: int, state: str) -> None:
-        # Who left its loop in good order has not died when its process ends after that.
+        # A rank that finished its loop has not crashed when its process ends afterwards.
         if self._texts["state"][rank] != "left":
             self._texts["state"][rank] = state
 
     def blind(self, seconds: float) -> None:
-        """Nothing could have come for so long, for a reason of ours: it makes nobody silent."""
+        """Discount time in which the service could not receive anything: no rank counts as silent for it."""
         self._floats["heard_s"] += seconds
 
     def resize(self, world_size: int) -> None:
-        """The attempt turned out to have more ranks."""
+        """Make room for more ranks than was known."""
         more = world_size - self.world_size
         self._heard = np.pad(self._heard, (0, more))
         self._floats = {name: np.pad(column, (0, more)) for name, column in self._floats.items()}
@@ -101,16 +101,16 @@ class ProgressBoard:
         return all(state in GONE_STATES for state in self._texts["state"])
 
     def left(self) -> bool:
-        """Whether every rank has left its loop in good order."""
+        """Whether every rank has finished its training loop."""
         return all(state == "left" for state in self._texts["state"])
 
     def reporting(self, now_s: float, within_s: float) -> int:
-        """How many ranks were heard in the last `within_s` and have not gone."""
+        """Number of ranks that reported in the last `within_s` and have neither left nor exited."""
         recent = self._heard & (now_s - self._floats["heard_s"] <= within_s)
         return sum(self._texts["state"][rank] not in GONE_STATES for rank in np.flatnonzero(recent))
 
     def any_in(self, phases: Collection[str]) -> bool:
-        """Whether a rank that has not gone is in one of these phases."""
+        """Whether a rank that has neither left nor exited is in one of these phases."""
         told = zip(self._texts["phase"], self._texts["state"], strict=True)
         return any(phase in phases and state not in GONE_STATES for phase, state in told)
 
@@ -147,6 +147,6 @@ class ProgressBoard:
         """The board that gave this state."""
         board = cls(state["attempt"], len(state["heard"]))
         board._heard, board._ints = state["heard"], state["ints"]
-        board._floats |= state["floats"]  # snapshots of before lack the newer ones
+        board._floats |= state["floats"]  # older snapshots lack some of them
         board._texts = {name: list(column) for name, column in state["texts"].items()}
         return board

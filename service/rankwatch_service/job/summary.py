@@ -16,18 +16,18 @@ from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.numbers import as_json
 
 REPORTING_S: Final = 10.0
-"""A rank whose progress was heard within this is reporting; agents send it once a second."""
+"""A rank counts as reporting if its progress arrived within this time; agents send it once a second."""
 
 LOST_S: Final = 30.0
-"""A job that nothing was heard of for so long is shown as lost."""
+"""A job without telemetry for this long is shown as lost."""
 
 STALLED_S: Final = 60.0
 STALLED_STEPS: Final = 20
-"""A job that finishes no step for the longer of both is shown as stalled, also where no hang is open: a person may
-have resolved it, or its ranks wait for one that was lost."""
+"""A job that finishes no step for the longer of both is shown as stalled. No hang need be open: a person may have
+resolved it, or the ranks wait for one that was lost."""
 
 LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoint_load"})
-"""Phases in which a rank says that no step is to be expected."""
+"""Phases in which no step is expected to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ class SummaryBuilder:
         return self._newest is None
 
     def order(self, action: str, phase: str, now_s: float) -> None:
-        """An order entered a phase."""
+        """Take the new phase of an order."""
         self._ordered_ns = unix_ns(now_s)
         if action == "pause":
             self._paused = phase == "do"
 
     def frame(self, frame: Frame, now_s: float) -> None:
-        """A frame closed."""
+        """Take a closed frame."""
         if frame.family == "steps":
             self._progress_ns = unix_ns(now_s)
             first = self._steps.get(frame.attempt, [frame.step])[0]

@@ -1,4 +1,4 @@
-"""Who the ranks of an attempt are, as their agents say, host by host. Pure."""
+"""What is known of the topology of an attempt, from what agents report for their hosts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_detectors.base import Topology
 
 
 class TopologyState:
-    """The rank infos of one attempt, and the world size that they or the records imply."""
+    """The rank infos of one attempt, and the world size that they or the rows imply."""
 
     def __init__(self) -> None:
         self._infos: dict[int, wire.RankInfo] = {}
@@ -23,22 +23,22 @@ class TopologyState:
 
     @property
     def infos(self) -> list[wire.RankInfo]:
-        """What is known, by rank, without parameter names."""
+        """The known rank infos, by rank, without parameter names."""
         return [self._infos[rank] for rank in sorted(self._infos)]
 
     @property
     def infos_told(self) -> bool:
-        """Whether any rank has said who it is: then records say nothing new about the world size."""
+        """Whether any rank info is known; then rows do not change the world size."""
         return bool(self._infos)
 
     @property
     def world_size(self) -> int:
-        """As the ranks say; as many as were seen where none has said."""
+        """As reported; without any report, the highest rank seen + 1."""
         return max(self._told, self._highest + 1)
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has said who it is."""
+        """Whether the infos of all ranks are known."""
         return bool(self._infos) and len(self._infos) == self.world_size
 
     @property
@@ -47,21 +47,21 @@ class TopologyState:
 
     @property
     def lockstep(self) -> bool:
-        """Whether ranks wait for each other in each step: all say so, and none has been seen to go its own way."""
+        """Whether ranks wait for each other in each step: all report so, and no observation contradicts it."""
         return not self._apart and all(info.lockstep for info in self._infos.values())
 
     def end_lockstep(self) -> None:
-        """Ranks were seen to go at their own pace: so it is for the rest of this launch."""
+        """Record that ranks go at their own pace, for the rest of this launch."""
         self._apart = True
 
     @property
     def can(self) -> frozenset[str]:
-        """What every rank says that it can be told to do."""
+        """The actions that every rank supports."""
         told = [frozenset(info.can) for info in self._infos.values()]
         return frozenset.intersection(*told) if told else frozenset()
 
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
-        """Take up what ranks say; True if the topology changed by it. Who contradicts on the world size is left out."""
+        """Take rank infos; returns whether the topology changed. An info with another world size is ignored."""
         changed = False
         for told in infos:
             if self._infos and told.world_size != self._told:
@@ -74,7 +74,7 @@ class TopologyState:
         return changed
 
     def see(self, highest_rank: int) -> bool:
-        """A record of this rank came; True if that makes the attempt larger. What ranks say about it goes first."""
+        """Take the highest rank of some rows, unless infos are known; returns whether the world size changed."""
         if self._infos or highest_rank <= self._highest:
             return False
         self._highest = highest_rank
@@ -94,7 +94,7 @@ class TopologyState:
         return sorted(rank for rank, info in self._infos.items() if info.host == host)
 
     def topology(self) -> Topology:
-        """For the detectors. A rank that has not said who it is stands alone on a host without a name."""
+        """The topology for the detectors. A rank without an info is alone on a host without a name."""
         size = self.world_size
         infos = [self._infos.get(rank) or wire.RankInfo(rank, size, dp=rank) for rank in range(size)]
         place = {

@@ -33,7 +33,7 @@ PARAMETERS_MAX: Final = 65_536
 """Parameter names that one rank may declare: 10 times those of the largest published models."""
 
 FIELDS_DEPTH_MAX: Final = 4
-"""Nesting of an event's fields; ours have one level."""
+"""Nesting of an event's fields; those that agents send have one level."""
 
 # A name appears in URLs, on pages and in file names: printable, no separators at its ends, no slash.
 _NAME: Final = re.compile(
@@ -58,7 +58,7 @@ class Reason(StrEnum):
     RANGE = "range"
     """A rank, step, world size or age that cannot be."""
     FAILED = "failed"
-    """It is sound as far as we can tell, and processing it failed all the same: our error."""
+    """The batch seems valid, and processing it failed: a defect of the service."""
 
 
 class BadBatchError(Exception):
@@ -155,7 +155,7 @@ def check_header(batch: wire.Batch) -> None:
     _check_names(batch.job, batch.attempt, batch.host, batch.boot)
     if not (0 <= batch.seq <= STEP_MAX and 0 <= batch.sent_unix_ns < 2**63):
         raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} cannot be")
-    # Most messages hold rows and nothing else: looking before calling is cheaper.
+    # Most messages hold only rows: the test is cheaper than the call.
     if batch.ranks or batch.progress or batch.devices or batch.events:
         _check_lists(batch)
 
@@ -173,7 +173,7 @@ def _check_lists(batch: wire.Batch) -> None:
 
 @lru_cache(maxsize=65_536)
 def _check_names(job: str, attempt: str, host: str, boot: str) -> None:
-    # A sender says the same in every batch.
+    # A sender repeats its names in every batch, so the answers are cached.
     for what, name in (("job", job), ("attempt", attempt), ("host", host), ("boot", boot)):
         if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
             raise BadBatchError(

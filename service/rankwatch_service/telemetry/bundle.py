@@ -24,7 +24,7 @@ FAMILIES: Final = ("steps", "values")
 """The tables of a batch."""
 
 _NIL: Final = 0xC0
-"""Nothing, as msgpack writes it."""
+"""nil in msgpack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class BundleTable:
     batch: Ints
     """[row]: the number of its batch within the bundle."""
     by_step: Sequence[tuple[int, NDArray[np.intp]]]
-    """Each step, ascending, with its rows: by rank, those of one rank in the order in which they were sent."""
+    """(step, indices of its rows), by step. The rows of a step are by rank, those of one rank in order of sending."""
     repeats: bool
-    """Whether a rank stands twice in a step."""
+    """Whether a rank has several rows for one step."""
 
     def __len__(self) -> int:
         return len(self.rows.step)
@@ -139,10 +139,10 @@ def _read(family: str, tables: Sequence[msgspec.Raw]) -> tuple[list[Block], Reco
 
 
 def _in_order(steps: Ints, ranks: Ints) -> tuple[NDArray[np.intp], bool]:
-    """Rows by step and rank, equal ones in their order; and whether there are equal ones."""
+    """Row indices by step and rank, equal ones in their order; and whether there are equal ones."""
     low, high, width = int(steps.min()), int(steps.max()), int(ranks.max()) + 1
     if (high - low + 1) * width < 2**31:
-        # One number to sort by, as short as possible, is three times faster than two.
+        # Sorting by one number of 32 bits is three times faster than by two numbers.
         keys = ((steps - low) * width + ranks).astype(np.int32)
         order = np.argsort(keys)
         of_key = keys[order]

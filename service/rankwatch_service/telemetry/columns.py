@@ -1,4 +1,4 @@
-"""Columns as they travel become numpy arrays. Pure; everything that does not fit is refused."""
+"""Decodes the columns of wire tables into numpy arrays, and refuses what does not fit. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ COLUMNS_MAX: Final = 160
 """Columns in one table: 64 metrics, 64 phases and the known ones."""
 
 EXACT: Final[tuple[str, ...]] = ("fingerprint", "nonfinite", "nonfinite_first")
-"""Columns whose bits count: they stay integers."""
+"""Columns that stay integers, since every bit counts."""
 
 NOT_METRICS: Final = frozenset({"step", "rank", "kind", "time_unix_ns", "relative_step", *EXACT})
-"""Columns that are not in `Records.values`. Agents' clocks and their count of steps are for display; nothing here reads
-them."""
+"""Columns that are not in `Records.values`. `time_unix_ns` and `relative_step` are not read by the service."""
 
 _DTYPES: Final = {name: np.dtype(f"<{name}") for name in ("u1", "u2", "u4", "i8", "f4", "f8")}
 
@@ -44,7 +43,7 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The rows of a table. Everything is indexed by row, in the order of sending."""
+    """The rows of a table, in the order in which they were sent."""
 
     step: Ints
     rank: Ints
@@ -70,10 +69,10 @@ class Records:
 
 
 class Cells(NamedTuple):
-    """A column of some tables, row after row."""
+    """One column of several tables, table after table."""
 
     values: NDArray[Any]
-    """As they travel: of integers what lies above the base."""
+    """As on the wire: integers without their base."""
     bases: Sequence[int]
     """Of each table."""
     present: Bools | None
@@ -82,10 +81,10 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Tables that have the same columns of the same types, one after the other."""
+    """Tables with the same columns of the same types, one after the other."""
 
     numbers: Sequence[int]
-    """Of each table: its place among all that are read together."""
+    """[table]: its index among all tables that are read together."""
     rows: Sequence[int]
     """Of each table."""
     columns: Mapping[str, Cells]
@@ -108,7 +107,7 @@ def records(*tables: wire.Table) -> Records:
 
 
 def blocks(tables: Sequence[wire.Table], numbers: Sequence[int]) -> list[Block]:
-    """Tables and their numbers, put together where they have the same columns.
+    """Group tables that have the same columns into blocks.
 
     Raises:
         ColumnError: a length, type or mask does not fit.
@@ -275,7 +274,7 @@ class _Reader:
         return column.values
 
     def kind(self, columns: Mapping[str, _Parts]) -> NDArray[np.uint8]:
-        """Read the kinds of steps; where none is told it is training."""
+        """Read the kinds of steps; the default is training."""
         if "kind" not in columns:
             return np.zeros(self.total, dtype=np.uint8)
         column = self.exact("kind", columns["kind"])

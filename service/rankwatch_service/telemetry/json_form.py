@@ -17,7 +17,7 @@ _WORDS: Final = {"NaN": float("nan"), "Inf": float("inf"), "-Inf": float("-inf")
 
 
 def _as_object(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """The same struct as a JSON object: on the wire it is an array without names."""
+    """A struct with the same fields that is a JSON object; on the wire it is an array without names."""
     fields = [
         (field.name, field.type, msgspec.field(default=field.default))
         if field.default is not msgspec.NODEFAULT
