@@ -32,10 +32,10 @@ def _no_nan(value: float) -> float:
     return value
 
 
-FILE: Final = "To a file"
-LIVE: Final = "Into a service"
-HAPPENS: Final = "What happens"
-JOB: Final = "The job"
+FILE: Final = "Output to a file"
+LIVE: Final = "Output to a service"
+FAULT_OPTIONS: Final = "Faults"
+JOB: Final = "Job"
 
 OUTPUT = Annotated[
     Path | None, typer.Option("-o", "--output", rich_help_panel=FILE, help="FILE.parquet, .csv or .csv.gz.")
@@ -45,13 +45,16 @@ FAULT = Annotated[
     typer.Option(
         "--fault",
         metavar="SPEC",
-        rich_help_panel=HAPPENS,
-        help="For example hang:rank=3,at=500; may be given several times.",
+        rich_help_panel=FAULT_OPTIONS,
+        help="Such as hang:rank=3,at=500; may be repeated.",
     ),
 ]
-LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=HAPPENS, help="List all faults and exit.")]
+LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=FAULT_OPTIONS, help="List all faults and exit.")]
 MIX = Annotated[
-    int, typer.Option("--mix", min=0, rich_help_panel=HAPPENS, help="Number of faults drawn as they occur in practice.")
+    int,
+    typer.Option(
+        "--mix", min=0, rich_help_panel=FAULT_OPTIONS, help="Number of faults drawn as they occur in practice."
+    ),
 ]
 RANKS = Annotated[int, typer.Option("--ranks", min=RANKS_MIN, max=RANKS_MAX, rich_help_panel=JOB, help="World size.")]
 STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Number of steps.")]
@@ -75,8 +78,8 @@ NOISE = Annotated[
 ]
 TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
-PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB)]
-NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="The job's name.")]
+PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB, help="Ranks on each host.")]
+NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="Name of the job.")]
 KAFKA = Annotated[
     str | None,
     typer.Option(
@@ -121,11 +124,11 @@ def simulate(
     token: TOKEN = None,
     kafka: KAFKA = None,
 ) -> None:
-    """Make a synthetic job with scripted faults: a file for `rankwatch replay`, or a live job in a running service.
+    """Simulate a job with scripted faults: as a file for `rankwatch replay`, or live in a running service.
 
-    NAME.labels.json, written beside a file, lists the injected faults that
-    should be found. `--list-faults` lists all faults with their parameters,
-    and harmless events that should not be found.
+    NAME.labels.json, written next to the file, lists the injected faults, which
+    should be detected. `--list-faults` lists all faults with their parameters,
+    and harmless events, which should not be detected.
 
     [bold]Examples[/bold]
 
@@ -162,7 +165,7 @@ def _list_faults() -> None:
     from rankwatch_service.simulate.script.parse import usage
 
     console = Console()
-    for title, specs in (("Faults: these should be found", FAULTS), ("Harmless: these should not", HARMLESS)):
+    for title, specs in (("Faults, which should be detected", FAULTS), ("Harmless events, which should not", HARMLESS)):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
