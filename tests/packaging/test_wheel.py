@@ -32,7 +32,7 @@ def test_type_markers_are_shipped_and_tests_are_not(wheel_names):
     assert {
         f"{package}/py.typed" for package in ("rankwatch", "rankwatch_detectors", "rankwatch_service")
     } <= wheel_names
-    assert not any(name.startswith(("tests/", "benchmarks/")) for name in wheel_names)
+    assert not any(name.startswith(("tests/", "benchmarks/", "suite/")) for name in wheel_names)
 
 
 def test_the_sdist_has_what_it_takes_to_build_the_wheel_and_to_read_about_it(built):

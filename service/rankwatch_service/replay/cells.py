@@ -1,4 +1,4 @@
-"""Columns of a file as numbers or texts; a field that is neither is an error with its row."""
+"""Reads columns of a file as numbers or texts; a field that is neither is an error with its row."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHOWN_CHARS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class CellPlace:
-    """Where a column stands: for errors."""
+    """The place of a column, for errors."""
 
     path: str
     column: str
     first_row: int
-    """Number of the row that comes first in the batch."""
+    """Number of the first row of the batch."""
 
     def error(self, what: str, index: int | None = None) -> ReplayError:
         """An error at the row with this index in the batch."""
@@ -32,7 +32,7 @@ class CellPlace:
 
 
 def is_number(column: Any) -> bool:
-    """Whether a column's type is one of numbers."""
+    """Whether a column has a numeric type."""
     kind = column.type
     tests = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
     return any(test(kind) for test in tests)
@@ -118,7 +118,7 @@ def _decoded(known: Any, place: CellPlace) -> list[str]:
     try:
         return [str(text) for text in known.to_pylist()]
     except UnicodeDecodeError as error:
-        raise place.error("is no UTF-8") from error
+        raise place.error("is not UTF-8") from error
 
 
 def _is_text(column: Any) -> bool:
@@ -134,7 +134,7 @@ def _cast(column: Any, place: CellPlace) -> Any:
     try:
         trimmed = pc.utf8_trim_whitespace(column)
     except pa.ArrowInvalid as error:
-        raise place.error("is no UTF-8") from error
+        raise place.error("is not UTF-8") from error
     trimmed = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
     try:
         return pc.cast(trimmed, pa.float64())
@@ -146,7 +146,7 @@ def _cast(column: Any, place: CellPlace) -> Any:
 
 
 def _first_wrong(column: Any) -> int:
-    """Index of the first text that is no number; there is one."""
+    """Index of the first text that is not a number; there must be one."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

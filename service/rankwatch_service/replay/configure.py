@@ -1,4 +1,4 @@
-"""Other settings for the detectors, from a file of TOML or JSON, or from `detector.setting=value`."""
+"""Settings of the detectors from a TOML or JSON file, or from `detector.setting=value`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def read_config(text: str) -> CatalogueConfig:
     except (OSError, ValueError) as error:
         raise ValueError(f"{text}: {error}") from error
     if not isinstance(changes, dict):
-        raise ValueError(f"{text}: a table of detectors is wanted")  # noqa: TRY004 - a value of the user's, not a type
+        raise ValueError(f"{text}: it must be a table of detectors")  # noqa: TRY004 - a value of the user's, not a type
     return configured(changes)
 
 
 def configured(changes: Mapping[str, Any]) -> CatalogueConfig:
-    """The defaults, changed as told by nested mappings.
+    """The defaults with the changes of nested mappings.
 
     Raises:
         ValueError: no such setting, or a value of another type.
@@ -62,7 +62,7 @@ def _changed(config: Any, changes: Mapping[str, Any], prefix: str) -> Any:
         except msgspec.ValidationError as error:
             raise ValueError(f"{prefix}{name}: {error}") from error
         if name == "budget" and not 0 < values[name] < math.inf:
-            raise ValueError(f"{prefix}{name}: {value} is no finite number above 0")
+            raise ValueError(f"{prefix}{name}: {value} is not a finite number above 0")
     return dataclasses.replace(config, **values)
 
 

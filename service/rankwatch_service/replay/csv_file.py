@@ -1,4 +1,4 @@
-"""Reads CSV files, also compressed ones, block by block, every field as the text that it is.
+"""Reads CSV files, also compressed ones, block by block; every field is text.
 
 Blocks are cut here and parsed one by one, in this thread: so an error knows its row, and what stands before it is read.
 """
@@ -17,13 +17,13 @@ from pyarrow import csv as arrow_csv
 from rankwatch_service.replay.layout import ReplayError
 
 BLOCK_BYTES: Final = 1024 * 1024
-"""Parsed at once, as far as its lines are whole."""
+"""Size of a block; only whole lines are parsed."""
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Longest line. A row of 1,000 numbers has 20 KB."""
 
 PIECE_BYTES: Final = 4 * 1024
-"""Read at once: of a compressed file that breaks off, no more than this is lost."""
+"""Size of a read; a truncated compressed file loses at most this much."""
 
 COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -55,7 +55,7 @@ class CsvFile:
         header, _ = _cut_header(next(self._blocks(), (b"", 0))[0])
         text = header.removeprefix(UTF_8_MARK).decode(errors="replace")
         if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text:
-            raise ReplayError(self.path, "neither CSV nor Parquet: the first line is no text in UTF-8")
+            raise ReplayError(self.path, "neither CSV nor Parquet: the first line is not text in UTF-8")
         self.names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
         if not self.names:
             raise ReplayError(self.path, "the file is empty: it needs a header and rows")
@@ -64,10 +64,10 @@ class CsvFile:
             raise ReplayError(self.path, f"fields are separated by {other}; they must be by commas")
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Record batches of text columns, each with the bytes of the file that are read by then.
+        """Record batches of text columns, each with the number of bytes of the file read so far.
 
         Raises:
-            ReplayError: a line is too long, has another number of fields, or is no UTF-8; or the file breaks off.
+            ReplayError: a line is too long, has another number of fields, or is not UTF-8; or the file is truncated.
                 Whatever stands before it has been given.
         """
         self._row = 1
@@ -87,9 +87,9 @@ class CsvFile:
                 raise broken
 
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
-        """Whole lines, about a block at once, each with the bytes of the file that are read by then."""
+        """Whole lines, about a block at once, each with the number of bytes of the file read so far."""
         lines, want, broken = bytearray(), BLOCK_BYTES, None
-        # No file of Python's: a thread of Arrow's may let go of it when the interpreter is gone already.
+        # Not a Python file: a thread of Arrow may release it after the interpreter has ended.
         with pa.OSFile(self.path) as file, self._unpacked(file) as stream:
             while broken is None:
                 try:
@@ -109,13 +109,15 @@ class CsvFile:
                     break
                 want = len(lines) + BLOCK_BYTES
         if broken is not None:
-            raise ReplayError(self.path, f"the file breaks off here: {str(broken).splitlines()[0]}", self._row or None)
+            raise ReplayError(
+                self.path, f"the file is truncated here: {str(broken).splitlines()[0]}", self._row or None
+            )
 
     def _unpacked(self, file: Any) -> Any:
         return file if self._codec is None else pa.CompressedInputStream(file, self._codec)
 
     def _parsed(self, lines: bytes) -> Any:
-        """A record batch; None where there are no rows."""
+        """A record batch; None if there are no rows."""
         memory = pa.BufferOutputStream()
         memory.write(lines)
         table = arrow_csv.read_csv(
@@ -129,7 +131,7 @@ class CsvFile:
         return batches[0] if batches else None
 
     def _sound(self, lines: bytes, error: str) -> tuple[Any, ReplayError]:
-        """The rows before a wrong one, and what is wrong with that."""
+        """The rows before a wrong one, and the error of that one."""
         found = _ROW.search(error)
         index = 0 if found is None else int(found[1]) - 1
         before = _first_lines(lines, index)
@@ -147,7 +149,7 @@ class CsvFile:
             why = ": a quotation mark in it is not closed" if wrong.count(b'"') % 2 else ""
             return f"{fields[2]} fields, the header has {fields[1]}{why}"
         if "UTF8" in error:
-            return "is no UTF-8"
+            return "is not UTF-8"
         if lines.count(b'"') % 2:
             return "at or after it a quotation mark is not closed"
         return error.splitlines()[0]

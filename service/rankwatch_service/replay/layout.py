@@ -1,4 +1,4 @@
-"""What the columns of a replay file mean, and the error that says where a file is wrong."""
+"""The known columns of replay files, and the error that names the wrong place in a file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ METRICS: Final[Mapping[str, str]] = {
     "tokens": "tokens",
     "tokens_squared": "tokens_squared",
 }
-"""Known number columns, and the metric that each is in a frame. Any other number column is a metric of its own name."""
+"""Known numeric columns and their metrics. Any other numeric column is a metric of its own name."""
 
 OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
-"""Where a file has no `busy_s`, these make it up: what a rank does without waiting for anybody."""
+"""A file without `busy_s` gets the sum of these: a rank's work without waiting for others."""
 
 PLACES: Final = ("dp", "tp", "pp")
 
 
 class ReplayError(Exception):
-    """A file that cannot be replayed: which one, and where it is wrong. Rows count from 1, without the header."""
+    """A file that cannot be replayed, with the place of the error. Rows count from 1, without the header."""
 
     def __init__(self, path: str, what: str, row: int | None = None, column: str | None = None) -> None:
         where = [path]
@@ -43,7 +43,7 @@ class ReplayError(Exception):
 
 
 def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:
-    """What each column of a file is called here.
+    """The known name of each column of a file.
 
     Args:
         path: of the file, for errors.

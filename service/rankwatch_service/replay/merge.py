@@ -1,4 +1,4 @@
-"""Several files of one job, one for each rank, host or stretch of time, read as if they were one."""
+"""Reads several files of one job, one for each rank, host or period, as if they were one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rankwatch_service.replay.timeline import Timeline
 from rankwatch_service.telemetry.columns import Exact, Records
 
 SLICE: Final = 1.0
-"""Rows of so many seconds (of one step, where files have no times) are put beside each other at once."""
+"""Rows of so many seconds (of one step, in files without times) are merged at a time."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where one file is being read."""
+    """The reading position in one file."""
 
     stream: Iterator[RowBlock]
     timeline: Timeline
@@ -29,7 +29,7 @@ class _Cursor:
     at: int = 0
 
     def advance(self) -> bool:
-        """Make sure that there is a next row; False at the end of the file."""
+        """Read until there is a next row; False at the end of the file."""
         if self.rows is None or self.at >= len(self.rows.records.step):
             self.rows, self.at = next(self.stream, None), 0
             if self.rows is not None:
@@ -76,7 +76,7 @@ def merged(readers: Sequence[RowReader]) -> Iterator[RowBlock]:
 
 
 def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
-    """Parts of several files as one: a column that some of them lack is not measured there.
+    """Joins parts of several files; a column that a file lacks is not measured there.
 
     Errors that are found later name the first of the files, and the row in it where its part begins.
     """

@@ -13,10 +13,10 @@ from rankwatch_service.replay.layout import ReplayError
 
 BATCH_ROWS: Final = 131_072
 BATCH_CELLS: Final = 20 * BATCH_ROWS
-"""Read at once, whichever is less: 21 MB of numbers."""
+"""Rows read at a time, whichever is less: 21 MB of numbers."""
 
 COLUMN_BYTES: Final = 64 * 1024
-"""How much of each column is read from the file at once."""
+"""Bytes of each column read from the file at a time."""
 
 
 class ParquetFile:
@@ -40,7 +40,7 @@ class ParquetFile:
         self.total = int(self._file.metadata.num_rows)
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Record batches, each with the rows that are read by then.
+        """Record batches, each with the number of rows read so far.
 
         Raises:
             ReplayError: a part of the file cannot be read.

@@ -1,4 +1,4 @@
-"""Rows become the observations that the stream would have made of them: attempts, frames, and a tick each second.
+"""Turns rows into the observations that the stream would have made: attempts, frames, and a tick each second.
 
 Frames are assembled as the stream assembles them. Each tick carries the presence that the rows imply: a rank that has
 written its row of a step is in the next one, for as long as no further row comes. One whose rows stop while its peers
@@ -40,10 +40,10 @@ from rankwatch_service.telemetry.columns import Records
 
 TICK_S: Final = 1.0
 GAP_S_MAX: Final = 3_600.0
-"""A gap in the times is lived through second by second for so long; what lies beyond is left out."""
+"""The longest gap between rows that is played second by second; the rest of a longer gap is skipped."""
 
 DISORDER_STEPS: Final = 64
-"""A row so far behind the newest step is no late row: the file is not in step order."""
+"""A row further behind the newest step is not late: the file is not in step order."""
 
 ENDED_STEPS: Final = 256
 """A rank that has no row of so many steps which its peers have finished (and of four times the longest stretch that it
@@ -54,7 +54,7 @@ _PHASE_OF: Final = tuple(_PHASES[kind] for kind in StepKind)
 
 
 class Player:
-    """Plays the rows of one job. `counts` says what was left out of the frames and why."""
+    """Plays the rows of one job. `counts` has the number of rows and values left out of the frames, by reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -67,24 +67,24 @@ class Player:
         self._attempt: str | None = None
         self._attempts: dict[str, str] = {}
         self._left: set[str] = set()
-        """Attempts after which another one began: what still comes of them is counted and left out."""
+        """Attempts that were followed by another one; later rows of them are counted and left out."""
         self._window: FrameWindow | None = None
         self._next_tick_s = 0.0
         self._steps: Ints = np.zeros(0, dtype=np.int64)
         """The newest step that each rank has finished; -1 before its first row."""
         self._row_s: Floats = np.zeros(0)
         self._stretch: Ints = np.zeros(0, dtype=np.int64)
-        """The most steps that a rank ever went on by without a row."""
+        """The longest distance in steps between two rows of a rank."""
         self._ended: Bools = np.zeros(0, dtype=np.bool_)
         self._top = -1
         self._kind = 0
         self._places: dict[int, dict[str, Any]] = {}
 
     def play(self, rows: RowBlock) -> Iterator[Observation]:
-        """The next rows, in file order.
+        """Play the next rows, in file order.
 
         Raises:
-            ReplayError: steps do not come in order.
+            ReplayError: the steps are not in order.
         """
         times = self.timeline.of(rows)
         ends = [*(start for _, start in rows.attempts[1:]), len(times)]
@@ -107,7 +107,7 @@ class Player:
                 raise ReplayError(rows.path, what, rows.first_row + ordered, "step")
 
     def end(self, now_s: float | None = None) -> Iterator[Observation]:
-        """Nothing more comes of this attempt: its open frames close as they are."""
+        """End the attempt: close its open frames as they are."""
         if self._window is not None:
             now_s = self.now_s if now_s is None else now_s
             yield from self._closed(self._window.flush(now_s))
@@ -117,18 +117,18 @@ class Player:
 
     @property
     def now_s(self) -> float:
-        """When the newest row happened."""
+        """The time of the newest row, in seconds."""
         return float(self._row_s.max()) if self._row_s.size else 0.0
 
     @property
     def ranks(self) -> int:
-        """How many ranks of this attempt have written anything."""
+        """The number of ranks of this attempt with rows."""
         return int(np.count_nonzero(self._steps >= 0))
 
     # ---- attempts and ranks ----------------------------------------------------------------------------------------
 
     def _named(self, text: str) -> str:
-        """Attempts are called LAUNCH.k; what a file calls otherwise is a launch of its own."""
+        """The attempt's name as LAUNCH.k; a name of another form is a launch of its own."""
         if text not in self._attempts:
             _, dot, number = text.rpartition(".")
             self._attempts[text] = text if dot and number.isdecimal() else f"{text or 'file'}.0"
@@ -144,7 +144,7 @@ class Player:
         self._next_tick_s = math.floor(now_s / TICK_S) * TICK_S + TICK_S
 
     def _meet(self, rows: RowBlock, start: int, end: int, now_s: float) -> Iterator[AttemptStart]:
-        """Ranks seen for the first time make the attempt larger."""
+        """Add ranks seen for the first time to the attempt."""
         ranks = rows.records.rank[start:end]
         highest = int(ranks.max())
         size = self._steps.size
@@ -170,7 +170,7 @@ class Player:
         yield AttemptStart(self._window.attempt, self.topology_state.topology(), now_s)
 
     def _ordered(self, rows: RowBlock, start: int, end: int) -> int:
-        """Where the first row is whose step goes back; `end` where none does."""
+        """The index of the first row whose step goes back; `end` if there is none."""
         steps, ranks = rows.records.step[start:end], rows.records.rank[start:end]
         newest = np.maximum.accumulate(np.maximum(steps, self._top))
         behind = newest - steps > DISORDER_STEPS
@@ -190,7 +190,7 @@ class Player:
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def _pass(self, rows: RowBlock, times: Floats, start: int, end: int) -> Iterator[Observation]:
-        """Hand rows over as they were written, second by second."""
+        """Give rows to the frame window second by second, in the order of writing."""
         assert self._window is not None
         while start < end:
             until = start + int(np.searchsorted(times[start:end], self._next_tick_s, side="right"))
@@ -225,7 +225,7 @@ class Player:
         return part if keep.all() else part.rows(np.flatnonzero(keep))
 
     def _left_behind(self, steps: int) -> Iterator[Occurrence]:
-        """Ranks that have ended: their rows stopped so many steps before those of their peers."""
+        """The ends of ranks whose rows stopped so many steps before those of their peers."""
         assert self._window is not None
         here = (self._steps >= 0) & ~self._ended
         if np.count_nonzero(here) < 2:
@@ -240,7 +240,7 @@ class Player:
             )
 
     def _tick(self, rows: RowBlock, next_s: float, index: int) -> Iterator[Tick | Frame]:
-        """The second is over; the next row is `index`."""
+        """Close a second; the next row is `index`."""
         now_s, self._next_tick_s = self._next_tick_s, self._next_tick_s + TICK_S
         if now_s - self.now_s > GAP_S_MAX:
             self._next_tick_s = math.ceil(next_s / TICK_S) * TICK_S
@@ -249,7 +249,7 @@ class Player:
         yield from self._closed(self._window.ready(now_s, None))
         # A pause before or after an evaluation's row belongs to it: some write it when it begins, some when it ends.
         if rows.time_s is None and "step_time_s" not in rows.records.names:
-            # Nobody knows how long anything took: then nothing can take too long.
+            # Without times nothing can take too long.
             return
         phase = _PHASE_OF[int(rows.records.kind[index]) or self._kind]
         yield Tick(now_s, self._presence(now_s, phase, int(rows.records.step[index])))
@@ -262,7 +262,7 @@ class Player:
             yield frame
 
     def _presence(self, now_s: float, phase: str, next_step: int) -> Presence:
-        """What the agents would have seen; where a file has each tenth step, the next one that it has is under way."""
+        """The presence that agents would have reported. The step under way is the next one that the file has."""
         assert self._window is not None
         ranks = self._steps.size
         # One row for each step of a job is a log: it says nothing of what is done between its lines.
@@ -288,6 +288,6 @@ class Player:
 
 
 def _place(rows: RowBlock, rank: int, index: int) -> dict[str, Any]:
-    """Where the rank of this row runs. Without places every rank is a replica of its own: all do the same work."""
+    """The place of this row's rank. Without places every rank is a replica of its own, with equal work."""
     host = "" if rows.hosts is None else rows.hosts[0][rows.hosts[1][index]]
     return {"host": host, "dp": rank} | {name: int(rows.places[name][index]) for name in PLACES if name in rows.places}

@@ -1,4 +1,4 @@
-"""What a replay found: as JSON for programs, as sentences for people."""
+"""The results of a replay: as JSON for programs, as sentences for people."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
 )
 """By kind: of each of these groups of columns a file must have one; and the same in words."""
 
-UNTOLD: Final = (Kind.TELEMETRY_LOST,)
-"""Kinds that no file tells of: whether a host fell silent or its ranks ended looks the same."""
+NOT_IN_FILES: Final = (Kind.TELEMETRY_LOST,)
+"""Kinds that no file shows: a host without telemetry looks like ranks that ended."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "late": "rows that came when their step was closed already; is the file sorted by rank, not by step?",
-    "repeated": "rows of a rank and step that had one already",
-    "old_attempt_rows": "rows of an attempt after which another one had begun",
+    "late": "rows of steps that were closed already; is the file sorted by rank, not by step?",
+    "repeated": "further rows of the same rank and step",
+    "old_attempt_rows": "rows of an attempt after the next one began",
     "incomplete": "steps closed without some ranks' rows",
     "pushed": "steps closed early, since too many were open",
     "far": "rows of a step far ahead of all others",
-    "names": "values of metrics beyond the number that is kept",
-    "gap_s": "seconds without any row, not lived through",
+    "names": "values of metrics beyond the limit",
+    "gap_s": "seconds without rows, skipped",
 }
-"""What the reasons mean for which something did not reach the detectors."""
+"""Descriptions of the reasons for which rows and values did not reach the detectors."""
 
 
 def as_json(incident: Incident, named: bool) -> dict[str, Any]:
-    """One incident as an object; ranks only where the file `named` any."""
+    """One incident as an object; with ranks only if the file `named` any."""
     return {
         "kind": str(incident.kind),
         "severity": str(incident.severity),
@@ -64,7 +64,7 @@ def as_json(incident: Incident, named: bool) -> dict[str, Any]:
 
 
 def summary(outcome: ReplayResult, seconds: float) -> dict[str, Any]:
-    """What was read, and how long it took."""
+    """What was read, and the time that it took."""
     return {
         "rows": outcome.rows,
         "seconds": round(seconds, 3),
@@ -81,7 +81,7 @@ def summary(outcome: ReplayResult, seconds: float) -> dict[str, Any]:
 
 
 def unshared(first: Sequence[Incident], second: Sequence[Incident]) -> tuple[list[Incident], list[Incident]]:
-    """Incidents that only one of two configurations found: no other of that kind and those ranks in the same time."""
+    """Incidents that only one of two configurations found: the other has none of that kind and ranks at the time."""
     only_first = [one for one in first if not any(_same(one, other) for other in second)]
     only_second = [one for one in second if not any(_same(one, other) for other in first)]
     return only_first, only_second
@@ -100,7 +100,7 @@ def _end(incident: Incident) -> float:
 
 
 def missing(outcome: ReplayResult) -> list[tuple[str, str]]:
-    """Kinds that could not be looked for in these files, and which columns it would take."""
+    """Kinds that these files cannot show, and the columns that they lack."""
     here = outcome.columns
     return [(kind, words) for kind, groups, words in NEEDS if not all(here & set(group) for group in groups)]
 
@@ -115,7 +115,7 @@ def what_was_read(outcome: ReplayResult, seconds: float) -> str:
 
 
 def culprits(incident: Incident) -> str:
-    """Who it is about: ranks and hosts, as far as they are known."""
+    """The culprits: ranks and hosts, as far as they are known."""
     ranks = ", ".join(map(str, incident.ranks[:RANKS_SHOWN]))
     more = f" and {len(incident.ranks) - RANKS_SHOWN} more" if len(incident.ranks) > RANKS_SHOWN else ""
     hosts = [host for host in incident.hosts if host]
@@ -124,7 +124,7 @@ def culprits(incident: Incident) -> str:
 
 
 def cost(incident: Incident) -> str | None:
-    """What it costs while it lasts; None where that is not known."""
+    """Its cost while it lasts; None if that is not known."""
     wasted = incident.evidence.get("cost_gpu_hours_per_hour")
     return None if wasted is None else f"costs {wasted:.3g} GPU-hours in each hour of training"
 
@@ -134,12 +134,12 @@ def _many(count: int, what: str) -> str:
 
 
 def duration(incident: Incident) -> str:
-    """From when to when, in steps where they are known."""
+    """Its beginning and end, in steps where they are known."""
     onset, found = incident.first.onset_step, incident.detected_step
     began = f"since step {onset}" if onset is not None else f"since {incident.first.onset_time_s:.0f} s"
     late = f", found in step {found}" if found is not None and found != onset else ""
     if incident.resolved_time_s is None:
-        return f"{began}{late}; still so at the end"
+        return f"{began}{late}; still open at the end"
     over = (
         f"step {incident.resolved_step}" if incident.resolved_step is not None else f"{incident.resolved_time_s:.0f} s"
     )

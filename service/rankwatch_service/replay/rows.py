@@ -1,4 +1,4 @@
-"""A file's record batches become rows that say what they mean: steps, ranks, places, metrics."""
+"""Turns record batches of a file into typed rows: steps, ranks, places, metrics."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rankwatch_service.telemetry.batch import STEP_MAX, WORLD_SIZE_MAX
 from rankwatch_service.telemetry.columns import EXACT, Exact, Records
 
 TIME_S_MAX: Final = 1e11
-"""A time beyond it is one in milliseconds or less: since 1970 there were fewer than 2e9 seconds."""
+"""A larger time is in milliseconds or smaller units; there have been fewer than 2e9 seconds since 1970."""
 
 COUNT_MAX: Final = 2**53 - 1
-"""Of values that are not finite, or of parameters: up to it floats hold whole numbers as they are."""
+"""Limit of counts: floats hold whole numbers exactly up to it."""
 
 _KINDS: Final = tuple(str(kind) for kind in StepKind)
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """A stretch of rows in file order. Everything is indexed by row."""
+    """Consecutive rows in file order. All columns are indexed by row."""
 
     path: str
     first_row: int
     time_s: Floats | None
     """None: the file has no times."""
     attempts: list[tuple[str, int]]
-    """Each attempt's text and the index at which its rows begin; "" where the file names none."""
+    """The text of each attempt and the index of its first row; "" if the file names none."""
     records: Records
     places: Mapping[str, Ints]
-    """dp, tp, pp, those that the file has."""
+    """dp, tp and pp, as far as the file has them."""
     hosts: tuple[list[str], Ints] | None
-    """Distinct hosts, and which one each row is from."""
+    """Distinct hosts, and the index of each row's host."""
     done: int
-    """How much of the file is read, in units of its source's `total`."""
+    """How much of the file has been read, in units of its source's `total`."""
 
     def part(self, start: int, end: int) -> RowBlock:
         """Rows from `start` to before `end`."""
@@ -59,22 +59,22 @@ class RowBlock:
 
 
 class FileSource(Protocol):
-    """A file that gives record batches of named columns."""
+    """A file as record batches of named columns."""
 
     path: str
     names: list[str]
     total: int
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Record batches in file order, each with how much of `total` is read by then."""
+        """Record batches in file order, each with how much of `total` has been read."""
         ...
 
 
 class RowReader:
-    """Reads one source. `left_out` names its columns that are texts without a meaning here."""
+    """Reads one source. `left_out` has its text columns without a known name."""
 
     def __init__(self, source: FileSource, mapping: Mapping[str, str]) -> None:
-        """Look at the header.
+        """Read the header.
 
         Raises:
             ReplayError: a column is missing or stands twice.
@@ -90,7 +90,7 @@ class RowReader:
 
     @property
     def measured(self) -> list[str]:
-        """The metrics that the header names, and what is made up of those; columns of other names may be texts."""
+        """The metrics that the header names and those derived from them; columns of other names may be texts."""
         names = [METRICS.get(name, name) for name in self.ours.values() if name in METRICS or name in EXACT]
         return [*names, "busy_s"] if _makes_up_busy_s(names) else names
 
@@ -98,7 +98,7 @@ class RowReader:
         """All rows, a batch at a time.
 
         Raises:
-            ReplayError: something in the file cannot be what its column means. The rows before it have been given.
+            ReplayError: a field is wrong for its column. The rows before it have been returned.
         """
         for batch, done in self._source.batches():
             rows, broken = self._sound(batch, done)
@@ -111,13 +111,13 @@ class RowReader:
             raise ReplayError(self.path, "there are no rows")
 
     def _sound(self, batch: Any, done: int) -> tuple[RowBlock | None, ReplayError | None]:
-        """A batch's rows, or those before the first wrong one and what is wrong with that."""
+        """The rows of a batch, or those before the first wrong one and the error of that one."""
         broken = None
         while batch.num_rows:
             try:
                 return self._rows(batch, done), broken
             except ReplayError as error:
-                # Columns are read one after the other: another one may be wrong in a row before.
+                # Columns are read one after the other: another column may be wrong in an earlier row.
                 broken = error
                 batch = batch.slice(0, 0 if error.row is None else error.row - self._row)
         return None, broken
@@ -199,7 +199,7 @@ class RowReader:
         return tuple(found), values, present
 
     def _is_metric(self, name: str, column: Any) -> bool:
-        """Whether a column that is none of ours holds numbers; its first batch with anything in it decides."""
+        """Whether a column of another name has numbers; its first batch with values decides."""
         if name in ("time_s", "step", "rank", "attempt", "host", "kind", *PLACES, *EXACT) or name in self.left_out:
             return False
         if name in self._numeric or is_number(column):
@@ -233,7 +233,7 @@ def part_of(records: Records, start: int, end: int) -> Records:
 
 
 def runs(known: list[str], codes: Ints) -> list[tuple[str, int]]:
-    """Each run of equal codes: its text, and the index at which it begins."""
+    """Runs of equal codes: the text and the first index of each."""
     starts = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     return [(known[codes[start]], start) for start in starts]
 

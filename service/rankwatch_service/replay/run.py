@@ -23,26 +23,26 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay found, and what it was given."""
+    """What a replay found, and what it read."""
 
     incidents: list[list[Incident]]
-    """For each configuration, in the order in which they opened."""
+    """By configuration, in the order in which they opened."""
     rows: int = 0
     frames: int = 0
     ranks: int = 0
     named: bool = False
-    """Whether the files say which rank a row is from; else there is one series for the whole job."""
+    """Whether rows name their rank; otherwise there is one series for the whole job."""
     first_step: int | None = None
     last_step: int = -1
     columns: set[str] = field(default_factory=set)
-    """What the files have, by the known names of columns, and what was made up of those."""
+    """The known columns that the files have, and those derived from them."""
     metrics: list[str] = field(default_factory=list)
     left_out_columns: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows and values that did not reach the detectors, by reason, as the stream counts them."""
     failures: list[str] = field(default_factory=list)
     broken: ReplayError | None = None
-    """What ended the reading before its end; everything before that row was judged."""
+    """The error that ended reading; all rows before it were judged."""
 
 
 def replay(
@@ -54,18 +54,18 @@ def replay(
     until_step: int | None,
     progress: OnProgress,
 ) -> ReplayResult:
-    """Judge recorded telemetry.
+    """Run the detectors and the correlator over recorded telemetry.
 
     Args:
         sources: files of one job.
         mapping: from their column names to the known ones.
-        configs: of the detectors; each judges everything by itself.
+        configs: configurations of the detectors; each is run separately over all rows.
         job: its name.
         until_step: the last step to read; None = all.
         progress: called after each batch of rows.
 
     Raises:
-        ReplayError: a file's header cannot be what it should be. What is wrong further down is told in the outcome.
+        ReplayError: the header of a file is wrong. An error in its rows is returned in the result.
     """
     readers = [RowReader(source, mapping) for source in sources]
     pipelines = [DetectionPipeline(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
@@ -82,7 +82,7 @@ def replay(
                 if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
                     known_ones.append(news.incident)
     for pipeline in pipelines:
-        # Nothing more comes: what had ended by itself has not come back.
+        # There are no more rows: what ended by itself does not come back.
         pipeline.correlator.settle(math.inf)
     outcome.rows = player.rows
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
@@ -116,7 +116,7 @@ def _observations(
 
 
 def _until(rows: RowBlock, last_step: int) -> RowBlock | None:
-    """The rows up to a step; None when all of them lie beyond."""
+    """The rows up to a step; None if all are beyond it."""
     beyond = rows.records.step > last_step
     if not beyond.any():
         return rows

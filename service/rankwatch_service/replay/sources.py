@@ -1,4 +1,4 @@
-"""Which file is read by what: decided by its first bytes, since names are often wrong."""
+"""Chooses the reader of a file by its first bytes, since names are often wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_source(path: Path) -> FileSource:
     if path.is_dir():
         raise ReplayError(str(path), "is a folder; name the files in it")
     if not path.is_file():
-        raise ReplayError(str(path), "there is no such file" if not path.exists() else "is no regular file")
+        raise ReplayError(str(path), "there is no such file" if not path.exists() else "is not a regular file")
     try:
         with path.open("rb") as file:
             head = file.read(len(PARQUET))
@@ -41,6 +41,6 @@ def open_source(path: Path) -> FileSource:
         return CsvFile(path)
     except ImportError as error:
         extra = "tensorboard" if (error.name or "").startswith("tensorboard") else "replay"
-        raise ReplayError(str(path), f"needs a further package: pip install 'rankwatch[{extra}]'") from error
+        raise ReplayError(str(path), f"needs another package: pip install 'rankwatch[{extra}]'") from error
     except OSError as error:
         raise ReplayError(str(path), error.strerror or str(error)) from error

@@ -17,18 +17,18 @@ OPEN_STEPS: Final = 64
 
 BATCH_ROWS: Final = 8_192
 COLUMNS_MAX: Final = 1_000
-"""Tags read, the first ones: a page of TensorBoard with more of them is a histogram gone wrong."""
+"""The number of tags read; the others are left out."""
 
 
 OWN: Final = ("time_s", "step", "attempt")
-"""What each row has beside its scalars; a tag of such a name becomes the column tag/NAME."""
+"""Columns of every row; a tag of such a name becomes the column tag/NAME."""
 
 
 class TensorBoardFile:
     """One event file. Each is a launch of its own, and a step that goes back begins a new attempt of it."""
 
     def __init__(self, path: Path) -> None:
-        """Look through the file for its tags.
+        """Scan the file for its tags.
 
         Raises:
             ReplayError: it has no scalars.
@@ -47,7 +47,7 @@ class TensorBoardFile:
         self.names = [*OWN, *self._columns.values()]
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Record batches in the order of writing, each with the events that are read by then."""
+        """Record batches in the order of writing, each with the number of events read so far."""
         ready: list[dict[str, Any]] = []
         for row, done in self._rows():
             ready.append(row)
@@ -90,7 +90,7 @@ def _drained(pending: dict[int, dict[str, Any]], keep: int) -> Iterator[dict[str
 
 
 def _events(path: str) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Time, step and scalars of each event that has any. A file that is cut off ends where it is whole."""
+    """Time, step and scalars of each event that has any. A truncated file ends with its last whole event."""
     for event in EventFileLoader(path).Load():
         scalars = {}
         for value in event.summary.value:

@@ -1,4 +1,4 @@
-"""When each row of a file happened: as it says, or step after step where it does not say."""
+"""The time of each row of a file: as recorded, or counted step by step without times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rankwatch_detectors.base import Bools, Floats
 from rankwatch_service.replay.rows import RowBlock
 
 SKEW_S: Final = 5.0
-"""Hosts' clocks differ by less. A time that lies further back comes from a clock that was set anew, as after a restart
-of the job: time is counted on from there."""
+"""Hosts' clocks differ by less. A time further back comes from a clock that was set back, as after a restart; time
+continues from there."""
 
 STEP_S: Final = 1.0
-"""How long a step takes of which nothing is known."""
+"""Seconds of a step without a step time."""
 
 STEP_S_MAX: Final = 3_600.0
-"""A step that claims to be longer does not move time by more."""
+"""Limit of the time by which one step moves the clock."""
 
 
 class Timeline:
@@ -28,10 +28,10 @@ class Timeline:
         self._offset_s = 0.0
         self._step = -1
         self._measured_s = np.full(2, np.nan)
-        """The two newest step times that were told."""
+        """The two newest step times reported."""
 
     def of(self, rows: RowBlock) -> Floats:
-        """Seconds of each row, from the file's own origin where it has times, else from 0."""
+        """Seconds of each row, from the file's own origin where it has times, otherwise from 0."""
         times = _on_time(rows, self._told(rows.time_s)) if rows.time_s is not None else self._counted(rows)
         self._now_s = float(times[-1])
         return times
@@ -52,7 +52,7 @@ class Timeline:
         return np.maximum(np.maximum.accumulate(times), before)
 
     def _counted(self, rows: RowBlock) -> Floats:
-        """Each new step takes as long as its first row says, or as the shorter of the two newest that said it."""
+        """Each new step takes the step time of its first row, or the shorter of the two newest step times."""
         steps = np.maximum.accumulate(np.maximum(rows.records.step, self._step))
         new = np.diff(steps, prepend=self._step) > 0
         names, records = rows.records.names, rows.records
@@ -63,7 +63,7 @@ class Timeline:
             told = records.values[index][begins]
             usable = _usable(rows, index)[begins]
             measured = np.concatenate((self._measured_s, told[usable]))
-            # A step that took ten times as long says nothing of the next one, of which nothing is said.
+            # A step that took ten times as long is no estimate for a step without a step time.
             typical = np.nan_to_num(np.fmin(measured[1:], measured[:-1]), nan=STEP_S)
             told = np.where(usable, told, typical[np.cumsum(usable)])
             self._measured_s = measured[-2:]

@@ -11,7 +11,7 @@ from rankwatch_service.api.routes.receivers import ReceiverSettings
 from rankwatch_service.incidents.kinds import KINDS, first_steps
 from rankwatch_service.policy.policy import POLICY_ACTIONS
 from rankwatch_service.policy.suggestion import WAIT
-from rankwatch_service.replay.report import NEEDS, UNTOLD
+from rankwatch_service.replay.report import NEEDS, NOT_IN_FILES
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "service" / "rankwatch_service" / "dashboard" / "static" / "common" / "format.js"
@@ -40,7 +40,7 @@ def test_the_dashboard_shows_every_kind_under_its_label():
 
 
 def test_replay_knows_what_a_file_must_have_only_for_kinds_that_there_are():
-    assert {kind for kind, _, _ in NEEDS} | {str(kind) for kind in UNTOLD} <= {str(kind) for kind in KINDS}
+    assert {kind for kind, _, _ in NEEDS} | {str(kind) for kind in NOT_IN_FILES} <= {str(kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -119,7 +119,7 @@ def test_a_packed_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> No
     rows = b"".join(b"%d,%.9f\n" % (step, (step * 0.618) % 1) for step in range(9_000))
     path.write_bytes(gzip.compress(b"step,loss\n" + rows, mtime=0)[:-9_000])
     count, error = rows_before_what_is_wrong(path)
-    assert "the file breaks off here" in str(error)
+    assert "the file is truncated here" in str(error)
     assert 5_000 < count < 9_000
     assert error.row == count + 1
 
@@ -146,7 +146,7 @@ CONTENT = b"step,loss\n1,2\n"
         ("a.csv", b"PK\x03\x04rest", "is an archive or a workbook"),
         ("a.parquet", CONTENT, "no Parquet file"),
         ("a.parquet", b"", "no Parquet file"),
-        ("a.csv", b"step,note\n1,a\n2,h\xf6\n", "row 2, column note: is no UTF-8"),
+        ("a.csv", b"step,note\n1,a\n2,h\xf6\n", "row 2, column note: is not UTF-8"),
     ],
 )
 def test_what_is_no_file_of_ours_is_said_so(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -238,7 +238,7 @@ def test_a_text_of_a_parquet_file_that_is_no_utf_8_is_named(tmp_path: Path) -> N
     wrong = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.int32([0, 1])), pa.py_buffer(b"\xff")])
     for column in ("host", "fingerprint", "loss", "nonfinite"):
         parquet.write_table(pa.table({"step": [0], column: wrong}), tmp_path / "job.parquet")
-        with pytest.raises(ReplayError, match=f"column {column}: is no UTF-8"):
+        with pytest.raises(ReplayError, match=f"column {column}: is not UTF-8"):
             replayed(tmp_path / "job.parquet")
 
 

@@ -183,10 +183,10 @@ def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path
         ("straggler", "is neither a .toml or .json file nor DETECTOR.SETTING=VALUE"),
         ("missing.toml", "missing.toml"),
         ("straggler=1,straggler.budget=2", "straggler.budget: straggler has a value already"),
-        ("straggler.budget=-1", "straggler.budget: -1 is no finite number above 0"),
-        ("slowdown.budget=0", "slowdown.budget: 0 is no finite number above 0"),
-        ("stage.budget=NaN", "stage.budget: nan is no finite number above 0"),
-        ("straggler.budget=Infinity", "straggler.budget: inf is no finite number above 0"),
+        ("straggler.budget=-1", "straggler.budget: -1 is not a finite number above 0"),
+        ("slowdown.budget=0", "slowdown.budget: 0 is not a finite number above 0"),
+        ("stage.budget=NaN", "stage.budget: nan is not a finite number above 0"),
+        ("straggler.budget=Infinity", "straggler.budget: inf is not a finite number above 0"),
     ],
 )
 def test_settings_that_are_none_are_said(text: str, said: str) -> None:

@@ -127,7 +127,7 @@ def _print_json(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -
 def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> None:
     from rich.console import Console
 
-    from rankwatch_service.replay.report import LEFT_OUT, UNTOLD, missing, what_was_read
+    from rankwatch_service.replay.report import LEFT_OUT, NOT_IN_FILES, missing, what_was_read
 
     console = Console(highlight=False)
     if outcome.rows or outcome.broken is None:
@@ -143,7 +143,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
             _describe(console, incident, outcome.named)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not detected, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
-    notes.append(f"Never detected in files, which lack the data: {', '.join(UNTOLD)}")
+    notes.append(f"Never detected in files, which lack the data: {', '.join(NOT_IN_FILES)}")
     notes += [
         f"Skipped: {count:,} {LEFT_OUT.get(reason, reason)}" for reason, count in sorted(outcome.left_out.items())
     ]
