@@ -27,7 +27,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
 from rankwatch_detectors.hang import HangDetector
 from rankwatch_detectors.patience import HangConfig
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from suite.recorded.series import ANSWERS, LabelledEvent, ScoredSeries, curve, listen
 from suite.recorded.servers import faults, metric, steps_beside_power
 
@@ -49,7 +49,7 @@ def stage(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     slow = published.get("slow_stage")
     if slow is not None:
         event = LabelledEvent("stage", "slow_stage", 0, 0, must=True)
-        named = [f for f in heard.findings if f.scope == Scope.of_stage(slow)]
+        named = [f for f in heard.findings if f.scope == IncidentScope.of_stage(slow)]
         series.found.append((event, 0 if named else None))
     if published.get("persistent_single_worker_straggler") is False:
         of_ranks = [one for one in heard.opened if one.kind is Kind.STRAGGLER]

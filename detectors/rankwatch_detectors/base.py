@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -212,7 +212,7 @@ class Finding:
 
     kind: Kind
     change: Change
-    scope: Scope
+    scope: IncidentScope
     attempt: str
     severity: Severity
     ranks: tuple[int, ...]

@@ -18,7 +18,7 @@ from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame
 from rankwatch_detectors.baseline import BaselineConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.load import LoadConfig
-from rankwatch_detectors.scope import WHOLE_JOB, Scope
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig
 
@@ -80,14 +80,16 @@ class FingerprintDetector(DispatchingDetector):
             if members.size >= MAJORITY_MIN and 2 * most > members.size:
                 right = values[int(counts.argmax())]
                 for rank in members[prints[members] != right].tolist():
-                    findings.extend(self._open(Scope.of_rank(rank), (int(rank),), frame, prints, members, certain=True))
+                    findings.extend(
+                        self._open(IncidentScope.of_rank(rank), (int(rank),), frame, prints, members, certain=True)
+                    )
             else:
                 ranks = tuple(int(rank) for rank in members[:64])
                 findings.extend(self._open(WHOLE_JOB, ranks, frame, prints, members, certain=False))
         return findings
 
     def _open(
-        self, scope: Scope, ranks: tuple[int, ...], frame: Frame, prints: Ints, members: Ints, *, certain: bool
+        self, scope: IncidentScope, ranks: tuple[int, ...], frame: Frame, prints: Ints, members: Ints, *, certain: bool
     ) -> list[Finding]:
         if scope in self.episodes:
             return []
@@ -197,7 +199,7 @@ class LocalNormDetector(DispatchingDetector):
 
     def _open(self, crossing: Crossing, values: Floats, frame: Frame) -> list[Finding]:
         rank, ratio = crossing.rank, math.exp(crossing.effect)
-        scope = Scope.of_rank(rank)
+        scope = IncidentScope.of_rank(rank)
         peers = self._witness.peers_of(rank)
         findings = self.episodes.open(
             scope,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 
 # One bad host has 8 or 16 ranks; a rack of 64 told one by one is the most that still reads as a list of culprits.
@@ -26,22 +26,22 @@ class Episodes(Stateful):
         self._open: dict[str, dict[str, Any]] = {}
         self.refused = 0
 
-    def __contains__(self, scope: Scope) -> bool:
+    def __contains__(self, scope: IncidentScope) -> bool:
         return str(scope) in self._open
 
-    def __iter__(self) -> Iterator[Scope]:
-        return iter([Scope.parse(text) for text in self._open])
+    def __iter__(self) -> Iterator[IncidentScope]:
+        return iter([IncidentScope.parse(text) for text in self._open])
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def told(self, scope: Scope) -> Mapping[str, Any]:
+    def told(self, scope: IncidentScope) -> Mapping[str, Any]:
         """What the newest finding of an open episode said, by field name."""
         return self._open[str(scope)]
 
     def open(
         self,
-        scope: Scope,
+        scope: IncidentScope,
         *,
         attempt: str,
         severity: Severity,
@@ -80,17 +80,17 @@ class Episodes(Stateful):
         self._remember(finding)
         return [finding]
 
-    def update(self, scope: Scope, **changes: Any) -> list[Finding]:
+    def update(self, scope: IncidentScope, **changes: Any) -> list[Finding]:
         """Tell that an open episode changed materially; fields not named stay as last told."""
         return [self._tell(scope, Change.UPDATE, changes)]
 
-    def note(self, scope: Scope, evidence: Mapping[str, Any]) -> None:
+    def note(self, scope: IncidentScope, evidence: Mapping[str, Any]) -> None:
         """Change the evidence of an open episode without telling anyone yet; the next finding carries it."""
         self._open[str(scope)]["evidence"] = plain(evidence)
 
     def close(
         self,
-        scope: Scope,
+        scope: IncidentScope,
         step: int | None,
         time_s: float,
         summary: str,
@@ -107,7 +107,7 @@ class Episodes(Stateful):
         """End all episodes, in the order in which they opened."""
         return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
 
-    def _tell(self, scope: Scope, change: Change, changes: Mapping[str, Any]) -> Finding:
+    def _tell(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:
         told = {**self._open[str(scope)], **changes}
         finding = Finding(
             kind=self._kind,

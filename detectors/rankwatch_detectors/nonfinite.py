@@ -20,7 +20,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, Kind, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
-from rankwatch_detectors.scope import WHOLE_JOB, Scope
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 
 # Measured by us, never by the training: a NaN in these is a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
@@ -162,7 +162,7 @@ class NonfiniteDetector(DispatchingDetector):
         self._exact = exact and bool(ranks)
         critical = any(name in CRITICAL for name in bad)
         return self.episodes.open(
-            Scope.of_rank(ranks[0]) if len(ranks) == 1 else WHOLE_JOB,
+            IncidentScope.of_rank(ranks[0]) if len(ranks) == 1 else WHOLE_JOB,
             attempt=self.attempt,
             severity=Severity.CRITICAL if critical else Severity.WARNING,
             onset_time_s=self.now_s,
@@ -172,7 +172,7 @@ class NonfiniteDetector(DispatchingDetector):
             **self._words(frame, bad, ranks),
         )
 
-    def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: Scope, more: list[int]) -> list[Finding]:
+    def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: IncidentScope, more: list[int]) -> list[Finding]:
         """Further ranks have it, each for itself."""
         before = self.episodes.told(scope)["ranks"]
         if not more or len(before) >= RANKS_SHOWN_MAX:

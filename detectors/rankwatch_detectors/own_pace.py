@@ -17,7 +17,7 @@ from rankwatch_detectors.arrival import STOPPED_STATES, is_any
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.patience import HangConfig
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 
 STEPS_MIN = 4
 """Steps of its own before a rank's past says anything."""
@@ -102,7 +102,7 @@ class OwnPaceDetector(DispatchingDetector):
         findings: list[Finding] = []
         for rank in map(int, np.flatnonzero(still)):
             severity = Severity.CRITICAL if everybody or stopped[rank] else Severity.WARNING
-            scope, age = Scope.of_rank(rank), float(age_s[rank])
+            scope, age = IncidentScope.of_rank(rank), float(age_s[rank])
             if scope not in self.episodes:
                 findings += self._open(presence, rank, severity, age, float(limit_s[rank]))
             elif severity is Severity.CRITICAL and self.episodes.told(scope)["severity"] != severity:
@@ -123,7 +123,7 @@ class OwnPaceDetector(DispatchingDetector):
         stopped = presence.os_state[rank] in STOPPED_STATES
         how = "stopped by a signal" if stopped else f"its longest step took {self._longest_s[rank]:.1f} s"
         return self.episodes.open(
-            Scope.of_rank(rank),
+            IncidentScope.of_rank(rank),
             attempt=self.attempt,
             severity=severity,
             ranks=(rank,),

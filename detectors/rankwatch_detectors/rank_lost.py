@@ -20,7 +20,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import EPISODES_MAX
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.teardown import (
     End,
     Teardown,
@@ -242,14 +242,14 @@ class RankLostDetector(DispatchingDetector):
             findings = self._say(first, severity, missing=int((~gone).sum()))
         if on_request and self._is_open():
             self._expected = True
-            scope = Scope.parse(self._scope)
+            scope = IncidentScope.parse(self._scope)
             summary = self.episodes.told(scope)["summary"]
             findings += self.episodes.close(scope, first["step"], self.now_s, summary, {"ended_on_request": True})
         return findings
 
     def _is_open(self) -> bool:
         """Whether an open episode tells of these ends."""
-        return self._scope != "" and Scope.parse(self._scope) in self.episodes
+        return self._scope != "" and IncidentScope.parse(self._scope) in self.episodes
 
     def _due_s(self, first: End) -> float:
         """When to tell: at once, where the exit itself tells what it was."""
@@ -286,8 +286,8 @@ class RankLostDetector(DispatchingDetector):
             },
         }
         if self._is_open():
-            return self.episodes.update(Scope.parse(self._scope), **told_now)
-        scope = Scope.of_rank(first["rank"])
+            return self.episodes.update(IncidentScope.parse(self._scope), **told_now)
+        scope = IncidentScope.of_rank(first["rank"])
         self._scope = str(scope)
         if scope in self.episodes:
             return []

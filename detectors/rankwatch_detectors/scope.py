@@ -20,7 +20,7 @@ class ScopeLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Scope:
+class IncidentScope:
     """One part of a job. `str()` gives its text, `parse` reads it."""
 
     level: ScopeLevel
@@ -34,7 +34,7 @@ class Scope:
     def parse(cls, text: str) -> Self:
         """The scope with this text.
 
-        >>> Scope.parse("rank:3") == Scope.of_rank(3)
+        >>> IncidentScope.parse("rank:3") == IncidentScope.of_rank(3)
         True
 
         Raises:
@@ -76,4 +76,4 @@ class Scope:
         return int(self.name)
 
 
-WHOLE_JOB: Final = Scope(ScopeLevel.JOB)
+WHOLE_JOB: Final = IncidentScope(ScopeLevel.JOB)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 
 
 @dataclass(slots=True)
-class SlowRank:
+class TrackedRank:
     """One of them. Excesses are logarithms of a ratio to its peers."""
 
     witness: str
@@ -29,16 +29,16 @@ class SlowRank:
     calm_sum: float = 0.0
 
 
-class SlowRanks(Stateful):
+class TrackedRanks(Stateful):
     """By rank. In a snapshot by the text of the rank's scope."""
 
     def __init__(self) -> None:
-        self.ranks: dict[int, SlowRank] = {}
+        self.ranks: dict[int, TrackedRank] = {}
 
     def snapshot(self) -> dict[str, Any]:
         """All of them, as JSON types."""
-        return {str(Scope.of_rank(rank)): asdict(slow) for rank, slow in self.ranks.items()}
+        return {str(IncidentScope.of_rank(rank)): asdict(slow) for rank, slow in self.ranks.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave."""
-        self.ranks = {Scope.parse(text).number: SlowRank(**slow) for text, slow in state.items()}
+        self.ranks = {IncidentScope.parse(text).number: TrackedRank(**slow) for text, slow in state.items()}

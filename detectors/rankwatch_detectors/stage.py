@@ -32,7 +32,7 @@ from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
 from rankwatch_detectors.median import median
 from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.witness import Witness, WitnessConfig, own_seconds
 
@@ -147,13 +147,13 @@ class StageDetector(DispatchingDetector):
 
     def _changed(self) -> list[int]:
         """Stages whose open episode says that they have become slower: these neither test nor learn."""
-        return [Scope.parse(text).number for text in self._excess]
+        return [IncidentScope.parse(text).number for text in self._excess]
 
     def _follow(self, residual: Floats, frame: Frame) -> list[Finding]:
         """Watch the open episodes, and whether what held from the first steps still does."""
         findings: list[Finding] = []
         for text, state in list(self._excess.items()):
-            scope = Scope.parse(text)
+            scope = IncidentScope.parse(text)
             stage = scope.number
             if self._has_passed(state, float(residual[stage])):
                 del self._excess[text]
@@ -191,7 +191,7 @@ class StageDetector(DispatchingDetector):
         told = ", ".join(f"{ratios[str(stage)]:.2f} times as long (stage {stage})" for stage in heavy)
         light = np.delete(by_stage, heavy)
         return self.standing.open(
-            Scope.of_stage(heavy[0]),
+            IncidentScope.of_stage(heavy[0]),
             attempt=self.attempt,
             severity=Severity.INFO,
             onset_step=frame.step - config.standing_rows,
@@ -214,7 +214,7 @@ class StageDetector(DispatchingDetector):
 
     def _open(self, crossing: Crossing, by_stage: Floats, frame: Frame) -> list[Finding]:
         stage, ratio = crossing.rank, math.exp(crossing.effect)
-        scope = Scope.of_stage(stage)
+        scope = IncidentScope.of_stage(stage)
         findings = self.episodes.open(
             scope,
             attempt=self.attempt,

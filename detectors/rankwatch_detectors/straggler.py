@@ -24,9 +24,9 @@ from rankwatch_detectors.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.load import LoadConfig
-from rankwatch_detectors.scope import WHOLE_JOB, Scope
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.shift import Crossing
-from rankwatch_detectors.slow_ranks import SlowRank, SlowRanks
+from rankwatch_detectors.slow_ranks import TrackedRank, TrackedRanks
 from rankwatch_detectors.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 
@@ -123,10 +123,10 @@ class StragglerDetector(DispatchingDetector):
         self._names: list[str] = []
         self._accelerated = False
         self._rows = 0
-        self._excess = SlowRanks()
+        self._excess = TrackedRanks()
         self.standing = Episodes(self.kind)
         """What holds from the first steps of the launch: the baseline knows of it, so ranks stay under test."""
-        self._stood = SlowRanks()
+        self._stood = TrackedRanks()
         self._crowding = Crowding(config.crowding)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
@@ -211,7 +211,7 @@ class StragglerDetector(DispatchingDetector):
                 findings.extend(self._retell(witness, rank, state, seconds, frame))
         return findings
 
-    def _as_usual(self, witness: Witness, rank: int, state: SlowRank) -> bool:
+    def _as_usual(self, witness: Witness, rank: int, state: TrackedRank) -> bool:
         """Whether a rank that is much faster than was told is no slower than its peers, and not only less slow."""
         mean = state.calm_sum / state.calm
         config: WitnessConfig = getattr(self._config, state.witness)
@@ -234,7 +234,7 @@ class StragglerDetector(DispatchingDetector):
             if state.calm >= config.clear_rows:
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
-                findings.extend(self.standing.close(Scope.of_rank(rank), frame.step, self.now_s, summary))
+                findings.extend(self.standing.close(IncidentScope.of_rank(rank), frame.step, self.now_s, summary))
                 del self._stood.ranks[rank]
                 for each in (self._wall, self._cpu, self._host):
                     each.baseline.forget(rank)
@@ -249,7 +249,7 @@ class StragglerDetector(DispatchingDetector):
         ranks = [
             rank
             for rank in self._wall.baseline.outliers(config.fact_ratio).tolist()
-            if Scope.of_rank(rank) not in self.episodes and Scope.of_rank(rank) not in self.standing
+            if IncidentScope.of_rank(rank) not in self.episodes and IncidentScope.of_rank(rank) not in self.standing
         ]
         ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
         if not ranks:
@@ -259,7 +259,7 @@ class StragglerDetector(DispatchingDetector):
         more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
         slowest = ranks[0]
         return self.standing.open(
-            Scope.of_rank(slowest) if len(ranks) == 1 else WHOLE_JOB,
+            IncidentScope.of_rank(slowest) if len(ranks) == 1 else WHOLE_JOB,
             attempt=self.attempt,
             severity=Severity.INFO,
             ranks=tuple(ranks),
@@ -280,9 +280,9 @@ class StragglerDetector(DispatchingDetector):
             cause="worker",
         )
 
-    def _retell(self, witness: Witness, rank: int, state: SlowRank, seconds: Floats, frame: Frame) -> list[Finding]:
+    def _retell(self, witness: Witness, rank: int, state: TrackedRank, seconds: Floats, frame: Frame) -> list[Finding]:
         state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
-        scope, ratio = Scope.of_rank(rank), math.exp(state.excess + state.standing)
+        scope, ratio = IncidentScope.of_rank(rank), math.exp(state.excess + state.standing)
         figures = self._figures(witness, rank, ratio, seconds, frame)
         return self.episodes.update(
             scope,
@@ -294,7 +294,7 @@ class StragglerDetector(DispatchingDetector):
 
     def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
         rank, baseline = crossing.rank, witness.baseline
-        scope, where = Scope.of_rank(rank), self._names[rank]
+        scope, where = IncidentScope.of_rank(rank), self._names[rank]
         first = self._from_the_first_step(witness, crossing)
         # What the baseline has taken for silicon counts too when the rank is held against its peers.
         standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
@@ -324,7 +324,7 @@ class StragglerDetector(DispatchingDetector):
         )
         if findings:
             followed = self._stood if first else self._excess
-            followed.ranks[rank] = SlowRank(self._name(witness), crossing.effect, crossing.effect, standing)
+            followed.ranks[rank] = TrackedRank(self._name(witness), crossing.effect, crossing.effect, standing)
         return findings
 
     def _evidence(

@@ -17,7 +17,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
-from rankwatch_detectors.scope import WHOLE_JOB, Scope
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
@@ -146,9 +146,9 @@ class TelemetryLostDetector(DispatchingDetector):
             if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
                 group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
                 what = self._described(reason, group["hosts"], unheard)
-                return self.episodes.update(Scope.parse(text), detected_time_s=self.now_s, **what)
+                return self.episodes.update(IncidentScope.parse(text), detected_time_s=self.now_s, **what)
         everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
-        scope = WHOLE_JOB if everyone else Scope.of_host(hosts[0])
+        scope = WHOLE_JOB if everyone else IncidentScope.of_host(hosts[0])
         heard = presence.heard & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
         step = int(presence.step[heard].max()) if heard.any() and not everyone else None
         silent_s = min(max(unheard[host] for host in hosts), self.now_s - self._listening_s)
@@ -202,6 +202,6 @@ class TelemetryLostDetector(DispatchingDetector):
             # Ranks that turned out to have ended leave nothing to hear.
             back = any(host in unheard for host in group["hosts"])
             why = "Telemetry is back." if back else "Its ranks have ended; nothing is left to hear."
-            findings.extend(self.episodes.close(Scope.parse(text), step, self.now_s, why))
+            findings.extend(self.episodes.close(IncidentScope.parse(text), step, self.now_s, why))
             del self._groups[text]
         return findings

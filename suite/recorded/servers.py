@@ -12,7 +12,7 @@ from typing import Any
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
@@ -99,7 +99,7 @@ class _Records:
         """What the next record says."""
         now_s = float(row["day"]) * DAY_S
         episodes = self._episodes[Kind.NETWORK_DEGRADED if row["class"] in NETWORK else Kind.DEVICE_FAULT]
-        scope, what = Scope.of_host(row["node"]), f"{row['node']}: {row['description']}"
+        scope, what = IncidentScope.of_host(row["node"]), f"{row['node']}: {row['description']}"
         if row["event"] == "fault_end":
             return episodes.close(scope, None, now_s, what) if scope in episodes else ()
         if scope in episodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import WHOLE_JOB, Scope, ScopeLevel
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import GRAVITY, Incident
 from rankwatch_service.incidents.placement import Placement
@@ -17,7 +17,7 @@ class Headline:
 
     kind: Kind
     severity: Severity
-    scope: Scope
+    scope: IncidentScope
 
     @classmethod
     def of(cls, incident: Incident) -> Headline:
@@ -45,5 +45,5 @@ def locate(incident: Incident, placement: Placement) -> None:
     elsewhere = len(on_host) < placement.world_size
     most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
     if KINDS[incident.kind].is_host_wide and not others and elsewhere and most:
-        incident.scope = Scope.of_host(host)
+        incident.scope = IncidentScope.of_host(host)
         incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
@@ -28,7 +28,7 @@ class Part:
     """One finding's episode within an incident."""
 
     kind: Kind
-    scope: Scope
+    scope: IncidentScope
     episode: int
     attempt: str
     ranks: tuple[int, ...]
@@ -74,7 +74,7 @@ class Incident:
     parts: list[Part]
     severity: Severity
     ranks: tuple[int, ...]
-    scope: Scope
+    scope: IncidentScope
     opened_time_s: float
     score: float
     confidence: float
@@ -198,7 +198,7 @@ class Incident:
         )
 
 
-def incident_id(job: str, attempt: str, kind: str, scope: Scope, episode: int) -> str:
+def incident_id(job: str, attempt: str, kind: str, scope: IncidentScope, episode: int) -> str:
     """The id of the incident that this finding opens: the same, however often it is derived."""
     return f"inc_{derived(job, attempt, kind, scope, episode)}"
 
@@ -278,11 +278,13 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     if "detected_time_s" in state:
         parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]
     known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
-    types = {"parts": parts, "severity": severity, "ranks": ranks, "scope": Scope.parse(state["scope"])}
+    types = {"parts": parts, "severity": severity, "ranks": ranks, "scope": IncidentScope.parse(state["scope"])}
     return Incident(**{**older, **known, **types})
 
 
 def _part_restored(saved: Mapping[str, Any]) -> Part:
     severity = Severity(saved.get("severity", Severity.WARNING))
     types = {"kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity}
-    return Part(**{**saved, **types, "hosts": tuple(saved.get("hosts", ())), "scope": Scope.parse(saved["scope"])})
+    return Part(
+        **{**saved, **types, "hosts": tuple(saved.get("hosts", ())), "scope": IncidentScope.parse(saved["scope"])}
+    )

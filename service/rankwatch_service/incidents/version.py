@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Consequence:
     """What the first mover of an incident caused, in short."""
 
     kind: Kind
-    scope: Scope
+    scope: IncidentScope
     ranks: tuple[int, ...]
     summary: str
     step: int | None
@@ -41,7 +41,7 @@ class IncidentVersion:
     job: str
     attempt: str
     kind: Kind
-    scope: Scope
+    scope: IncidentScope
     episode: int
     severity: Severity
     state: str

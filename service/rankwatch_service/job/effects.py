@@ -14,7 +14,7 @@ from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.job.summary import AttemptChange, JobSummary
-from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
 
@@ -49,7 +49,7 @@ class Effects:
     transitions: list[Transition] = field(default_factory=list)
     notifications: list[Notification] = field(default_factory=list)
     commands: list[CommandRequest] = field(default_factory=list)
-    checkpoints: list[tuple[str, Entry]] = field(default_factory=list)
+    checkpoints: list[tuple[str, LedgerEntry]] = field(default_factory=list)
     """(job, entry)"""
     host_incidents: list[HostIncident] = field(default_factory=list)
     jobs: dict[str, JobSummary] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import msgspec
 
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.incidents.model import Incident, unix_ns
-from rankwatch_service.policy.checkpoint_ledger import Entry, Ledger, Shard, Tier, Verdict
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 
 CHANGES_MAX: Final = 32
 """Changes kept: the newest ones."""
@@ -62,7 +62,7 @@ class JobHistory:
         """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`)."""
         try:
             told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
-            tier = Tier(told.tier)
+            tier = CheckpointTier(told.tier)
         except (msgspec.ValidationError, ValueError):
             self.counts["checkpoint_saved"] += 1
             return []
@@ -82,7 +82,7 @@ class JobHistory:
         )
         changed = self.ledger.saved(shard, world_size)
         for entry in changed:
-            if entry.verdict is Verdict.UNPROVEN and tier is not Tier.MEMORY:
+            if entry.verdict is Verdict.UNPROVEN and tier is not CheckpointTier.MEMORY:
                 self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
         return changed
 
@@ -143,7 +143,7 @@ class JobHistory:
         return history
 
 
-def entry_restored(saved: Mapping[str, Any]) -> Entry:
+def entry_restored(saved: Mapping[str, Any]) -> LedgerEntry:
     """A ledger entry from its fields as JSON types."""
-    tier, verdict, shards = Tier(saved["tier"]), Verdict(saved["verdict"]), tuple(saved["shards"])
-    return Entry(**{**saved, "tier": tier, "verdict": verdict, "shards": shards})
+    tier, verdict, shards = CheckpointTier(saved["tier"]), Verdict(saved["verdict"]), tuple(saved["shards"])
+    return LedgerEntry(**{**saved, "tier": tier, "verdict": verdict, "shards": shards})

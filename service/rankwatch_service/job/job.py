@@ -20,9 +20,9 @@ from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
-from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
-from rankwatch_service.policy.response import Responder, Situation
+from rankwatch_service.policy.response import JobSituation, Responder
 from rankwatch_service.policy.routing import notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
@@ -236,7 +236,7 @@ class JobStream:
         effects.commands += commands
         effects.host_incidents += host_incidents(incident, self._assembler.topology_state, now_s)
 
-    def _store(self, entries: Sequence[Entry], now_s: float, effects: Effects) -> None:
+    def _store(self, entries: Sequence[LedgerEntry], now_s: float, effects: Effects) -> None:
         for entry in entries:
             effects.checkpoints.append((self.job, entry))
             brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
@@ -262,9 +262,9 @@ class JobStream:
     def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> FeedEntry:
         return FeedEntry(topic, self.job, data, unix_ns(now_s))
 
-    def _situation(self, now_s: float) -> Situation:
+    def _situation(self, now_s: float) -> JobSituation:
         assembler = self._assembler
-        return Situation(
+        return JobSituation(
             attempt=assembler.attempt or "",
             world_size=assembler.topology_state.world_size,
             step=assembler.last_step,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from rankwatch_service.orders.order import Outcome
+from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
@@ -45,7 +45,7 @@ def get(connection: Connection, command_id: str) -> RowMapping | None:
 
 
 def settle(
-    connection: Connection, command_id: str, outcome: Outcome, actor: str, now_unix_ns: int, mode: str = ""
+    connection: Connection, command_id: str, outcome: CommandOutcome, actor: str, now_unix_ns: int, mode: str = ""
 ) -> bool:
     """Move an open command on; False if it is finished already and nothing was done.
 

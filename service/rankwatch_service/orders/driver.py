@@ -21,10 +21,10 @@ from rankwatch_service.orders.order import (
     BEFORE_DO,
     KILL_NS_MAX,
     VIEW_NS_MAX,
+    CommandOutcome,
     Order,
-    Outcome,
+    OrderSituation,
     Phase,
-    Situation,
 )
 from rankwatch_service.orders.pace import Paces
 from rankwatch_service.orders.running_attempt import (
@@ -37,7 +37,7 @@ from rankwatch_service.orders.running_attempt import (
     superseded,
 )
 from rankwatch_service.orders.transitions import advance
-from rankwatch_service.policy.checkpoint_ledger import Entry, Tier
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import RollbackMode, Way, knows_modes, way_back, why_none
@@ -82,7 +82,7 @@ class Driver:
             self._after(connection, order, moved, outcome, now.now_unix_ns)
 
     def _after(
-        self, connection: Connection, before: Order, order: Order, outcome: Outcome | None, now_unix_ns: int
+        self, connection: Connection, before: Order, order: Order, outcome: CommandOutcome | None, now_unix_ns: int
     ) -> None:
         """What belongs to a move, in its transaction."""
         if outcome is not None:
@@ -95,7 +95,7 @@ class Driver:
                 Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
             )
             for (command_id,) in connection.execute(resumes).all():
-                commands.settle(connection, command_id, Outcome("applied", "", order.step), ACTOR, now_unix_ns)
+                commands.settle(connection, command_id, CommandOutcome("applied", "", order.step), ACTOR, now_unix_ns)
 
     def _record(self, connection: Connection, order: Order, now_unix_ns: int) -> None:
         """Tell stream, through the control log, and whoever looks at the job."""
@@ -117,7 +117,7 @@ class Driver:
         told |= {"mode": order.mode}
         commands.tell(connection, "command", order.job, told | {"detail": order.detail}, now_unix_ns)
 
-    def _situation(self, connection: Connection, order: Order) -> Situation:
+    def _situation(self, connection: Connection, order: Order) -> OrderSituation:
         command = commands.get(connection, order.command_id)
         assert command is not None  # an order's row goes when its command's does
         training = read_training(connection, order.job, order.attempt)
@@ -135,7 +135,7 @@ class Driver:
         wanted = set(others)
         if not withdrawn and Action.RELAUNCH in wanted and order.phase in BEFORE_DO:
             withdrawn = "a relaunch was ordered"
-        return Situation(
+        return OrderSituation(
             now_unix_ns=self._clock.unix_ns(),
             expires_unix_ns=command["expires_unix_ns"],
             withdrawn=withdrawn,
@@ -156,17 +156,17 @@ class Driver:
             if row is None or row["state"] not in (*commands.WAITING, "sent"):
                 return
             orders = open_orders(connection, row["job"])
-            order: Order | Outcome | None = _first_word(connection, row, orders, now)
+            order: Order | CommandOutcome | None = _first_word(connection, row, orders, now)
             if order is None:
                 # One order at a time; only an end by force does not wait.
                 if orders and row["action"] != Action.RELAUNCH:
                     return
                 order = _new_order(connection, row, now)
-            if isinstance(order, Outcome):
+            if isinstance(order, CommandOutcome):
                 commands.settle(connection, row["id"], order, ACTOR, now)
                 return
             connection.execute(insert(OrderRow).values(**_columns(order)))
-            commands.settle(connection, row["id"], Outcome("sent"), ACTOR, now, order.mode)
+            commands.settle(connection, row["id"], CommandOutcome("sent"), ACTOR, now, order.mode)
             self._record(connection, order, now)
 
 
@@ -222,17 +222,17 @@ def _due(command: RowMapping, now_unix_ns: int) -> bool:
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 
-def _way(connection: Connection, command: RowMapping) -> Way | Outcome:
+def _way(connection: Connection, command: RowMapping) -> Way | CommandOutcome:
     """How a rollback is carried out next, or why it cannot be: ways that ranks have refused are not tried again."""
     rows = connection.execute(
         select(OrderRow.mode, OrderRow.checkpoint).where(OrderRow.command_id == command["id"], OrderRow.refused)
     )
-    refused = {(mode or RollbackMode.FULL, Tier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
+    refused = {(mode or RollbackMode.FULL, CheckpointTier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
     entries = checkpoints(connection, command["job"])
     can = read_training(connection, command["job"], command["attempt"]).can
     mode, wanted = command["params"].get("mode", ""), command["params"].get("checkpoint", "")
     way = way_back(entries, can, mode, wanted=wanted, refused=refused)
-    return way if way is not None else Outcome("refused", why_none(entries, can, mode))
+    return way if way is not None else CommandOutcome("refused", why_none(entries, can, mode))
 
 
 def _another_way(connection: Connection, order: Order) -> bool:
@@ -242,13 +242,13 @@ def _another_way(connection: Connection, order: Order) -> bool:
     return order.action == Action.ROLLBACK and isinstance(_way(connection, command), Way)
 
 
-def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) -> Order | Outcome:
+def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) -> Order | CommandOutcome:
     """The next try of a command, or why there is none."""
-    target: Entry | None = None
+    target: LedgerEntry | None = None
     action, mode, k = command["action"], "", k_of(command["attempt"])
     if action == Action.ROLLBACK:
         way = _way(connection, command)
-        if isinstance(way, Outcome):
+        if isinstance(way, CommandOutcome):
             return way
         target = way.entry
         mode = way.mode if knows_modes(read_training(connection, command["job"], command["attempt"]).can) else ""
@@ -285,22 +285,22 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
 
 def _first_word(
     connection: Connection, command: RowMapping, orders: Sequence[Order], now_unix_ns: int
-) -> Outcome | None:
+) -> CommandOutcome | None:
     """What becomes of a command before it has an order; None: it may have one."""
     job, action = command["job"], command["action"]
     if now_unix_ns > command["expires_unix_ns"]:
-        return Outcome("expired", "it could not be begun in time")
+        return CommandOutcome("expired", "it could not be begun in time")
     if action == STACKS:
-        return Outcome("sent")
+        return CommandOutcome("sent")
     current = current_attempt(connection, job, now_unix_ns)
     if current is None or current != command["attempt"]:
-        return Outcome("refused", f"attempt {command['attempt']} has ended; the job is at {current}")
+        return CommandOutcome("refused", f"attempt {command['attempt']} has ended; the job is at {current}")
     training = read_training(connection, job, current)
     if training.can and action not in training.can and action != Action.ROLLBACK:
-        return Outcome("refused", f"the job cannot be told to {action}")
+        return CommandOutcome("refused", f"the job cannot be told to {action}")
     if action == Action.RESUME:
         paused = any(order.action == Action.PAUSE for order in orders)
-        return Outcome("sent") if paused else Outcome("refused", "the job is not paused")
+        return CommandOutcome("sent") if paused else CommandOutcome("refused", "the job is not paused")
     if action == Action.PAUSE and any(order.action == Action.PAUSE for order in orders):
-        return Outcome("refused", "the job is paused already")
+        return CommandOutcome("refused", "the job is paused already")
     return None

@@ -117,7 +117,7 @@ class HostView:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class OrderSituation:
     """Everything outside the order that decides about its next phase."""
 
     now_unix_ns: int
@@ -158,7 +158,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """What becomes of the command by this step of its order."""
 
     state: str

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, RowMapping, select
 
 from rankwatch.wire import Progress, View
 from rankwatch_service.orders.order import HostView
-from rankwatch_service.policy.checkpoint_ledger import Entry, Tier, Verdict
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.store.engine import write_aside
 from rankwatch_service.store.models import AgentView, Attempt, Checkpoint, Job
 from rankwatch_service.store.upsert import upsert
@@ -156,7 +156,7 @@ def read_training(connection: Connection, job: str, attempt: str) -> Training:
     )
 
 
-def checkpoints(connection: Connection, job: str) -> list[Entry]:
+def checkpoints(connection: Connection, job: str) -> list[LedgerEntry]:
     """The job's ledger as it is stored, oldest first."""
     rows = connection.execute(
         select(Checkpoint.__table__).where(Checkpoint.job == job).order_by(Checkpoint.saved_unix_ns)
@@ -164,11 +164,11 @@ def checkpoints(connection: Connection, job: str) -> list[Entry]:
     return [_entry(row) for row in rows.mappings()]
 
 
-def _entry(row: RowMapping) -> Entry:
-    return Entry(
+def _entry(row: RowMapping) -> LedgerEntry:
+    return LedgerEntry(
         attempt=row["attempt"],
         step=row["step"],
-        tier=Tier(row["tier"]),
+        tier=CheckpointTier(row["tier"]),
         location=row["location"],
         shards_expected=row["shards_expected"],
         shards=tuple(row["shards"]),

@@ -25,19 +25,19 @@ from rankwatch_service.orders.order import (
     SETTLE_NS_MAX,
     SILENT_NS,
     TRIES_MAX,
+    CommandOutcome,
     Order,
-    Outcome,
+    OrderSituation,
     Phase,
     S,
-    Situation,
     act_lease_s,
     enter,
 )
 
-Advance = tuple[Order, Outcome | None]
+Advance = tuple[Order, CommandOutcome | None]
 
 
-def advance(order: Order, now: Situation) -> Advance:
+def advance(order: Order, now: OrderSituation) -> Advance:
     """The order as it should be now, and what that means for its command (None: nothing new).
 
     An order that need not change comes back unchanged. A released try leaves its command open until `TRIES_MAX`;
@@ -60,7 +60,7 @@ def advance(order: Order, now: Situation) -> Advance:
             return order, None
 
 
-def _view(order: Order, now: Situation) -> Advance:
+def _view(order: Order, now: OrderSituation) -> Advance:
     if (end := _ended(order, now, now.ranks().values())) is not None:
         return _close(order, now, end.result), end
     late = now.silent(FRESH_NS) or ["every host"] * (not now.hosts)
@@ -83,14 +83,14 @@ def _view(order: Order, now: Situation) -> Advance:
     return order, None
 
 
-def _hold(order: Order, now: Situation) -> Advance:
+def _hold(order: Order, now: OrderSituation) -> Advance:
     ranks = now.ranks()
     if (end := _ended(order, now, ranks.values())) is not None:
         return _release(order, now, end.result), end
     answers = {rank: p.answer for rank, p in ranks.items() if p.order == order.id}
     if refusing := sorted(rank for rank, answer in answers.items() if answer == "failed"):
         why = f"rank {refusing[0]}: {ranks[refusing[0]].answer_detail or 'refused'}"
-        return _release(replace(order, refused=True), now, why), Outcome("refused", why)
+        return _release(replace(order, refused=True), now, why), CommandOutcome("refused", why)
     standing = [r for r, p in ranks.items() if answers.get(r) == "held" and p.answer_step == order.step]
     gone_on = sorted(
         r for r, p in ranks.items() if r not in standing and (r in answers or p.step > order.step) and p.state != "held"
@@ -107,7 +107,7 @@ def _hold(order: Order, now: Situation) -> Advance:
         return _release(order, now, why), _if_last_try(order, why)
     if len(standing) == now.world_size():
         order = enter(order, Phase.DO, now.now_unix_ns, int(act_lease_s(order) * S))
-        return order, Outcome("accepted", step=order.step)
+        return order, CommandOutcome("accepted", step=order.step)
     # The first rank that stands starts a clock of its own: it goes on when its lease ends. What we know of it is up to
     # SILENT_NS old, so `do` must be written that much earlier.
     soonest = now.now_unix_ns + int(HOLD_LEASE_S * S) - SILENT_NS
@@ -117,7 +117,7 @@ def _hold(order: Order, now: Situation) -> Advance:
     return order, None
 
 
-def _do(order: Order, now: Situation) -> Advance:
+def _do(order: Order, now: OrderSituation) -> Advance:
     ranks = now.ranks()
     mine = {rank: p for rank, p in ranks.items() if p.order == order.id}
     done = {rank: p for rank, p in mine.items() if p.answer == "done"}
@@ -128,16 +128,16 @@ def _do(order: Order, now: Situation) -> Advance:
         why = _difference(order, now, done) if order.action == "rollback" else ""
         if not why:
             place = done[min(done)].answer_detail
-            return _go(order, now, ""), Outcome("applied", place, order.step)
+            return _go(order, now, ""), CommandOutcome("applied", place, order.step)
     if why:
         return _end_badly(order, now, why)
     return _renew(order, now), None
 
 
-def _paused(order: Order, now: Situation) -> Advance:
+def _paused(order: Order, now: OrderSituation) -> Advance:
     if order.detail != "paused":
         order = replace(order, detail="paused", version=order.version + 1)
-        return order, Outcome("applied", "", order.step)
+        return order, CommandOutcome("applied", "", order.step)
     silent = now.silent(PAUSE_SILENT_NS)
     if now.resumed or now.withdrawn:
         return _go(order, now, "resumed"), None
@@ -146,7 +146,7 @@ def _paused(order: Order, now: Situation) -> Advance:
     return _renew(order, now), None
 
 
-def _settle(order: Order, now: Situation, last_words: tuple[str, ...]) -> Advance:
+def _settle(order: Order, now: OrderSituation, last_words: tuple[str, ...]) -> Advance:
     """Wait for the last answers, but not for ever: a lease has ended by then wherever nobody was told."""
     ranks = now.ranks().values()
     settled = [p for p in ranks if _gone(p) or (p.order == order.id and p.answer in last_words)]
@@ -155,10 +155,10 @@ def _settle(order: Order, now: Situation, last_words: tuple[str, ...]) -> Advanc
     return order, None
 
 
-def _kill(order: Order, now: Situation) -> Advance:
+def _kill(order: Order, now: OrderSituation) -> Advance:
     ranks = now.ranks()
     alive = sorted(rank for ranks_of_host in now.hosts.values() for rank in ranks_of_host if not _exited(rank, ranks))
-    applied = Outcome("applied", "its processes were ended") if order.action == "relaunch" else None
+    applied = CommandOutcome("applied", "its processes were ended") if order.action == "relaunch" else None
     if now.superseded or (now.hosts and not alive):
         return _close(order, now, order.detail), applied
     if now.now_unix_ns <= order.lease_unix_ns:
@@ -173,25 +173,25 @@ def _kill(order: Order, now: Situation) -> Advance:
     if now.hosts and obeyed:
         return _close(order, now, order.detail), applied
     why = f"ranks {alive} may still run"
-    return _close(order, now, why), Outcome("failed", why) if applied else None
+    return _close(order, now, why), CommandOutcome("failed", why) if applied else None
 
 
-def _ended(order: Order, now: Situation, ranks: Iterable[Progress]) -> Outcome | None:
+def _ended(order: Order, now: OrderSituation, ranks: Iterable[Progress]) -> CommandOutcome | None:
     """Why an order that has done nothing yet must not go on."""
     if now.withdrawn:
-        return Outcome("cancelled", now.withdrawn)
+        return CommandOutcome("cancelled", now.withdrawn)
     if now.superseded:
-        return Outcome("refused", f"attempt {order.attempt} has ended")
+        return CommandOutcome("refused", f"attempt {order.attempt} has ended")
     if now.now_unix_ns > now.expires_unix_ns:
-        return Outcome("expired", "it could not be begun in time")
+        return CommandOutcome("expired", "it could not be begun in time")
     if any(p.state == "left" for p in ranks):
-        return Outcome("refused", "the job is ending")
+        return CommandOutcome("refused", "the job is ending")
     if exited := sorted(p.rank for p in ranks if p.state == "exited"):
-        return Outcome("refused", f"the processes of ranks {exited} have ended")
+        return CommandOutcome("refused", f"the processes of ranks {exited} have ended")
     return None
 
 
-def _trouble(order: Order, now: Situation, ranks: Iterable[Progress], mine: Mapping[int, Progress]) -> str:
+def _trouble(order: Order, now: OrderSituation, ranks: Iterable[Progress], mine: Mapping[int, Progress]) -> str:
     """Why an order that ranks act on cannot end well; empty while it can."""
     if now.superseded:
         return f"attempt {order.attempt} has ended"
@@ -207,7 +207,7 @@ def _trouble(order: Order, now: Situation, ranks: Iterable[Progress], mine: Mapp
     return ""
 
 
-def _difference(order: Order, now: Situation, done: Mapping[int, Progress]) -> str:
+def _difference(order: Order, now: OrderSituation, done: Mapping[int, Progress]) -> str:
     """How ranks differ after a rollback; empty if all went back to the same place with the same weights."""
     places = {(p.answer_step, p.answer_k) for p in done.values()}
     if len(places) > 1 or any(p.answer_k != order.k for p in done.values()):
@@ -219,9 +219,9 @@ def _difference(order: Order, now: Situation, done: Mapping[int, Progress]) -> s
     return ""
 
 
-def _end_badly(order: Order, now: Situation, why: str) -> Advance:
+def _end_badly(order: Order, now: OrderSituation, why: str) -> Advance:
     """After a rollback that is not the same everywhere nobody goes on: the processes end, by us or by their lease."""
-    failed = None if order.detail == "paused" else Outcome("failed", why, order.step)
+    failed = None if order.detail == "paused" else CommandOutcome("failed", why, order.step)
     if order.action != "rollback":
         return _go(order, now, why), failed
     if now.can_relaunch and not now.superseded:
@@ -229,7 +229,7 @@ def _end_badly(order: Order, now: Situation, why: str) -> Advance:
     return _close(order, now, why), failed
 
 
-def _renew(order: Order, now: Situation) -> Order:
+def _renew(order: Order, now: OrderSituation) -> Order:
     """Prolong the lease of `do` when a third of it is over, while every agent answers."""
     lease_ns = int(act_lease_s(order) * S)
     worn = now.now_unix_ns > order.lease_unix_ns - lease_ns * 2 // 3
@@ -247,17 +247,17 @@ def _gone(progress: Progress) -> bool:
     return progress.state in ("left", "exited")
 
 
-def _go(order: Order, now: Situation, why: str) -> Order:
+def _go(order: Order, now: OrderSituation, why: str) -> Order:
     return enter(order, Phase.GO, now.now_unix_ns, SETTLE_NS_MAX, why)
 
 
-def _release(order: Order, now: Situation, why: str) -> Order:
+def _release(order: Order, now: OrderSituation, why: str) -> Order:
     return enter(order, Phase.RELEASE, now.now_unix_ns, SETTLE_NS_MAX, why)
 
 
-def _close(order: Order, now: Situation, why: str) -> Order:
+def _close(order: Order, now: OrderSituation, why: str) -> Order:
     return enter(order, Phase.CLOSED, now.now_unix_ns, 0, why)
 
 
-def _if_last_try(order: Order, why: str) -> Outcome | None:
-    return Outcome("failed", f"{why}; tried {order.try_number} times") if order.try_number >= TRIES_MAX else None
+def _if_last_try(order: Order, why: str) -> CommandOutcome | None:
+    return CommandOutcome("failed", f"{why}; tried {order.try_number} times") if order.try_number >= TRIES_MAX else None

@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     GONE = "gone"
 
 
-class Tier(StrEnum):
+class CheckpointTier(StrEnum):
     """Where a checkpoint lies. The members stand in order of speed."""
 
     MEMORY = "memory"
@@ -41,18 +41,18 @@ class Tier(StrEnum):
     """Survives the hosts."""
 
 
-SPEED: Final = tuple(Tier)
-SURVIVES_PROCESSES: Final = (Tier.LOCAL, Tier.REMOTE)
-SURVIVES_HOSTS: Final = (Tier.REMOTE,)
+SPEED: Final = tuple(CheckpointTier)
+SURVIVES_PROCESSES: Final = (CheckpointTier.LOCAL, CheckpointTier.REMOTE)
+SURVIVES_HOSTS: Final = (CheckpointTier.REMOTE,)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One save of one attempt, all shards together."""
 
     attempt: str
     step: int
-    tier: Tier
+    tier: CheckpointTier
     location: str
     shards_expected: int
     shards: tuple[int, ...]
@@ -82,7 +82,7 @@ class Shard:
     attempt: str
     step: int
     rank: int
-    tier: Tier
+    tier: CheckpointTier
     location: str
     shards: int
     """How many ranks save a part; 0 = not said, then it is one for each rank."""
@@ -94,18 +94,20 @@ class Shard:
 class Ledger:
     """All checkpoints of one job. Every change returns the entries that it changed, for the caller to store."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[LedgerEntry] = ()) -> None:
         self._entries = {entry.id: entry for entry in entries}
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """All entries in the order in which they were first reported."""
         return tuple(self._entries.values())
 
-    def saved(self, shard: Shard, world_size: int) -> list[Entry]:
+    def saved(self, shard: Shard, world_size: int) -> list[LedgerEntry]:
         """A rank reported its shard. Repeats change nothing."""
         expected = shard.shards or world_size
-        blank = Entry(shard.attempt, shard.step, shard.tier, shard.location, expected, (), 0.0, 0, shard.at_unix_ns)
+        blank = LedgerEntry(
+            shard.attempt, shard.step, shard.tier, shard.location, expected, (), 0.0, 0, shard.at_unix_ns
+        )
         before = self._entries.get(blank.id, blank)
         if shard.rank in before.shards:
             return []
@@ -126,7 +128,7 @@ class Ledger:
             del self._entries[next(gone, next(iter(self._entries)))]
         return self._put([entry])
 
-    def began(self, attempt: str, first_step: int) -> list[Entry]:
+    def began(self, attempt: str, first_step: int) -> list[LedgerEntry]:
         """An attempt trains its first step: what lay in the memory of other processes is gone, and so are half saves.
 
         Ranks forget what they kept of steps that a rollback has undone. Unproven saves of later steps can no longer be
@@ -137,7 +139,7 @@ class Ledger:
         for entry in self._entries.values():
             if entry.attempt == attempt or entry.verdict is Verdict.GONE:
                 continue
-            forgotten = entry.tier is Tier.MEMORY and (entry.launch != launch or entry.step > first_step)
+            forgotten = entry.tier is CheckpointTier.MEMORY and (entry.launch != launch or entry.step > first_step)
             if entry.verdict is Verdict.INCOMPLETE or forgotten:
                 changed.append(replace(entry, verdict=Verdict.GONE, reason=f"attempt {entry.attempt} ended"))
             elif entry.verdict is Verdict.UNPROVEN and entry.step > first_step:
@@ -146,7 +148,7 @@ class Ledger:
                 )
         return self._put(changed)
 
-    def progressed(self, attempt: str, first_step: int, step: int, onset_step: int | None = None) -> list[Entry]:
+    def progressed(self, attempt: str, first_step: int, step: int, onset_step: int | None = None) -> list[LedgerEntry]:
         """All ranks of `attempt` are in up to `step`: unproven saves that this proves become good.
 
         Args:
@@ -165,7 +167,7 @@ class Ledger:
             and entry.step + PROOF_STEPS <= limit
         )
 
-    def doubt(self, attempt: str, onset_step: int, reason: str) -> list[Entry]:
+    def doubt(self, attempt: str, onset_step: int, reason: str) -> list[LedgerEntry]:
         """An incident that may have spoilt the weights began: this attempt's saves from its onset on are suspect."""
         return self._put(
             replace(entry, verdict=Verdict.SUSPECT, reason=reason)
@@ -175,34 +177,36 @@ class Ledger:
             and entry.step >= onset_step
         )
 
-    def lost(self, checkpoint_id: str, reason: str) -> list[Entry]:
+    def lost(self, checkpoint_id: str, reason: str) -> list[LedgerEntry]:
         """A rank has no part of this checkpoint any more: so the whole of it is gone. Repeats change nothing."""
         entry = self._entries.get(checkpoint_id)
         if entry is None or entry.verdict is Verdict.GONE:
             return []
         return self._put([replace(entry, verdict=Verdict.GONE, reason=reason)])
 
-    def process_ended(self, launch: str, rank: int) -> list[Entry]:
+    def process_ended(self, launch: str, rank: int) -> list[LedgerEntry]:
         """A process of a launch is gone, and with it its part of what lay in that launch's memory."""
         return self._put(
             replace(entry, verdict=Verdict.GONE, reason=f"the process of rank {rank} ended")
             for entry in self._entries.values()
-            if entry.tier is Tier.MEMORY and entry.launch == launch and entry.verdict is not Verdict.GONE
+            if entry.tier is CheckpointTier.MEMORY and entry.launch == launch and entry.verdict is not Verdict.GONE
         )
 
-    def newest_good(self, tiers: Sequence[Tier] = SPEED, before_step: int | None = None) -> Entry | None:
+    def newest_good(
+        self, tiers: Sequence[CheckpointTier] = SPEED, before_step: int | None = None
+    ) -> LedgerEntry | None:
         """Where to go back to: see `newest_good`."""
         return newest_good(self._entries.values(), tiers, before_step)
 
-    def _put(self, changed: Iterable[Entry]) -> list[Entry]:
+    def _put(self, changed: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         entries = list(changed)
         self._entries.update({entry.id: entry for entry in entries})
         return entries
 
 
 def newest_good(
-    entries: Iterable[Entry], tiers: Sequence[Tier] = SPEED, before_step: int | None = None
-) -> Entry | None:
+    entries: Iterable[LedgerEntry], tiers: Sequence[CheckpointTier] = SPEED, before_step: int | None = None
+) -> LedgerEntry | None:
     """The good checkpoint with the highest step, in the fastest of `tiers` that has it; None where there is none.
 
     Args:

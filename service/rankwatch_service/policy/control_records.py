@@ -86,7 +86,7 @@ class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):
     hands_off: bool
     rules: tuple[PolicyRuleRecord, ...]
     limits: dict[str, Any]
-    """Fields of `policy.Limits`."""
+    """Fields of `policy.PolicyLimits`."""
 
 
 ControlRecord = OrderPhase | Judgement | SilenceSet | ReceiversSet | PolicySet

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rankwatch_detectors.base import Severity
-from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, Ledger, Tier
+from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
 from rankwatch_service.policy.rollback import Way, possible, way_back
 
@@ -58,7 +58,7 @@ class Rule:
     rollback_mode: str = ""
     """For rollback: full, weights or relaunch; "" = in full, else by a relaunch."""
 
-    def matches(self, incident: Facts) -> bool:
+    def matches(self, incident: IncidentFacts) -> bool:
         """Whether this rule speaks about this incident."""
         return (
             self.kind in ("", incident.kind)
@@ -69,7 +69,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PolicyLimits:
     """Bounds on acting without a person. The defaults are those of an installation that nobody has tuned."""
 
     actions_per_hour: int = 4
@@ -86,13 +86,13 @@ class Policy:
     """Everything that people have decided about acting."""
 
     rules: tuple[Rule, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: PolicyLimits = field(default_factory=PolicyLimits)
     hands_off: bool = False
     """Nothing is done by itself, whatever the rules say."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IncidentFacts:
     """What the policy looks at in an incident."""
 
     id: str
@@ -110,7 +110,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastAction:
     """An action that this policy has taken on the job before."""
 
     action: str
@@ -131,9 +131,9 @@ class Decision:
 
 
 def decide(
-    incident: Facts,
+    incident: IncidentFacts,
     policy: Policy,
-    history: Sequence[Past],
+    history: Sequence[PastAction],
     capabilities: Collection[str],
     ledger: Ledger,
     now_unix_ns: int,
@@ -167,9 +167,9 @@ def decide(
     return Decision(Mode.ACT, f"rule {rule.id}", rule.id, rule.action, params, approval)
 
 
-def rollback_way(incident: Facts, ledger: Ledger, capabilities: Collection[str], mode: str = "") -> Way | None:
+def rollback_way(incident: IncidentFacts, ledger: Ledger, capabilities: Collection[str], mode: str = "") -> Way | None:
     """The way back to before the onset, from the newest good checkpoint in a tier that survives what failed."""
-    tiers: tuple[Tier, ...] = SPEED
+    tiers: tuple[CheckpointTier, ...] = SPEED
     if incident.hosts_lost:
         tiers = SURVIVES_HOSTS
     elif incident.processes_lost or incident.hung:
@@ -214,15 +214,15 @@ def policy_of(record: PolicySet) -> Policy:
         )
         for rule in record.rules
     )
-    return Policy(rules, Limits(**record.limits), record.hands_off)
+    return Policy(rules, PolicyLimits(**record.limits), record.hands_off)
 
 
 def _obstacle(
-    incident: Facts,
+    incident: IncidentFacts,
     rule: Rule,
     params: Mapping[str, Any],
     policy: Policy,
-    history: Sequence[Past],
+    history: Sequence[PastAction],
     capabilities: Collection[str],
     now_unix_ns: int,
 ) -> str | None:

@@ -12,7 +12,16 @@ from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.policy.checkpoint_ledger import Ledger
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.policy import Action, Decision, Facts, Mode, Past, Policy, decide, rollback_way
+from rankwatch_service.policy.policy import (
+    Action,
+    Decision,
+    IncidentFacts,
+    Mode,
+    PastAction,
+    Policy,
+    decide,
+    rollback_way,
+)
 from rankwatch_service.policy.suggestion import Figures, suggest
 
 STACK_RANKS_MAX: Final = 8
@@ -23,7 +32,7 @@ HISTORY_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class JobSituation:
     """The job as it is now, for judging an incident of it."""
 
     attempt: str
@@ -50,13 +59,13 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     return 0.0
 
 
-def facts(incident: Incident, world_size: int) -> Facts:
+def facts(incident: Incident, world_size: int) -> IncidentFacts:
     """The incident as the policy looks at it: what is worst in it decides, whatever brought that about."""
     gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
     spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
     onsets = [step for step in (gravest.onset_step, *spoilt) if step is not None]
-    return Facts(
+    return IncidentFacts(
         id=incident.id,
         job=incident.job,
         kind=str(gravest.kind),
@@ -75,13 +84,15 @@ class Responder:
     """The policy's hand for one job: remembers what it did, derives each command once."""
 
     def __init__(self) -> None:
-        self.history: list[Past] = []
+        self.history: list[PastAction] = []
 
     def restore(self, history: Iterable[Sequence[Any]]) -> None:
         """Take up the (action, time) pairs of a snapshot."""
-        self.history = [Past(action, at_unix_ns) for action, at_unix_ns in history]
+        self.history = [PastAction(action, at_unix_ns) for action, at_unix_ns in history]
 
-    def respond(self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger) -> list[CommandRequest]:
+    def respond(
+        self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
+    ) -> list[CommandRequest]:
         """Fill in the incident's price, suggestion and checkpoint; returns the commands that follow from it."""
         looked = facts(incident, situation.world_size)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
@@ -102,17 +113,17 @@ class Responder:
         return commands
 
     def reconsider(
-        self, incident: Incident, situation: Situation, policy: Policy, ledger: Ledger
+        self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
     ) -> list[CommandRequest]:
         """Act on an open incident where something that kept the policy from it (a cool-down) has passed."""
         decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
         return self._act(incident, decision, situation)
 
-    def _decide(self, looked: Facts, situation: Situation, policy: Policy, ledger: Ledger) -> Decision:
+    def _decide(self, looked: IncidentFacts, situation: JobSituation, policy: Policy, ledger: Ledger) -> Decision:
         self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
         return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
 
-    def _act(self, incident: Incident, decision: Decision, situation: Situation) -> list[CommandRequest]:
+    def _act(self, incident: Incident, decision: Decision, situation: JobSituation) -> list[CommandRequest]:
         if decision.mode is not Mode.ACT or incident.action_key(decision.action) in incident.actions:
             return []
         if not incident.goes_on:
@@ -122,7 +133,7 @@ class Responder:
         if looping and decision.action == Action.RELAUNCH:
             # One more launch is what has not helped.
             return []
-        self.history.append(Past(decision.action, unix_ns(situation.now_s)))
+        self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
         params = dict(decision.params)
         approval = decision.approval_required
         return [self._command(incident, decision.action, params, situation, incident.summary, approval)]
@@ -132,7 +143,7 @@ class Responder:
         incident: Incident,
         action: str,
         params: dict[str, Any],
-        situation: Situation,
+        situation: JobSituation,
         reason: str,
         approval_required: bool,
     ) -> CommandRequest:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_PROCESSES, Entry, Tier, Verdict, newest_good
+from rankwatch_service.policy.checkpoint_ledger import (
+    SPEED,
+    SURVIVES_PROCESSES,
+    CheckpointTier,
+    LedgerEntry,
+    Verdict,
+    newest_good,
+)
 
 
 class RollbackMode(StrEnum):
@@ -33,7 +40,7 @@ IN_PLACE: Final = ("rollback_memory", "rollback_disk", "rollback_weights")
 USABLE: Final = (Verdict.UNPROVEN, Verdict.GOOD, Verdict.SUSPECT)
 """What a person may choose by its id."""
 
-Refused = tuple[str, Tier]
+Refused = tuple[str, CheckpointTier]
 """(mode, tier) that ranks would not do."""
 
 
@@ -42,7 +49,7 @@ class Way:
     """One way back."""
 
     mode: RollbackMode
-    entry: Entry
+    entry: LedgerEntry
 
 
 def knows_modes(can: Collection[str]) -> bool:
@@ -50,15 +57,15 @@ def knows_modes(can: Collection[str]) -> bool:
     return any(word in can for word in IN_PLACE) or "rollback" not in can
 
 
-def tiers(mode: RollbackMode, can: Collection[str]) -> tuple[Tier, ...]:
+def tiers(mode: RollbackMode, can: Collection[str]) -> tuple[CheckpointTier, ...]:
     """Where the checkpoints lie that this job can load in a mode; while nothing is known of it (), any."""
     if mode is RollbackMode.RELAUNCH:
         return SURVIVES_PROCESSES if "relaunch" in can else ()
     if mode is RollbackMode.WEIGHTS:
-        return (Tier.MEMORY,) if "rollback_weights" in can else ()
+        return (CheckpointTier.MEMORY,) if "rollback_weights" in can else ()
     if not can or not knows_modes(can):
         return SPEED
-    memory = (Tier.MEMORY,) if "rollback_memory" in can else ()
+    memory = (CheckpointTier.MEMORY,) if "rollback_memory" in can else ()
     return memory + (SURVIVES_PROCESSES if "rollback_disk" in can else ())
 
 
@@ -68,13 +75,13 @@ def possible(mode: str, can: Collection[str]) -> bool:
 
 
 def way_back(
-    entries: Sequence[Entry],
+    entries: Sequence[LedgerEntry],
     can: Collection[str],
     mode: str = "",
     *,
     wanted: str = "",
     refused: Collection[Refused] = (),
-    survives: Collection[Tier] = SPEED,
+    survives: Collection[CheckpointTier] = SPEED,
     before_step: int | None = None,
 ) -> Way | None:
     """The best way back; None where there is none.
@@ -105,7 +112,7 @@ def way_back(
     return None
 
 
-def why_none(entries: Sequence[Entry], can: Collection[str], mode: str = "") -> str:
+def why_none(entries: Sequence[LedgerEntry], can: Collection[str], mode: str = "") -> str:
     """What to tell where `way_back` found nothing: what is missing, and what could be asked for instead."""
     if not possible(mode, can):
         told = f"the job cannot go back in mode {mode}" if mode else "the job can neither go back in full nor relaunch"
@@ -121,6 +128,6 @@ def _modes(mode: str) -> tuple[RollbackMode, ...]:
     return (RollbackMode(mode),) if mode else BY_ITSELF
 
 
-def _counted(entries: Iterable[Entry]) -> str:
+def _counted(entries: Iterable[LedgerEntry]) -> str:
     counts = Counter((entry.tier, entry.verdict) for entry in entries)
     return ", ".join(f"{count} {verdict} ({tier})" for (tier, verdict), count in sorted(counts.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.policy.control_records import ReceiverRoute, SilenceSet
@@ -64,8 +64,8 @@ def mutes(silence: SilenceSet, incident: IncidentVersion, now_unix_ns: int) -> b
         return False
     return (
         silence.scope in ("", str(incident.scope))
-        or [silence.scope] == [str(Scope.of_host(host)) for host in incident.hosts]
-        or [silence.scope] == [str(Scope.of_rank(rank)) for rank in incident.ranks]
+        or [silence.scope] == [str(IncidentScope.of_host(host)) for host in incident.hosts]
+        or [silence.scope] == [str(IncidentScope.of_rank(rank)) for rank in incident.ranks]
     )
 
 

@@ -15,7 +15,7 @@ SILENCES_MAX: Final = 1_000
 
 
 class SettingsInForce:
-    """The settings that decide what is told to whom and what is done."""
+    """The settings that decide who is notified of what, and what is done."""
 
     def __init__(self) -> None:
         self.policy = Policy()

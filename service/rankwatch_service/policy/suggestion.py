@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Ledger
-from rankwatch_service.policy.policy import Action, Decision, Facts, rollback_way
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledger, LedgerEntry
+from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, rollback_way
 from rankwatch_service.policy.rollback import RollbackMode, Way
 
 WAIT: Final = "wait"
@@ -49,7 +49,7 @@ class Figures:
 
 
 def suggest(
-    incident: Facts, decision: Decision, figures: Figures, capabilities: Collection[str], ledger: Ledger
+    incident: IncidentFacts, decision: Decision, figures: Figures, capabilities: Collection[str], ledger: Ledger
 ) -> dict[str, Any]:
     """Compare the ways out of an incident.
 
@@ -96,7 +96,7 @@ def _possible(way: str, capabilities: Collection[str], back: Way | None) -> bool
 
 
 def _cost_gpu_hours(
-    way: str, incident: Facts, figures: Figures, target: Entry | None, resume: Entry | None
+    way: str, incident: IncidentFacts, figures: Figures, target: LedgerEntry | None, resume: LedgerEntry | None
 ) -> float | None:
     gpu_hours_per_s = incident.world_size / 3_600
     match way:
@@ -116,6 +116,6 @@ def _cost_gpu_hours(
             return 0.0
 
 
-def _lost_s(figures: Figures, entry: Entry) -> float:
+def _lost_s(figures: Figures, entry: LedgerEntry) -> float:
     """Seconds of training to repeat, and reading the checkpoint (taken to last as long as its save)."""
     return max(figures.step - entry.step, 0) * figures.step_time_s + entry.seconds

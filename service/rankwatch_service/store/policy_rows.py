@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
 
-from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
+from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
 from rankwatch_service.store.models import PolicyRule, Setting
 
 SETTING: Final = "policy"
@@ -30,8 +30,8 @@ def read_policy(connection: Connection) -> Policy:
         for row in rows
     )
     stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
-    known = {field.name for field in fields(Limits)}
-    limits = Limits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
+    known = {field.name for field in fields(PolicyLimits)}
+    limits = PolicyLimits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
     return Policy(rules, limits, stored.get("hands_off", False))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.transition import Transition
@@ -17,7 +17,7 @@ from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.job.effects import FeedEntry
 from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain
-from rankwatch_service.policy.checkpoint_ledger import Entry
+from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
 
@@ -46,7 +46,7 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
     """
     part = Part(
         kind=Kind(row["kind"]),
-        scope=Scope.parse(row["scope"]),
+        scope=IncidentScope.parse(row["scope"]),
         episode=row["episode"],
         attempt=row["attempt"],
         ranks=tuple(row["ranks"]),
@@ -176,7 +176,7 @@ def _topology(topology: AttemptTopology) -> dict[str, Any]:
     }
 
 
-def checkpoint_row(job: str, entry: Entry) -> dict[str, Any]:
+def checkpoint_row(job: str, entry: LedgerEntry) -> dict[str, Any]:
     """Columns of `checkpoint`."""
     return {
         "job": job,

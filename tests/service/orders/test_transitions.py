@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch.wire import Progress
-from rankwatch_service.orders.order import HostView, Order, Outcome, Phase, S, Situation
+from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S
 from rankwatch_service.orders.transitions import advance
 
 NOW = 1_000 * S
@@ -35,7 +35,7 @@ def situation(ranks, *, age_s=0.05, **changes):
         host: HostView(NOW - int(age_s * S), tuple(by_rank[n] for n in numbers if n in by_rank))
         for host, numbers in HOSTS.items()
     }
-    made = Situation(NOW, NOW + 60 * S, "", False, False, HOSTS, views, 0.1, ((0, 1, 2),), True)
+    made = OrderSituation(NOW, NOW + 60 * S, "", False, False, HOSTS, views, 0.1, ((0, 1, 2),), True)
     return replace(made, **changes)
 
 
@@ -138,12 +138,12 @@ def test_the_first_rank_that_stands_shortens_the_time_for_do():
 def test_a_rank_that_cannot_do_it_refuses_for_all():
     ranks = [answer(0, "failed", answer_detail="no hook"), rank(1), rank(2)]
     moved, outcome = advance(order(Phase.HOLD), situation(ranks))
-    assert (moved.phase, outcome) == (Phase.RELEASE, Outcome("refused", "rank 0: no hook"))
+    assert (moved.phase, outcome) == (Phase.RELEASE, CommandOutcome("refused", "rank 0: no hook"))
 
 
 def test_a_pause_is_applied_once_and_then_lasts():
     moved, outcome = advance(order(Phase.DO), situation(all_ranks("done")))
-    assert (moved.phase, outcome) == (Phase.DO, Outcome("applied", "", 100))
+    assert (moved.phase, outcome) == (Phase.DO, CommandOutcome("applied", "", 100))
     assert advance(moved, situation(all_ranks("done"))) == (moved, None)
 
 

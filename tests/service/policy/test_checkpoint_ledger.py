@@ -8,20 +8,20 @@ from rankwatch_service.policy.checkpoint_ledger import (
     PROOF_STEPS,
     SURVIVES_HOSTS,
     SURVIVES_PROCESSES,
+    CheckpointTier,
     Ledger,
     Shard,
-    Tier,
     Verdict,
     newest_good,
     save_interval_s,
 )
 
 
-def shard(step, rank=0, attempt="l.0", tier=Tier.LOCAL, shards=0):
+def shard(step, rank=0, attempt="l.0", tier=CheckpointTier.LOCAL, shards=0):
     return Shard(attempt, step, rank, tier, f"/at/{step}", shards, 1.0, 100, step)
 
 
-def saved(ledger, step, *, attempt="l.0", tier=Tier.LOCAL, world_size=2):
+def saved(ledger, step, *, attempt="l.0", tier=CheckpointTier.LOCAL, world_size=2):
     for rank in range(world_size):
         ledger.saved(shard(step, rank, attempt, tier), world_size)
     return f"{tier}:{attempt}:{step}"
@@ -71,7 +71,7 @@ def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good():
 
 def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
     ledger = Ledger()
-    memory, local = saved(ledger, 10, tier=Tier.MEMORY), saved(ledger, 10)
+    memory, local = saved(ledger, 10, tier=CheckpointTier.MEMORY), saved(ledger, 10)
     ledger.progressed("l.0", 0, 100)
     ledger.began("l.1", 10)
     assert verdicts(ledger) == {memory: Verdict.GOOD, local: Verdict.GOOD}
@@ -81,7 +81,7 @@ def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
 
 def test_ranks_forget_what_they_kept_of_steps_that_a_rollback_has_undone():
     ledger = Ledger()
-    before, target, undone = (saved(ledger, step, tier=Tier.MEMORY) for step in (10, 20, 30))
+    before, target, undone = (saved(ledger, step, tier=CheckpointTier.MEMORY) for step in (10, 20, 30))
     ledger.progressed("l.0", 0, 100)
     ledger.began("l.1", 20)
     assert verdicts(ledger) == {before: Verdict.GOOD, target: Verdict.GOOD, undone: Verdict.GONE}
@@ -112,9 +112,9 @@ def test_half_a_save_of_an_attempt_that_ended_is_gone():
 
 def test_the_target_is_the_newest_good_one_in_the_fastest_tier_that_survives():
     ledger = Ledger()
-    for tier in Tier:
+    for tier in CheckpointTier:
         saved(ledger, 10, tier=tier)
-        saved(ledger, 20 if tier is Tier.REMOTE else 30, tier=tier)
+        saved(ledger, 20 if tier is CheckpointTier.REMOTE else 30, tier=tier)
     ledger.progressed("l.0", 0, 100)
     assert ledger.newest_good().id == "memory:l.0:30"
     assert ledger.newest_good(SURVIVES_PROCESSES).id == "local:l.0:30"
@@ -134,7 +134,7 @@ def test_the_ledger_of_a_long_job_is_bounded():
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(list(Tier)), st.integers(0, 50), st.sampled_from(list(Verdict)))),
+    st.lists(st.tuples(st.sampled_from(list(CheckpointTier)), st.integers(0, 50), st.sampled_from(list(Verdict)))),
     st.integers(0, 50),
 )
 def test_nothing_but_a_good_save_from_before_the_onset_is_ever_chosen(saves, onset):
@@ -161,7 +161,7 @@ def test_saving_is_advised_more_often_the_more_fails_and_the_less_it_costs():
 
 def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
     ledger = Ledger()
-    name = saved(ledger, 10, tier=Tier.MEMORY)
+    name = saved(ledger, 10, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
     [entry] = ledger.lost(name, "rank 1: newer captures took its place")
     assert (entry.verdict, entry.reason) == (Verdict.GONE, "rank 1: newer captures took its place")
@@ -172,8 +172,8 @@ def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
 
 def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_else():
     ledger = Ledger()
-    kept = saved(ledger, 5, attempt="k.0", tier=Tier.MEMORY), saved(ledger, 7)
-    lost = saved(ledger, 10, tier=Tier.MEMORY), saved(ledger, 20, attempt="l.1", tier=Tier.MEMORY)
+    kept = saved(ledger, 5, attempt="k.0", tier=CheckpointTier.MEMORY), saved(ledger, 7)
+    lost = saved(ledger, 10, tier=CheckpointTier.MEMORY), saved(ledger, 20, attempt="l.1", tier=CheckpointTier.MEMORY)
     assert {entry.id for entry in ledger.process_ended("l", rank=1)} == set(lost)
     assert ledger.process_ended("l", rank=0) == []
     assert {name for name, verdict in verdicts(ledger).items() if verdict is not Verdict.GONE} == set(kept)
@@ -181,10 +181,10 @@ def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_e
 
 def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_ledger():
     ledger = Ledger()
-    good = saved(ledger, 0, tier=Tier.MEMORY)
+    good = saved(ledger, 0, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
     for step in range(100, 100 * ENTRIES_MAX * 2, 100):
-        name = saved(ledger, step, tier=Tier.MEMORY)
+        name = saved(ledger, step, tier=CheckpointTier.MEMORY)
         ledger.lost(name, "newer captures took its place")
     assert len(ledger.entries) <= ENTRIES_MAX
     assert ledger.newest_good().id == good

@@ -3,15 +3,15 @@ from dataclasses import replace
 import pytest
 
 from rankwatch_service.incidents.kinds import first_steps
-from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard
 from rankwatch_service.policy.control_records import decode_control, encode_control
 from rankwatch_service.policy.policy import (
     HOUR_NS,
-    Facts,
-    Limits,
+    IncidentFacts,
     Mode,
-    Past,
+    PastAction,
     Policy,
+    PolicyLimits,
     Rule,
     decide,
     policy_of,
@@ -21,11 +21,11 @@ from rankwatch_service.policy.suggestion import Figures, suggest
 
 NOW = 10 * HOUR_NS
 CAN = ("pause", "checkpoint", "rollback", "stop", "relaunch")
-BIT = Facts("i1", "j", "corruption", "critical", 1.0, 100, (2,), 4)
+BIT = IncidentFacts("i1", "j", "corruption", "critical", 1.0, 100, (2,), 4)
 ROLL_BACK = Policy((Rule("r", Mode.ACT, kind="corruption", action="rollback"),))
 
 
-def ledger(*steps, tier=Tier.LOCAL):
+def ledger(*steps, tier=CheckpointTier.LOCAL):
     made = Ledger()
     for step in steps:
         made.saved(Shard("l.0", step, 0, tier, "/x", 1, 2.0, 1, step), 1)
@@ -66,9 +66,12 @@ def test_the_first_rule_that_matches_decides():
         ({"incident": replace(BIT, confidence=0.5)}, "confidence"),
         ({"checkpoints": Ledger()}, "no good checkpoint"),
         ({"checkpoints": ledger(100, 120)}, "no good checkpoint"),
-        ({"incident": replace(BIT, processes_lost=True), "checkpoints": ledger(80, tier=Tier.MEMORY)}, "no good"),
-        ({"history": [Past("rollback", NOW - 10**9)]}, "less than 60 s"),
-        ({"history": [Past("stop", NOW - n * 300 * 10**9) for n in range(1, 5)]}, "budget of 4"),
+        (
+            {"incident": replace(BIT, processes_lost=True), "checkpoints": ledger(80, tier=CheckpointTier.MEMORY)},
+            "no good",
+        ),
+        ({"history": [PastAction("rollback", NOW - 10**9)]}, "less than 60 s"),
+        ({"history": [PastAction("stop", NOW - n * 300 * 10**9) for n in range(1, 5)]}, "budget of 4"),
     ],
 )
 def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
@@ -78,7 +81,7 @@ def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
 
 
 def test_what_was_done_more_than_an_hour_ago_is_not_counted():
-    assert told(history=[Past("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
+    assert told(history=[PastAction("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
 
 
 def test_a_large_job_needs_approval():
@@ -100,7 +103,7 @@ def test_a_hang_that_is_not_critical_yet_is_left_alone():
 
 
 def test_a_policy_survives_the_log():
-    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),), Limits(actions_per_hour=9), True)
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),), PolicyLimits(actions_per_hour=9), True)
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
 
 

@@ -4,10 +4,10 @@ from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
-from rankwatch_service.policy.checkpoint_ledger import Ledger, Shard, Tier, Verdict
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule
-from rankwatch_service.policy.response import Responder, Situation, facts
+from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
+from rankwatch_service.policy.response import JobSituation, Responder, facts
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
@@ -22,14 +22,14 @@ class Desk:
         self.can = can
         self.correlator = Correlator("gpt")
         self.responder = Responder()
-        self.policy = Policy(rules, Limits(cool_down_s=0.0, actions_per_hour=100))
+        self.policy = Policy(rules, PolicyLimits(cool_down_s=0.0, actions_per_hour=100))
         self.commands: list[CommandRequest] = []
 
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
             self.correlator.begin(one.attempt)
             for told in self.correlator.judge([one], TOPOLOGY):
-                situation = Situation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
+                situation = JobSituation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
                 self.commands += self.responder.respond(told.incident, situation, self.policy, Ledger())
         (incident,) = self.correlator.open
         return incident
@@ -76,7 +76,7 @@ def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
 def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
     desk, history = Desk(), JobHistory()
     for step in (103, 110):
-        history.ledger.saved(Shard("l.0", step, 0, Tier.LOCAL, "x", 1, 1.0, 10, 0), 8)
+        history.ledger.saved(Shard("l.0", step, 0, CheckpointTier.LOCAL, "x", 1, 1.0, 10, 0), 8)
     slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
     fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
     history.doubt(desk.find(slow, fault))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwatch_service.policy.checkpoint_ledger import Entry, Tier, Verdict
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.rollback import RollbackMode, knows_modes, way_back, why_none
 
 OLD = ("pause", "rollback", "relaunch")
@@ -13,7 +13,7 @@ NO_DATA = ("rollback_weights", "relaunch")
 
 
 def entry(tier, step, verdict=Verdict.GOOD):
-    return Entry("l.0", step, Tier(tier), "/x", 1, (0,), 1.0, 1, step, verdict)
+    return LedgerEntry("l.0", step, CheckpointTier(tier), "/x", 1, (0,), 1.0, 1, step, verdict)
 
 
 SAVES = [entry("memory", 400), entry("memory", 500), entry("local", 300), entry("remote", 200)]
@@ -51,11 +51,11 @@ def test_a_job_goes_back_in_full_else_by_a_relaunch_and_by_its_weights_only_wher
 
 def test_after_a_refusal_the_next_tier_is_taken_and_a_relaunch_last():
     can = (*WHOLE, "rollback_disk")
-    refused = {(RollbackMode.FULL, Tier.MEMORY)}
+    refused = {(RollbackMode.FULL, CheckpointTier.MEMORY)}
     assert way(can, refused=refused) == ("full", "local:l.0:300")
-    refused.add((RollbackMode.FULL, Tier.LOCAL))
+    refused.add((RollbackMode.FULL, CheckpointTier.LOCAL))
     assert way(can, refused=refused) == ("full", "remote:l.0:200")
-    refused.add((RollbackMode.FULL, Tier.REMOTE))
+    refused.add((RollbackMode.FULL, CheckpointTier.REMOTE))
     assert way(can, refused=refused) == ("relaunch", "local:l.0:300")
     assert way(can[:-2], refused=refused) is None
 
@@ -80,8 +80,8 @@ def test_a_save_on_disk_that_was_asked_for_is_relaunched_from_where_the_processe
 
 def test_only_what_is_older_than_the_trouble_and_survives_it_comes_into_question():
     assert way(WHOLE, before_step=500) == ("full", "memory:l.0:400")
-    assert way(WHOLE, survives=(Tier.LOCAL, Tier.REMOTE)) == ("relaunch", "local:l.0:300")
-    assert way(WHOLE, survives=(Tier.REMOTE,)) == ("relaunch", "remote:l.0:200")
+    assert way(WHOLE, survives=(CheckpointTier.LOCAL, CheckpointTier.REMOTE)) == ("relaunch", "local:l.0:300")
+    assert way(WHOLE, survives=(CheckpointTier.REMOTE,)) == ("relaunch", "remote:l.0:200")
     assert way(WHOLE, before_step=200) is None
 
 

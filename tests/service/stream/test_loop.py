@@ -8,7 +8,7 @@ from rankwatch import wire
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement
-from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
+from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import loop, partition
@@ -325,7 +325,7 @@ def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service):
 
 def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service):
     stream = service.started()
-    first, second = Policy(hands_off=True), Policy(hands_off=False, limits=Limits(cool_down_s=7.0))
+    first, second = Policy(hands_off=True), Policy(hands_off=False, limits=PolicyLimits(cool_down_s=7.0))
     service.train(1)
     service.clock.advance(0.2)
     service.tell(ALL_JOBS, policy_record(first))

@@ -9,7 +9,7 @@ from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurre
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import ReceiverRoute
-from rankwatch_service.policy.policy import Limits, Policy, Rule
+from rankwatch_service.policy.policy import Policy, PolicyLimits, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from tests.support.values.batches import batch, bundle, table
 from tests.support.values.findings import finding
@@ -67,7 +67,7 @@ class World:
         self.seq = itertools.count()
         self.effects = Effects()
         settings = SettingsInForce()
-        settings.policy = Policy(rules, Limits(**limits))
+        settings.policy = Policy(rules, PolicyLimits(**limits))
         settings.receivers = (ReceiverRoute("oncall"),)
         self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, settings)
         self.now_s = 1_000.0

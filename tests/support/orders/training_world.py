@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rankwatch.wire import OrderView
-from rankwatch_service.orders.order import HostView, Order, Outcome, Phase, Situation
+from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase
 from rankwatch_service.orders.transitions import advance
 from tests.support.orders.participants import SimulatedAgent, SimulatedRank
 
@@ -169,7 +169,7 @@ class World:
         else:
             self._store(order, moved, outcome)
 
-    def _store(self, before: Order, order: Order, outcome: Outcome | None) -> None:
+    def _store(self, before: Order, order: Order, outcome: CommandOutcome | None) -> None:
         if self.orders[-1].id != before.id or self.orders[-1].version != before.version:
             return
         self.orders[-1] = replace(order, version=before.version + 1)
@@ -186,11 +186,11 @@ class World:
             arrives_ns = self.now_ns + self._transit_ns()
             self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> OrderSituation:
         hosts: dict[str, tuple[int, ...]] = {}
         for rank in self.ranks:
             hosts[str(rank.host)] = (*hosts.get(str(rank.host), ()), rank.number)
-        return Situation(
+        return OrderSituation(
             now_unix_ns=self.now_ns,
             expires_unix_ns=self.expires_ns,
             withdrawn="",

@@ -17,7 +17,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
-from rankwatch_service.policy.policy import Limits, Mode, Policy, Rule, policy_record
+from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, Kill, NonFinite, Restart, Slow
@@ -77,7 +77,7 @@ def recording() -> list[Timed]:
         Rule("r2", Mode.ACT, kind="hang", action="relaunch"),
         Rule("r3", Mode.SUGGEST, kind="straggler", action="pause"),
     )
-    policy = Policy(rules, Limits(cool_down_s=5.0))
+    policy = Policy(rules, PolicyLimits(cool_down_s=5.0))
     people = [
         control(0.0, ALL_JOBS, policy_record(policy)),
         control(0.0, ALL_JOBS, ReceiversSet((ReceiverRoute("oncall"), ReceiverRoute("lab", jobs=("slow",))))),

@@ -4,12 +4,12 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_detectors.scope import Scope, ScopeLevel
+from rankwatch_detectors.scope import IncidentScope, ScopeLevel
 from rankwatch_service.job.topology_state import TopologyState
 
 
 def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fields: Any) -> Finding:
-    where = Scope.parse(scope)
+    where = IncidentScope.parse(scope)
     blank = {
         "attempt": "l.0",
         "severity": Severity.WARNING,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import Scope
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.transition import Transition, TransitionKind
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.policy.control_records import ReceiverRoute, SilenceSet
@@ -21,7 +21,7 @@ def incident_version(**changes: Any) -> IncidentVersion:
         "job": "gpt-small",
         "attempt": "launch.0",
         "kind": Kind.STRAGGLER,
-        "scope": Scope.of_rank(3),
+        "scope": IncidentScope.of_rank(3),
         "episode": 1,
         "severity": Severity.WARNING,
         "state": "open",

@@ -12,7 +12,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.orders.driver import current_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launch_of
-from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Entry, Tier, newest_good
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, CheckpointTier, LedgerEntry, newest_good
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE
 from rankwatch_service.store.engine import read
@@ -53,7 +53,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     """`wire.Orders` of a job now. Orders come oldest first, with those closed in the last `CLOSED_NS`."""
     entries = checkpoints(connection, job)
     advice = _relaunch_checkpoint(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
-    proven = newest_good(entries, (Tier.MEMORY,))
+    proven = newest_good(entries, (CheckpointTier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
             Command.job == job,
@@ -70,7 +70,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     )
 
 
-def _relaunch_checkpoint(connection: Connection, job: str, entries: list[Entry]) -> Entry | None:
+def _relaunch_checkpoint(connection: Connection, job: str, entries: list[LedgerEntry]) -> LedgerEntry | None:
     """The checkpoint that the newest relaunch resumes from, until the next launch has begun."""
     newest = select(OrderRow.attempt, OrderRow.checkpoint).where(
         OrderRow.job == job, OrderRow.action == Action.RELAUNCH, OrderRow.checkpoint != ""

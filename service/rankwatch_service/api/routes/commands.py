@@ -18,7 +18,7 @@ from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.orders import commands
-from rankwatch_service.orders.order import Outcome, S
+from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
 from rankwatch_service.policy.checkpoint_ledger import Verdict
 from rankwatch_service.policy.command import CommandRequest
@@ -196,7 +196,7 @@ def approve(command_id: str, body: Empty, context: Ctx, idempotency: Idempotency
         if row["state"] != "requested" or not row["approval_required"]:
             raise ProblemError(409, f"the command is not waiting for approval: its state is {row['state']}")
         now = context.clock.unix_ns()
-        commands.settle(connection, row["id"], Outcome("approved", f"by {identity.name}"), identity.actor, now)
+        commands.settle(connection, row["id"], CommandOutcome("approved", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
     answer = idempotency.write(identity, body, 200, work)
@@ -213,7 +213,7 @@ def cancel(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyD
         if row["state"] not in (*commands.WAITING, "sent"):
             raise ProblemError(409, f"it is too late to cancel: the state of the command is {row['state']}")
         now = context.clock.unix_ns()
-        commands.settle(connection, row["id"], Outcome("cancelled", f"by {identity.name}"), identity.actor, now)
+        commands.settle(connection, row["id"], CommandOutcome("cancelled", f"by {identity.name}"), identity.actor, now)
         return Command.model_validate(_find(connection, command_id, identity))
 
     answer = idempotency.write(identity, body, 200, work)

@@ -62,10 +62,10 @@ class Limits(BaseModel):
     """Limits on automatic actions."""
 
     model_config = ConfigDict(extra="forbid")
-    actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.Limits().actions_per_hour
-    cool_down_s: Annotated[float, Field(ge=0, le=86_400)] = policy.Limits().cool_down_s
-    confidence_min: Annotated[float, Field(ge=0, le=1)] = policy.Limits().confidence_min
-    approval_ranks: Annotated[int, Field(ge=0, le=2**31)] = policy.Limits().approval_ranks
+    actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.PolicyLimits().actions_per_hour
+    cool_down_s: Annotated[float, Field(ge=0, le=86_400)] = policy.PolicyLimits().cool_down_s
+    confidence_min: Annotated[float, Field(ge=0, le=1)] = policy.PolicyLimits().confidence_min
+    approval_ranks: Annotated[int, Field(ge=0, le=2**31)] = policy.PolicyLimits().approval_ranks
 
 
 class Policy(BaseModel):
@@ -110,7 +110,7 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
         )
         for rule in body.rules
     )
-    wanted = policy.Policy(rules, policy.Limits(**body.limits.model_dump()), body.hands_off)
+    wanted = policy.Policy(rules, policy.PolicyLimits(**body.limits.model_dump()), body.hands_off)
     with write(context.engine) as connection:
         _store(context, connection, identity, wanted, "policy.set")
     return body

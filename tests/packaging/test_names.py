@@ -1,0 +1,60 @@
+"""A class name means one thing in the whole project: whoever reads it in one file knows it in the next."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks")
+FORMS = ("service/rankwatch_service/store/models/", "service/rankwatch_service/api/routes/")
+"""Rows of tables and bodies of the API: forms of the thing whose name they carry."""
+
+LEFT = frozenset(
+    {
+        "Action",
+        "Answer",
+        "Changes",
+        "Clock",
+        "Endpoint",
+        "GPT",
+        "Identity",
+        "Line",
+        "Mark",
+        "Part",
+        "Phase",
+        "Progress",
+        "Refused",
+        "Sender",
+        "Stream",
+        "SystemClock",
+        "TransformerBlock",
+    }
+)
+"""Names that still mean several things. This list may only become shorter."""
+
+
+def definitions() -> dict[str, list[str]]:
+    """Public classes by name, with the files that define them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not name.startswith(FORMS):
+                    found[node.name].append(name)
+    return found
+
+
+def shared() -> dict[str, list[str]]:
+    return {name: files for name, files in definitions().items() if len(files) > 1}
+
+
+def test_a_class_name_means_one_thing():
+    assert {name: files for name, files in shared().items() if name not in LEFT} == {}
+
+
+@pytest.mark.parametrize("name", sorted(LEFT))
+def test_a_name_that_means_one_thing_by_now_leaves_the_list(name):
+    assert name in shared()
