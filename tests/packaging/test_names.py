@@ -13,11 +13,8 @@ FORMS = ("service/rankwatch_service/store/models/", "service/rankwatch_service/a
 
 LEFT = frozenset(
     {
-        "Action",
         "Answer",
-        "Changes",
         "Clock",
-        "Endpoint",
         "GPT",
         "Identity",
         "Line",
@@ -26,8 +23,6 @@ LEFT = frozenset(
         "Phase",
         "Progress",
         "Refused",
-        "Sender",
-        "Stream",
         "SystemClock",
         "TransformerBlock",
     }

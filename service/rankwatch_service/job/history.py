@@ -58,7 +58,7 @@ class JobHistory:
         low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
         return [change for change in self._changes if low <= change["unix_ns"] <= high]
 
-    def saved(self, occurrence: Occurrence, world_size: int) -> list[Entry]:
+    def saved(self, occurrence: Occurrence, world_size: int) -> list[LedgerEntry]:
         """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`)."""
         try:
             told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
@@ -86,7 +86,7 @@ class JobHistory:
                 self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
         return changed
 
-    def gone(self, occurrence: Occurrence) -> list[Entry]:
+    def gone(self, occurrence: Occurrence) -> list[LedgerEntry]:
         """Remove the captures that a rank has lost, all of them if its process has ended."""
         if occurrence.kind == "process_exit":
             launch = occurrence.attempt.rpartition(".")[0]
@@ -98,7 +98,7 @@ class JobHistory:
         checkpoint, reason = map(str, told)
         return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
 
-    def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[Entry]:
+    def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[LedgerEntry]:
         """All ranks have finished a step. Returns the entries whose verdict changes by it."""
         changed = []
         if self._first_step is None:
@@ -114,7 +114,7 @@ class JobHistory:
             changed += self.ledger.progressed(attempt, self._first_step, step, min(doubts, default=None))
         return changed
 
-    def doubt(self, incident: Incident) -> list[Entry]:
+    def doubt(self, incident: Incident) -> list[LedgerEntry]:
         """Mark as suspect what was saved since the onset of a part of the incident that spoils weights."""
         changed = []
         for part in incident.parts:

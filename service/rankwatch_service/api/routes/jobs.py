@@ -193,7 +193,7 @@ def list_checkpoints(
         return fetch_page(connection, query, order, window, context.cursors, purpose, Checkpoint.model_validate)
 
 
-def advise(entries: list[Entry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
+def advise(entries: list[LedgerEntry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
     """The ledger's advice. Every attempt after the first counts as a failure that cost a rollback or a restart.
 
     Args:
