@@ -17,7 +17,7 @@ from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
-from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, newest_good, save_interval_s
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
 from rankwatch_service.policy.rollback import way_back
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
