@@ -178,11 +178,11 @@ def test_a_command_is_asked_for_with_a_reason(visit, site):
         expect(page.locator(".card", has_text="Commands").last).to_contain_text("looking at rank 1")
 
 
-def test_a_rollback_asks_what_goes_back_and_says_at_once_where_there_is_nothing_to_go_back_to(visit):
+def test_a_rollback_asks_what_to_restore_and_reports_that_there_is_no_checkpoint(visit):
     with visit() as one:
         page = one.goto("/jobs/gpt-small")
         page.get_by_role("button", name="Roll back").click()
-        options = page.get_by_label("What goes back").locator("option")
+        options = page.get_by_label("What to restore").locator("option")
         expect(options).to_have_text([re.compile("Full, within the processes")])
         page.get_by_label("Reason").fill("the loss climbs")
         page.locator("dialog").get_by_role("button", name="Roll back").click()
