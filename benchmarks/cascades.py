@@ -1,4 +1,4 @@
-"""How often people are told about one root cause: incidents and notifications for each injected one, cascades included.
+"""Incidents and notifications for each injected root cause, cascades included.
 
     python benchmarks/cascades.py [--seeds 3] [--sizes 16,64,256] [--only TEXT] [--list] [--markdown FILE]
 
@@ -158,7 +158,7 @@ def _bad_gpu(size: int, seed: int) -> Job:
 
 
 def _bad_gpu_again(size: int, seed: int) -> Job:
-    """The same, and the launcher starts it again on the same device, where it dies before it gets any further."""
+    """The same, and the launcher restarts it on the same device, where it dies before it gets further."""
     job = _bad_gpu(size, seed).inject(Restart(300, 280))
     for _ in range(4):
         job = job.inject(Kill(5, 295, None, 1, "CUDA error: uncorrectable ECC error"), Restart(295, 280))
@@ -166,12 +166,12 @@ def _bad_gpu_again(size: int, seed: int) -> Job:
 
 
 def _lost_and_back(size: int, seed: int) -> Job:
-    """A process dies, the launcher starts the job again, and it goes on for good."""
+    """A process dies, the launcher restarts the job, and training continues."""
     return Job(size, 420, seed).inject(Kill(5, 300, 9), Restart(300, 290))
 
 
 def _crash_loop(size: int, seed: int) -> Job:
-    """The job dies at the same step again and again, five times, then it is mended."""
+    """The job dies at the same step five times, then it is repaired."""
     job = Job(size, 420, seed)
     for _ in range(5):
         job = job.inject(Kill(5, 300, None, 1, "ValueError: bad record"), Restart(300, 270))
@@ -236,7 +236,7 @@ def _staircase(size: int, seed: int) -> Job:
 
 
 def _congested(size: int, seed: int) -> Job:
-    """The network carries a quarter of what it did: collectives last longer for everybody, nobody is busier."""
+    """The network carries a quarter of its load: collectives take longer, no rank is busier."""
     return Job(size, 420, seed).inject(Congestion(300, 4.0))
 
 
@@ -296,7 +296,7 @@ TOGETHER: Final = [
 
 
 def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
-    """Incidents in the order in which they opened, their transitions, and how often the receivers were told."""
+    """Incidents in the order in which they opened, their transitions, and the notifications to the receivers."""
     pipeline, topology_state = DetectionPipeline("benchmark", detectors), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []

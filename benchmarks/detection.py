@@ -1,7 +1,7 @@
-"""How well the detectors find injected faults, and how rarely they find what is not there.
+"""How well the detectors find injected faults, and how often they report a fault that is not there.
 
     python benchmarks/detection.py [--seeds 5] [--sizes 8,64,1024,16384] [--only TEXT] [--markdown FILE] [--processes N]
-    python benchmarks/detection.py --beside [--seeds 5]            faults in jobs that have a way of their own
+    python benchmarks/detection.py --beside [--seeds 5]            faults in jobs with a standing condition
     python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
     python benchmarks/detection.py --clean 8=20,64=10,1024=4,16384=1 [--step-s 20]      job-weeks without a fault
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
@@ -67,7 +67,7 @@ def cells(case: Case, got: Score) -> list[str]:
         f"{worst:.0f}{got.unit}",
         "-" if math.isinf(case.delay_max) else f"{case.delay_max:.0f}{got.unit}",
         f"{statistics.median(got.criticals):.0f}{got.unit}" if got.criticals else "-",
-        # Below five rows it is the rule of five slow rows that decides, not the statistics.
+        # Below five rows the rule of five slow rows decides, not the statistics.
         f"{got.typical / bound:.1f}" if bound >= 1 else "-",
         str(len(got.false)),
         str(got.informed),
@@ -101,7 +101,7 @@ def speed(ranks: int, steps: int = 120) -> list[str]:
 def _measured(
     line: Callable[[Case, range], list[str]], cases: list[Case], seeds: int, pool: ProcessPoolExecutor
 ) -> list[list[str]]:
-    """A line for each case, told on the way."""
+    """A line for each case, printed as soon as it is measured."""
     waiting = [pool.submit(_by_name, line, case.name, seeds) for case in cases]
     lines = []
     for future in waiting:
@@ -131,12 +131,12 @@ def _weeks(text: str) -> dict[int, float]:
 
 
 def options() -> argparse.Namespace:
-    """What the command was told."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=_sizes, default=[8, 64, 1024], help="ranks of the slow-rank lines")
     parser.add_argument("--only", default="", help="only lines with this in their name, and nothing else")
-    parser.add_argument("--beside", action="store_true", help="faults in jobs that have a way of their own")
+    parser.add_argument("--beside", action="store_true", help="faults in jobs with a standing condition")
     parser.add_argument("--peers", action="store_true", help="beside other projects' rules")
     parser.add_argument("--clean", type=_weeks, metavar="RANKS=WEEKS,…", help="job-weeks without a fault, by size")
     parser.add_argument("--calibration", type=_sizes, metavar="RANKS,…", help="what comes of larger budgets, by size")
@@ -158,7 +158,9 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         return
     if chosen.beside:
         cases = [case for case in in_conditions() if chosen.only in case.name]
-        yield "### In jobs with a way of their own\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
+        yield "### In jobs with a standing condition\n\n" + table(
+            HEAD, _measured(fault_line, cases, chosen.seeds, pool)
+        )
         return
     if chosen.clean:
         head = ["ranks", "job-weeks", "false incidents", "per job-week", "95 % upper bound", "all that was told"]

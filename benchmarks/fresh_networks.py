@@ -1,8 +1,8 @@
-"""What is told of new networks, where nothing is wrong: every network, optimizer and warm-up, over seeds.
+"""Findings on healthy new networks: every network, optimizer and warm-up, over seeds.
 
     python benchmarks/fresh_networks.py [--seeds 3] [--steps 600] [--only TEXT]
 
-Each is trained from nothing (`suite.networks`), and its loss and gradient norm are judged from the first step on.
+Each is trained from scratch (`suite.networks`), and its loss and gradient norm are judged from the first step on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from suite.networks import NETWORKS, OPTIMIZERS, Curve, adversaries, trained
 WARM_UP_STEPS = (0, 100)
 
 
-def told(curve: Curve, optimizers: int = 1) -> Iterator[Finding]:
+def findings_of(curve: Curve, optimizers: int = 1) -> Iterator[Finding]:
     """What the catalogue opens or updates."""
     zero, bank = np.zeros(1, dtype=np.int64), detectors()
     topology = Topology(1, ("",), ("",), zero, zero, zero, zero, zero, optimizers=optimizers)
@@ -58,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     runs, loud, counts = 0, 0, dict.fromkeys(("critical", "warning", "info"), 0)
     for name, optimizers, curve in curves(options.seeds, options.steps, options.only):
-        findings = list(told(curve, optimizers))
+        findings = list(findings_of(curve, optimizers))
         runs, loud = runs + 1, loud + bool(findings)
         for finding in findings:
             counts[finding.severity] += 1

@@ -1,4 +1,4 @@
-"""The operating characteristic of each kind that has a size: how long it takes to find a fault of so much.
+"""The operating characteristic of each kind that has a size: the delay of a fault by its size.
 
     python benchmarks/operating.py [--seeds 3] [--only straggler] [--write docs/incidents]
 
@@ -78,7 +78,7 @@ CURVES = [
 
 
 def delay(curve: Curve, size: float, seed: int) -> float | None:
-    """Steps until the fault was told, by its kind and its ranks; None where it was not."""
+    """Steps until the fault was found with its kind and ranks; None if it was not."""
     job = curve.job(size, seed)
     (label,) = job.labels
     bank = detectors()

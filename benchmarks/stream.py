@@ -171,10 +171,10 @@ def as_sent(messages: Sequence[SentMessage]) -> Callable[[Any, int], int]:
 
 
 class NoCharts:
-    """Series that nobody wants."""
+    """Series that are discarded."""
 
     def add(self, job: str, frame: Frame) -> None:
-        """Forget it."""
+        """Discard it."""
 
     def flush(self, job: str) -> None:
         """There is nothing."""

@@ -1,7 +1,7 @@
-"""The labelled suite: jobs in which one thing is wrong, and jobs in which nothing is. Nothing is tuned to them.
+"""The labelled suite: synthetic jobs with one fault, and synthetic jobs without any. No detector is tuned to them.
 
-Each line is a job of `rankwatch_service.simulate` for each seed, and what is asked of it at the defaults. Where nothing
-else is said there is one step a second, noise of 2 %, heavy tails and a silicon spread of 2 %.
+Each case is a job for each seed, with the goal of the detectors at their defaults. Unless a case says otherwise, a job
+makes one step a second, with heavy-tailed noise of 2 % and a silicon spread of 2 %.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 
 AT: Final = 200
-"""The step at which most faults begin: baselines are learned by then."""
+"""The step at which most faults begin; baselines are learned by then."""
 LOSS_AT: Final = 800
-"""The curve is flat there."""
+"""A step at which the loss curve is flat."""
 STEPS_AFTER: Final = 5
-"""Nothing is told before five slow rows, since bursts of two to four are common and harmless."""
+"""Rows before a finding: bursts of two to four slow steps are common and harmless."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line: a job for each seed."""
+    """A job for each seed, and its goal."""
 
     name: str
     job: Callable[[int], Job]
     delay_max: float = math.inf
-    """Steps (seconds for what shows in missing steps) within which it has to be told."""
+    """Steps within which it must be found; seconds for kinds that show as missing steps."""
     cause: str = ""
-    """Cause class that should be told; "" = none is asked for."""
+    """The expected cause class; "" = any."""
     ratio: float = 0.0
     """Size of a lasting shift of one rank's time, for Lorden's bound; 0 = none."""
 
 
 def bound(job: Job, ratio: float) -> float:
-    """Lorden's bound in steps: what the best of all tests takes on average at one false finding a job-week."""
+    """Lorden's bound in steps: the mean delay of the best possible test at one false finding per job-week."""
     divergence = math.log(ratio) ** 2 / (2 * job.noise.busy**2)
     return math.log(job.world_size * WEEK_S / job.step_s) / divergence
 
 
 def straggler(ranks: int, ratio: float, noise: float = 0.02, delay_max: float | None = None) -> Case:
-    """One slow rank, within twice the bound and five steps unless another limit is given."""
+    """One slow rank, to be found within twice the bound plus five steps unless another limit is given."""
 
     def job(seed: int) -> Job:
         return Job(ranks, AT + max(60, math.ceil(limit) + 40), seed, noise=Noise(busy=noise)).inject(
@@ -102,7 +102,7 @@ def _labelled(job: Job, *labels: Label) -> Job:
 
 
 def _staircase(seed: int) -> Job:
-    """Five small steps up, each too small to see for long, one fault together."""
+    """Five small slowdowns, each hard to see, together one fault."""
     job = Job(64, 640, seed)
     for stair in range(5):
         job = job.inject(Slow(_rank(seed, 64), AT + 50 * stair, 1.03))
@@ -122,7 +122,7 @@ def _slow_stage(seed: int) -> Job:
 
 
 def _level_of_loss(seed: int) -> Job:
-    """Five standard deviations of the noise that all ranks share."""
+    """The loss rises by five standard deviations of the noise that all ranks share."""
     return _labelled(_loss(seed).inject(LossLevel(LOSS_AT, 1.10)), Label(Kind.LOSS_SPIKE, (), LOSS_AT))
 
 
@@ -131,7 +131,7 @@ def _loss(seed: int, steps: int = 900) -> Job:
 
 
 def _flat_loss(seed: int) -> Job:
-    """Flat from its first step on, and long enough for its usual wandering to be known."""
+    """The loss is flat from the first step, and the job is long enough to learn its usual variation."""
     return Job(8, 1800, seed, start_step=1000, noise=Noise(loss=0.015))
 
 
@@ -212,7 +212,7 @@ FAULTS: Final = [
     Case("host silent", lambda s: Job(16, 150, s).inject(HostSilence("host-1", 100, 140)), 12),
     Case("the same crash again and again", _crash_loop),
 ]
-"""Jobs in which something is wrong; `stragglers` gives the sizes besides."""
+"""Jobs with a fault; `stragglers` gives more by size."""
 
 SILENT: Final = [
     Case("clean", lambda s: Job(64, 600, s)),
@@ -259,4 +259,4 @@ SILENT: Final = [
         ),
     ),
 ]
-"""Jobs in which nothing is wrong."""
+"""Jobs without a fault."""

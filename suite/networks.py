@@ -1,4 +1,4 @@
-"""Loss and gradient norm of small networks that are trained from nothing: real curves, made in a second each."""
+"""Loss and gradient norm of small networks trained from scratch: real curves, about a second each."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def labelled(random: torch.Generator) -> Batches:
 
 
 def measured(random: torch.Generator) -> Batches:
-    """Features and a number that hangs on them."""
+    """Features and a number that depends on them."""
     weights = torch.randn(FEATURES, 1, generator=random)
     while True:
         features = torch.randn(32, FEATURES, generator=random)
@@ -132,7 +132,7 @@ def images(random: torch.Generator) -> Batches:
 
 
 def vectors(random: torch.Generator) -> Batches:
-    """64 numbers that hang on 8, to be given back."""
+    """64 numbers that depend on 8, to be reconstructed."""
     basis = torch.randn(8, 64, generator=random)
     while True:
         numbers = torch.tanh(torch.randn(32, 8, generator=random) @ basis)
@@ -141,7 +141,7 @@ def vectors(random: torch.Generator) -> Batches:
 
 
 def texts(random: torch.Generator) -> Batches:
-    """Windows of a text in which each token hangs on the one before."""
+    """Windows of a text in which each token depends on the one before."""
     odds = torch.softmax(2.5 * torch.randn(TOKENS, TOKENS, generator=random), 1)
     # For each token a long list of successors, so that the text is a walk and not one draw after the other.
     successors = torch.multinomial(odds, 512, replacement=True, generator=random).tolist()
@@ -156,12 +156,12 @@ def texts(random: torch.Generator) -> Batches:
 
 @dataclass(frozen=True)
 class Network:
-    """A network, and what it learns."""
+    """A network and its task."""
 
     build: Callable[[], nn.Module]
     batches: Callable[[torch.Generator], Batches]
     numbers: bool = False
-    """It is to give numbers; else classes."""
+    """A regression; otherwise a classification."""
 
 
 NETWORKS = {
@@ -186,7 +186,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def trained(name: str, optimizer_name: str, *, warm_up: int, seed: int, steps: int) -> Curve:
-    """What one network logs from its first step on; `warm_up` 0 begins with the full learning rate."""
+    """The curves that a network logs from its first step; `warm_up` 0 begins with the full learning rate."""
     torch.manual_seed(seed)
     made = NETWORKS[name]
     network = made.build()

@@ -1,4 +1,4 @@
-"""What the detectors and the correlator, at their defaults, make of a labelled job, counted.
+"""Scores the detectors and the correlator, at their defaults, on labelled jobs.
 
 A label of several ranks is one thing to find for each of them. A finding is right if its kind and its ranks are the
 label's. What a fault brings about (a slow rank slows the job) is no false incident; all else that opens and is not for
@@ -30,11 +30,11 @@ BRINGS: Final = {
     Kind.LOSS_DIVERGENCE: {Kind.LOSS_SPIKE},
     Kind.LOSS_SPIKE: {Kind.LOSS_DIVERGENCE},
 }
-"""What may follow from a fault of each kind."""
+"""Kinds that a fault of each kind may cause."""
 OF_LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE})
-"""A jump of the loss may turn out to last, and a climb may begin as a jump: either answers the other."""
+"""A jump of the loss may last, and a climb may begin as a jump: either kind counts for the other."""
 IN_SECONDS: Final = frozenset({Kind.HANG, Kind.TELEMETRY_LOST})
-"""Kinds whose delay is counted in seconds: it is steps that are missing."""
+"""Kinds whose delay is in seconds, since they show as missing steps."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Score:
     found: int = 0
     named: int = 0
     caused: int = 0
-    """Of those named: with the cause class that was asked for, or with any where none was."""
+    """Of those named: with the expected cause class."""
     delays: list[float] = field(default_factory=list)
-    """Until the first finding, `info` included."""
+    """Until the first finding, info-level ones included."""
     criticals: list[float] = field(default_factory=list)
-    """Until the first critical one, where there is any."""
+    """Until the first critical finding, if any."""
     bounds: list[float] = field(default_factory=list)
     unit: str = ""
     right_opens: int = 0
@@ -59,7 +59,7 @@ class Score:
     """False ones that stayed information, which nobody is notified of."""
     roots: int = 0
     incidents: int = 0
-    """Not counted: facts of the job, and what was told for information before anything was wrong."""
+    """Without info-level incidents that report standing conditions or opened before any fault."""
     told: int = 0
     """Openings and updates of incidents that are not for information only: what receivers are sent, but for the end."""
 
@@ -71,7 +71,7 @@ class Score:
         self.incidents += sum(_counts(incident, job) for incident in incidents)
         self.told += messages
         for label in job.labels:
-            # What was there before the first step cannot have been told before it.
+            # A fault that begins before the first step cannot be found before it.
             seen = replace(label, at_step=max(label.at_step, job.start_step))
             self._look_for(seen, findings, case.cause)
         if case.ratio:
@@ -87,7 +87,7 @@ class Score:
         for ranks in culprits or [()]:
             self.labels += 1
             self.found += bool(of_kind)
-            # Who hangs together is named together.
+            # Ranks that hang together are named together.
             named = [f for f in of_kind if not ranks or f.ranks == ranks or f.ranks == label.ranks]
             if named:
                 self.named += 1
@@ -114,18 +114,18 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """Share of right ones among all that opened and named somebody or something."""
+        """Share of right findings among those that opened."""
         opened = self.right_opens + len(self.false)
         return self.right_opens / opened if opened else 1.0
 
     @property
     def typical(self) -> float:
-        """Median delay; NaN where nothing was named."""
+        """Median delay; NaN if nothing was named."""
         return statistics.median(self.delays) if self.delays else float("nan")
 
 
 def _counts(incident: Incident, job: Job) -> bool:
-    """Whether an incident has to have a root cause."""
+    """Whether an incident counts as one that needs a root cause."""
     begun = [label for label in job.labels if label.at_step <= (incident.detected_step or 0)]
     if incident.first.standing:
         return incident.severity is not Severity.INFO
@@ -133,7 +133,7 @@ def _counts(incident: Incident, job: Job) -> bool:
 
 
 def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
-    """What the catalogue opened or updated, the incidents that became of it, and how often they were told."""
+    """The opened and updated findings, the incidents made of them, and the number of notifications."""
     findings: list[Finding] = []
     pipeline, topology_state = recording_pipeline(findings), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
@@ -150,7 +150,7 @@ def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
 
 
 def delay(finding: Finding, label: Label) -> float:
-    """Steps until it was told, the step itself not counted; seconds where it is steps that are missing."""
+    """Steps from the fault to the finding; seconds for kinds that show as missing steps."""
     if finding.kind in IN_SECONDS:
         return finding.detected_time_s - finding.onset_time_s
     return float(max((finding.detected_step or 0) - label.at_step, 0))

@@ -1,4 +1,4 @@
-"""Telemetry as hosts' agents send it, made fast enough to fill a broker: one job, healthy, with realistic noise."""
+"""Telemetry as agents send it, generated fast enough to fill a broker: one healthy job with realistic noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METRICS = (*MEASURED, "nonfinite")
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """One message and when it was sent, on the job's clock."""
+    """One message and its time of sending on the job's clock."""
 
     unix_ns: int
     body: bytes

@@ -1,4 +1,4 @@
-"""The suite's lines for other projects' rules and for ours, on the same observations of the same run."""
+"""Compares other projects' rules with the detectors on the same observations of the labelled suite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.peers.rules import PeerRule, rules
 from suite.scoring import BRINGS, OF_LOSS
 
 SILENT_STEPS: Final = 100
-"""Steps without a word about a subject after which a rule that speaks of it again has told something new."""
+"""Steps without a report of a subject after which another report of it counts as new."""
 OURS: Final = "rankwatch"
 
 Said = tuple[Kind, int | None, int]
@@ -23,7 +23,7 @@ Said = tuple[Kind, int | None, int]
 
 @dataclass
 class RuleScore:
-    """What one rule made of one or several lines."""
+    """The score of one rule on one or several cases."""
 
     labels: int = 0
     found: int = 0
@@ -40,7 +40,7 @@ class RuleScore:
         return self
 
     def rank(self) -> tuple[int, int, float]:
-        """Higher is better: who is named less who is wrongly accused, what is found, how soon."""
+        """Higher is better: named minus false, then found, then the delay."""
         return self.named - self.false, self.found, -sum(self.delays)
 
     def cells(self) -> list[str]:
@@ -50,7 +50,7 @@ class RuleScore:
 
 
 def beside_peers(cases: list[Case], seeds: range) -> tuple[list[list[str]], list[list[str]]]:
-    """For each line the best other rule beside ours, and who is ahead; then each rule over all lines it can answer."""
+    """For each case our detectors, the best other rule and which is ahead; then each rule over all its cases."""
     answers = {OURS: frozenset(Kind), **{rule.name: rule.kinds for rule in rules()}}
     totals = {name: RuleScore() for name in answers}
     lines = []
@@ -74,7 +74,7 @@ def _compared(line: dict[str, RuleScore]) -> list[str]:
     if ours.labels:
         best = max(others, key=lambda name: others[name].rank())
     else:
-        # Where nothing is to be found, the loudest is who one would have had to hear.
+        # In a case without a fault, the rule with the most false reports is compared.
         best = max(others, key=lambda name: others[name].false)
     theirs = others[best]
     if ours.rank() == theirs.rank():
@@ -87,7 +87,7 @@ def _compared(line: dict[str, RuleScore]) -> list[str]:
 
 
 def _all_said(job: Job) -> dict[str, list[Said]]:
-    """By rule: each kind and rank it named, with the step, once for as long as it goes on saying so."""
+    """By rule: each kind and rank that it reported, with the step, once for as long as the report lasts."""
     bank, others = detectors(), rules()
     said: dict[str, list[Said]] = {OURS: [], **{rule.name: [] for rule in others}}
     last: dict[tuple[str, Kind, int | None], int] = {}
@@ -98,7 +98,7 @@ def _all_said(job: Job) -> dict[str, list[Said]]:
         step = observation.step if isinstance(observation, Frame) else step
         for detector in bank:
             for finding in detector.observe(observation):
-                # What is said for information disturbs nobody: it can be right and not false.
+                # An info-level finding pages no one: it can be right, but not false.
                 disturbs = finding.severity is not Severity.INFO or finding.kind in labelled
                 if finding.change is Change.OPEN and disturbs:
                     said[OURS] += [(finding.kind, rank, step) for rank in finding.ranks or (None,)]
@@ -116,21 +116,21 @@ def _listen(
 ) -> None:
     for kind, rank in now:
         key = (rule.name, kind, rank)
-        # A report each minute about the same rank is one incident.
+        # Reports about the same rank each minute are one incident.
         if abs(step - last.get(key, -SILENT_STEPS)) >= SILENT_STEPS:
             said.append((kind, rank, step))
         last[key] = step
 
 
 def _counted(job: Job, said: list[Said], answers: frozenset[Kind]) -> RuleScore:
-    """Labels of the kinds that a rule answers, those found, those rightly named, and what answers no label."""
+    """Counts the labels of the kinds that a rule covers, those found, those named, and the false reports."""
     count = RuleScore()
     for label in job.labels:
         if label.kind not in answers:
             continue
         kinds = OF_LOSS if label.kind in OF_LOSS else {label.kind}
         for rank in label.ranks or (None,):
-            # A step that hangs is never finished: the newest one is the one before.
+            # A step that hangs is never finished; the newest finished one is the one before.
             inside = [(who, step) for kind, who, step in said if kind in kinds and step >= label.at_step - 1]
             named = [step for who, step in inside if who == rank]
             count.labels += 1

@@ -1,8 +1,8 @@
-"""What other projects' rules would have said, at their defaults, about the same observations.
+"""The rules of other projects at their defaults, on the same observations.
 
 NVRx's scores and thresholds are its own code (`pip install --group peers`); ADWIN is River's. The others are
 re-expressed from their sources and marked so: their packages do not take recorded data, or cannot be installed beside
-each other. A rule speaks once for each subject, and again only after it has been silent about it for a while.
+each other. Reports of the same subject count once until the rule has not reported it for a while.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class PeerRule(Protocol):
 
     name: str
     kinds: frozenset[Kind]
-    """What it can find at all."""
+    """The kinds that it can find."""
 
     def observe(self, observation: Observation) -> Iterator[Said]:
-        """What it says now."""
+        """The reports after this observation."""
         ...
 
 
@@ -71,7 +71,7 @@ class NvrxScore:
 
 
 class TwiceTheMedian:
-    """DLRover's node check: more than twice the median. There before training only; here in each step."""
+    """DLRover's node check: more than twice the median. DLRover runs it before training; here it runs in each step."""
 
     name = "DLRover 2 x median (re-expressed)"
     kinds = frozenset({Kind.STRAGGLER})

@@ -1,4 +1,4 @@
-"""Recorded series with labels: what they came to when they are replayed, and how curves of a job are scored."""
+"""Replays recorded series with labels and scores the findings."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Opened:
 
 @dataclass
 class ScoredSeries:
-    """What one series came to."""
+    """The score of one series."""
 
     name: str
     points: int = 0
     events: list[LabelledEvent] = field(default_factory=list)
     found: list[tuple[LabelledEvent, int | None]] = field(default_factory=list)
-    """Each `must` event with the points that passed before it was told, None where it was not."""
+    """Each `must` event with the points until it was found; None if it was not."""
     false: list[str] = field(default_factory=list)
     """Pages: critical and warning incidents that no label asks for."""
     informed: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class ScoredSeries:
 
 @dataclass
 class Heard:
-    """What was told while a file was replayed."""
+    """The findings and incidents of a replayed file."""
 
     findings: list[Finding]
     opened: list[Opened]

@@ -96,7 +96,7 @@ class _Records:
         self._episodes = {kind: Episodes(kind) for kind in (Kind.DEVICE_FAULT, Kind.NETWORK_DEGRADED)}
 
     def findings(self, row: Mapping[str, str]) -> Sequence[Finding]:
-        """What the next record says."""
+        """The findings of the next record."""
         now_s = float(row["day"]) * DAY_S
         episodes = self._episodes[Kind.NETWORK_DEGRADED if row["class"] in NETWORK else Kind.DEVICE_FAULT]
         scope, what = IncidentScope.of_host(row["node"]), f"{row['node']}: {row['description']}"
@@ -133,7 +133,7 @@ def _at(stamps: Sequence[str], stamp: str) -> int:
 
 
 def _listened(head: str, lines: Sequence[str]) -> Heard:
-    """What was told while these lines were replayed."""
+    """The findings and incidents of these lines."""
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as out:
         out.write("\n".join([head, *lines]) + "\n")
         out.flush()
