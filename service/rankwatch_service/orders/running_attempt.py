@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, select
 
 from rankwatch.wire import Progress, View
 from rankwatch_service.orders.order import HostView
-from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
+from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.store.engine import write_aside
 from rankwatch_service.store.models import AgentView, Attempt, Checkpoint, Job
+from rankwatch_service.store.rows import checkpoint_of
 from rankwatch_service.store.upsert import upsert
 
 LIVE_NS: Final = 5 * 10**9
@@ -161,23 +162,7 @@ def checkpoints(connection: Connection, job: str) -> list[LedgerEntry]:
     rows = connection.execute(
         select(Checkpoint.__table__).where(Checkpoint.job == job).order_by(Checkpoint.saved_unix_ns)
     )
-    return [_entry(row) for row in rows.mappings()]
-
-
-def _entry(row: RowMapping) -> LedgerEntry:
-    return LedgerEntry(
-        attempt=row["attempt"],
-        step=row["step"],
-        tier=CheckpointTier(row["tier"]),
-        location=row["location"],
-        shards_expected=row["shards_expected"],
-        shards=tuple(row["shards"]),
-        seconds=row["seconds"],
-        bytes=row["bytes"],
-        saved_unix_ns=row["saved_unix_ns"],
-        verdict=Verdict(row["verdict"]),
-        reason=row["verdict_reason"],
-    )
+    return [checkpoint_of(row) for row in rows.mappings()]
 
 
 def _number(connection: Connection, job: str, attempt: str) -> float:

@@ -7,8 +7,9 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
 
-from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
+from rankwatch_service.policy.policy import Policy, PolicyLimits
 from rankwatch_service.store.models import PolicyRule, Setting
+from rankwatch_service.store.rows import policy_rule_of, policy_rule_row
 
 SETTING: Final = "policy"
 
@@ -16,19 +17,7 @@ SETTING: Final = "policy"
 def read_policy(connection: Connection) -> Policy:
     """The policy in force; the default one where nobody has set any."""
     rows = connection.execute(select(PolicyRule.__table__).order_by(PolicyRule.position, PolicyRule.id))
-    rules = tuple(
-        Rule(
-            row.id,
-            Mode(row.mode),
-            row.kind,
-            row.severity,
-            row.job,
-            row.confidence_min,
-            row.action,
-            row.rollback_mode,
-        )
-        for row in rows
-    )
+    rules = tuple(policy_rule_of(row) for row in rows.mappings())
     stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
     known = {field.name for field in fields(PolicyLimits)}
     limits = PolicyLimits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
@@ -38,20 +27,7 @@ def read_policy(connection: Connection) -> Policy:
 def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> None:
     """Replace the stored policy, in a writing transaction."""
     connection.execute(delete(PolicyRule))
-    rows = [
-        {
-            "id": rule.id,
-            "position": position,
-            "kind": rule.kind,
-            "severity": rule.severity,
-            "job": rule.job,
-            "confidence_min": rule.confidence_min,
-            "mode": rule.mode,
-            "action": rule.action,
-            "rollback_mode": rule.rollback_mode,
-        }
-        for position, rule in enumerate(policy.rules)
-    ]
+    rows = [policy_rule_row(rule, position) for position, rule in enumerate(policy.rules)]
     if rows:
         connection.execute(insert(PolicyRule), rows)
     connection.execute(delete(Setting).where(Setting.name == SETTING))

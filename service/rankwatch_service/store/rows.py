@@ -17,8 +17,9 @@ from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.job.effects import FeedEntry
 from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain
-from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.routing import Notification
 
 
@@ -193,6 +194,34 @@ def checkpoint_row(job: str, entry: LedgerEntry) -> dict[str, Any]:
         "verdict_reason": entry.reason,
         "saved_unix_ns": entry.saved_unix_ns,
     }
+
+
+def checkpoint_of(row: Mapping[Any, Any]) -> LedgerEntry:
+    """The ledger's entry that a row of `checkpoint` holds."""
+    return LedgerEntry(
+        attempt=row["attempt"],
+        step=row["step"],
+        tier=CheckpointTier(row["tier"]),
+        location=row["location"],
+        shards_expected=row["shards_expected"],
+        shards=tuple(row["shards"]),
+        seconds=row["seconds"],
+        bytes=row["bytes"],
+        saved_unix_ns=row["saved_unix_ns"],
+        verdict=Verdict(row["verdict"]),
+        reason=row["verdict_reason"],
+    )
+
+
+def policy_rule_row(rule: Rule, position: int) -> dict[str, Any]:
+    """Columns of `policy_rule`: the rules are tried in the order of their positions."""
+    return {**asdict(rule), "mode": str(rule.mode), "position": position}
+
+
+def policy_rule_of(row: Mapping[Any, Any]) -> Rule:
+    """The rule that a row of `policy_rule` holds."""
+    columns = {name: row[name] for name in Rule.__slots__}
+    return Rule(**{**columns, "mode": Mode(row["mode"])})
 
 
 def feed_row(entry: FeedEntry) -> dict[str, Any]:
