@@ -1,4 +1,4 @@
-"""Whether one trouble may have brought another: kinds, places, attempts, times and amounts must all fit. Pure.
+"""Whether one part may have caused another: kinds, places, attempts, times and amounts must all fit. Pure.
 
 Nothing here depends on which of the two was found first.
 """
@@ -15,14 +15,14 @@ from rankwatch_service.incidents.model import Part
 from rankwatch_service.incidents.placement import Placement
 
 SLACK_S: Final = 2.0
-"""Times within this are the same moment: telemetry is about a second apart, and so are the ticks that judge it."""
+"""Times closer than this count as equal: telemetry and ticks are each about a second apart."""
 
 SLACK_STEPS: Final = 1
-"""Steps within this are the same one: some witnesses count the step that was finished, others the one begun."""
+"""Steps closer than this count as equal: some detectors report the finished step, others the one begun."""
 
 EXPLAINED_MAX: Final = 3.0
-"""A slow rank explains a job that is slower by up to so many times what the rank was said to add: both are estimates
-from some ten noisy rows, and a fault that grows is told in stages. More must have another reason."""
+"""A slow rank explains a slowdown of up to this many times what the rank adds: both are estimates from about ten noisy
+rows, and a growing fault is reported in stages. A larger slowdown must have another cause."""
 
 
 _ENDS: Final = kinds_where(lambda traits: traits.ends_job)
@@ -31,16 +31,16 @@ _SHARED: Final = frozenset({Kind.SLOWDOWN, Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE
 
 
 class Reach(Enum):
-    """Whom a cause can reach."""
+    """Which ranks a cause can affect."""
 
     JOB = "job"
-    """Every rank of the job: they wait for each other and share their gradients."""
+    """All ranks of the job: they wait for each other and share gradients."""
     HOST = "host"
     """Ranks of the same hosts."""
 
 
 def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
-    """Whether `cause` may have brought `effect`."""
+    """Whether `cause` may have caused `effect`."""
     return (
         effect.kind in KINDS[cause.kind].may_cause
         and _stand_alike(cause, effect)
@@ -52,14 +52,14 @@ def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
 
 
 def came_first(cause: Part, effect: Part) -> bool:
-    """Of two troubles, the first of which may have brought the second: whether it was not the other way round."""
+    """Whether `cause`, which may have caused `effect`, came before it rather than after."""
     if cause.kind is Kind.RESTART_LOOP or effect.kind in KINDS[cause.kind].becomes:
-        # A loop is known by its third turn, and what began it was there before; a jump has become what followed it.
+        # A loop is known at its third launch, and its cause was there before; a jump became what followed it.
         return False
     if cause.kind not in KINDS[effect.kind].may_cause:
         return True
     if cause.kind is effect.kind and WHOLE_JOB in (cause.scope, effect.scope):
-        # Of two that say the same, the one that names a place says more; but that all hosts are silent is the graver.
+        # Of two parts of one kind the one that names a place says more; but the silence of all hosts is graver.
         return (cause.scope == WHOLE_JOB) is (cause.kind is Kind.TELEMETRY_LOST)
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
@@ -70,10 +70,10 @@ def came_first(cause: Part, effect: Part) -> bool:
 
 
 def reach(cause: Kind, effect: Kind) -> Reach:
-    """How far `cause` reaches when it brings `effect`.
+    """How far `cause` reaches when it causes `effect`.
 
-    A slow rank slows the whole job, but another slow rank, or a dead one, is its doing only on its own host; two hosts
-    that corrupt data, or fall silent, do so for reasons of their own, and NaN ends the rank that computed it.
+    A slow rank slows the whole job, but it causes another slow rank, or a lost one, only on its own host. Two hosts that
+    corrupt data or fall silent have separate causes, and NaN ends only the rank that computed it.
     """
     if effect in _SHARED:
         return Reach.JOB
@@ -85,7 +85,7 @@ def reach(cause: Kind, effect: Kind) -> Reach:
 
 
 def hosts_of(part: Part, placement: Placement) -> list[str]:
-    """Where a trouble is; empty where it names nobody."""
+    """The hosts of a part; empty if it names none."""
     if part.hosts:
         return list(part.hosts)
     if part.scope.host is not None:
@@ -94,14 +94,14 @@ def hosts_of(part: Part, placement: Placement) -> list[str]:
 
 
 def _stand_alike(cause: Part, effect: Part) -> bool:
-    """What holds from the first steps brings nothing that begins later; ranks of one host may be slow together."""
+    """A standing part does not cause what begins later; but standing slow ranks of one host belong together."""
     return cause.standing is effect.standing and (not cause.standing or (_has_place(cause) and _has_place(effect)))
 
 
 def _within_attempts(cause: Part, effect: Part) -> bool:
     if cause.attempt == effect.attempt or KINDS[cause.kind].is_lasting or effect.kind is Kind.RESTART_LOOP:
         return True
-    # A job that ends again before it got past where it ended the last time was not mended.
+    # A job that ends again before it passes the step at which it ended the last time has the same cause.
     return cause.ended_with_attempt and {cause.kind, effect.kind} <= _ENDS
 
 
@@ -120,14 +120,14 @@ def _has_place(part: Part) -> bool:
 
 
 def _had_begun(cause: Part, effect: Part) -> bool:
-    """An effect cannot be seen before its cause began. It is enough if steps or times say so: either may be unknown."""
+    """Whether the cause began before the effect was detected, by steps or by times: either may be unknown."""
     steps = _steps(cause.onset_step, effect.detected_step) if cause.attempt == effect.attempt else None
     in_steps = steps is not None and steps >= -SLACK_STEPS
     return in_steps or cause.onset_time_s <= effect.detected_time_s + SLACK_S
 
 
 def _suffices(cause: Part, effect: Part) -> bool:
-    """Whether a cause that says how much it adds to each step adds enough."""
+    """Whether a cause adds enough to each step to explain the slowdown, where both are known."""
     if effect.kind is not Kind.SLOWDOWN or cause.adds_s is None or effect.adds_s is None:
         return True
     return effect.adds_s <= EXPLAINED_MAX * cause.adds_s

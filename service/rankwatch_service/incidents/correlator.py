@@ -1,10 +1,10 @@
-"""Findings of one job become incidents: one for each root cause, its first mover named, the rest its consequences.
+"""Groups the findings of one job into incidents: one for each root cause, with its first mover and its consequences.
 
-A finding opens an incident, joins one that may have brought it (`causation.may_bring`), or, where it came first, takes
-over as first mover of those that it may have brought, which are one from then on. So the order in which findings come
-decides how often people are told, not how many incidents there are in the end. An incident resolves when all its parts
-have closed; a part whose attempt is over counts as closed once a later attempt has shown that it does not come again.
-Pure: same findings, attempts and steps in, same out.
+A finding opens an incident, or joins one that may have caused it (`causation.may_bring`), or, if it began earlier,
+becomes the first mover of all incidents that it may have caused, which are merged into one. So the order of findings
+decides how often people are notified, but not how many incidents remain in the end. An incident resolves when all its
+parts are closed; a part whose attempt is over is closed once a later attempt shows that the trouble is gone.
+Pure: the same findings, attempts and steps give the same incidents.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from rankwatch_service.incidents.transition import TransitionKind, Update, repor
 from rankwatch_service.short_ids import short
 
 OPEN_MAX: Final = 256
-"""Open incidents of one job; findings beyond are counted (`refused`). Nobody works on more at once."""
+"""Open incidents of one job; further findings are counted (`refused`). Nobody works on more at once."""
 
 KEPT_MAX: Final = 64
-"""Resolved incidents kept in memory for what people still say about them."""
+"""Resolved incidents kept in memory, so that people can still comment on them."""
 
 EPISODES_MAX: Final = 4_096
 """Episode counters kept, the newest: 16 attempts of 256 scopes."""
 
 SETTLE_S: Final = 30.0
-"""What widens so soon after it was told is the same news: nobody has got further than opening the page."""
+"""An incident that widens within this time is not reported again: nobody has done more than open the page."""
 
 
 class Correlator:
-    """The incidents of one job. `counts` says which findings were left out and why."""
+    """The incidents of one job. `counts` has the findings that were left out, by reason."""
 
     def __init__(self, job: str) -> None:
         self.counts: Counter[str] = Counter()
@@ -95,19 +95,19 @@ class Correlator:
         self._attempt, self._number, self._episode_base = attempt, number, episodes
 
     def begin(self, attempt: str) -> None:
-        """A new attempt begins: call this before the detectors learn of it."""
+        """Begin a new attempt. Call this before the detectors see it."""
         if attempt == self._attempt:
             return
         same_launch = attempt.rpartition(".")[0] == self._attempt.rpartition(".")[0]
         for incident in self.open:
             for part in incident.parts:
-                # A loop consists of attempts: only its detector knows when it ends.
+                # A restart loop spans attempts: only its detector knows when it ends.
                 if not (same_launch and KINDS[part.kind].is_lasting) and part.kind is not Kind.RESTART_LOOP:
                     part.ended_with_attempt = True
         self._attempt, self._frames = attempt, 0
 
     def progress(self, attempt: str, step: int, now_s: float) -> list[Update]:
-        """Training finished a step: what ended with an earlier attempt is over once there were enough."""
+        """Count a finished step. After enough of them, parts that ended with an earlier attempt are closed."""
         if attempt != self._attempt:
             return []
         self._frames += 1
@@ -125,7 +125,7 @@ class Correlator:
         return told
 
     def settle(self, now_s: float) -> list[Update]:
-        """Time passed: what ended by itself and has stayed away since is over, as of when it ended."""
+        """Resolve incidents that ended by themselves long enough ago, as of the time when they ended."""
         told = []
         for incident in self.open:
             last = last_to_end(incident)
@@ -136,13 +136,13 @@ class Correlator:
         return told
 
     def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Update]:
-        """The job came to its end: nothing can go on."""
+        """Resolve all incidents: the job has ended."""
         for incident in self.open:
             end_for_good(incident)
         return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
 
     def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
-        """Take findings that came together: causes before effects, ends last, since a trouble may become another."""
+        """Take findings of one observation: causes before effects, and ends last, since one kind may become another."""
         told: list[Update] = []
         for finding in sorted(findings, key=_precedence):
             known = self._find(finding)
@@ -159,14 +159,14 @@ class Correlator:
         return reported_once(told)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
-        """A person says that it is over."""
+        """Resolve an incident because a person said so."""
         end_for_good(incident)
         self._mark_resolved(incident, step, now_s)
 
     # ---- findings --------------------------------------------------------------------------------------------------
 
     def _find(self, finding: Finding) -> tuple[Incident, Part] | None:
-        """The open part that this finding speaks of: a change of what stands is told apart from it."""
+        """The open part with the kind and scope of this finding; a standing part and a change of it are two parts."""
         standing = finding.evidence.get("standing") is True
         found = None
         for incident in self.open:
@@ -175,16 +175,16 @@ class Correlator:
                 if same and (part.attempt == finding.attempt or KINDS[part.kind].is_lasting):
                     if part.standing is standing:
                         return incident, part
-                    # A detector that began anew knows no other past: what had a beginning has not lost it.
+                    # A detector that lost its state reports as standing what it had reported with an onset before.
                     found = found or ((incident, part) if standing else None)
         return found
 
     def _open(self, finding: Finding, placement: Placement) -> list[Update]:
         part = part_of(finding, self._episode(finding))
-        # What is told of an attempt that is over already is over as soon as training goes on.
+        # A finding about an attempt that has ended is closed as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
         brought = [incident for incident in self.open if _heads(part, incident, placement)]
-        # The newest of several that may have brought it: the others had their consequences.
+        # Of several incidents that may have caused it, the newest: the older ones have their consequences.
         cause = next(
             (
                 incident
@@ -235,7 +235,7 @@ class Correlator:
         return Update(incident, TransitionKind.OPENED, incident.summary)
 
     def _join(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
-        """The finding is a consequence, or more of the same on the same hosts."""
+        """Add a consequence, or more ranks with the same trouble on the same hosts."""
         before = Headline.of(incident)
         _keep(incident, part, finding)
         if part.kind is not incident.kind or not KINDS[part.kind].is_lasting or set(part.ranks) <= set(incident.ranks):
@@ -245,7 +245,7 @@ class Correlator:
         return self._told(incident, before, f"also: {finding.summary}", part, finding)
 
     def _take_over(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
-        """The finding came first and may have brought what the incident was opened for, or is what that has become."""
+        """Make the finding the first mover: it began earlier and may be the cause, or the incident has become it."""
         before = Headline.of(incident)
         ranks = incident.ranks if part.kind is incident.kind else ()
         _keep(incident, part, finding)
@@ -261,7 +261,7 @@ class Correlator:
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
     def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
-        """What looked like several troubles has one cause: the others end, and their parts go on in `incident`."""
+        """Merge incidents that turn out to have one cause: the others resolve, and `incident` takes over their parts."""
         told = []
         for other in others:
             for part in other.parts:
@@ -273,7 +273,7 @@ class Correlator:
         return told
 
     def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Update:
-        """People hear of what is graver, has another name, or turns out to be a whole host; the page has the rest."""
+        """An update notifies people if severity rises, the kind changes or the scope widens; else it is evidence."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
         return Update(
@@ -308,10 +308,10 @@ class Correlator:
         return [told]
 
     def _come_back(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
-        """What ended by itself goes on: people hear of it only where they were told that it was over."""
+        """Reopen a part that had ended by itself. People are notified only if the incident had been resolved."""
         go_on_again(part)
         if incident.state == "resolved":
-            incident.severity = finding.severity  # what was graver about it is over
+            incident.severity = finding.severity  # its graver parts are over
         before = Headline.of(incident)
         self._update(incident, part, finding, placement)
         incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
@@ -324,7 +324,7 @@ class Correlator:
 
     def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Update]:
         if part.ended_with_attempt:
-            # It did not pass, its attempt did; whether that helped shows when training goes on.
+            # The attempt ended, not the trouble: whether it is gone shows when training goes on.
             return []
         end_by_itself(part, finding.detected_step, finding.detected_time_s)
         incident.updated_time_s = finding.detected_time_s
@@ -360,7 +360,7 @@ class Correlator:
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future, as JSON types."""
+        """All state that later decisions depend on, as JSON types."""
         return {
             "counts": dict(self.counts),
             "attempt": self._attempt,
@@ -372,7 +372,7 @@ class Correlator:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.counts = Counter(state["counts"])
         self._attempt, self._frames, self._number = state["attempt"], state["frames"], state["number"]
         self._episode_base = state["episode_base"]

@@ -1,4 +1,4 @@
-"""What people know an incident by, and where it is. Pure."""
+"""The headline of an incident (kind, severity, scope) and its place. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_service.incidents.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What is told of an incident in a line."""
+    """An incident in one line."""
 
     kind: Kind
     severity: Severity
@@ -29,12 +29,12 @@ class Headline:
         return GRAVITY.index(self.severity) > GRAVITY.index(other.severity)
 
     def widened(self, before: Headline) -> bool:
-        """Whether it is a whole host's now, or the whole job's."""
+        """Whether its scope has widened to a host or to the job."""
         return self.scope != before.scope and self.scope.level in (ScopeLevel.JOB, ScopeLevel.HOST)
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Fill in where it is; when most ranks of a host are hit, the host is the subject, unless the job has only one."""
+    """Set scope, hosts and devices. The scope is the host if most of its ranks are affected and the job has others."""
     incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
     incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = placement.devices_of(incident.ranks)

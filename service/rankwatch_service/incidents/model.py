@@ -1,4 +1,4 @@
-"""An incident while its job runs: its parts, what was made of them, and its snapshot. Pure."""
+"""An incident while its job runs: its parts, what follows from them, and its snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
 
 LISTED_MAX: Final = 64
-"""Findings of an incident that are listed as consequences; 512 waiting victims are a number, not a list."""
+"""Parts kept of an incident; of 512 waiting ranks a count says more than a list."""
 
 
 GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
@@ -40,23 +40,23 @@ class Part:
     detected_step: int | None = None
     detected_time_s: float = math.inf
     adds_s: float | None = None
-    """Seconds that it adds to each step, where it says so."""
+    """Seconds that it adds to each step, if known."""
     standing: bool = False
-    """It is the job's own way, known to the baseline: nothing that comes later is its doing, or it theirs."""
+    """It has held since the first steps and is part of the baseline: what begins later is not its consequence."""
     is_open: bool = True
     ended_with_attempt: bool = False
-    """Its attempt is over: it counts as closed once a later one has shown that it does not come again."""
+    """Its attempt is over: it is closed once a later attempt shows that it does not come back."""
     ended_s: float | None = None
-    """When it ended by itself: its detector saw it no more."""
+    """When it ended by itself, that is, when its detector no longer saw it."""
     ended_step: int | None = None
     flaps: int = 0
     """How often it has come back."""
     hosts: tuple[str, ...] = ()
-    """Where hosts are meant and not their ranks: which ones, up to as many as the evidence lists."""
+    """The hosts, where the finding is about hosts rather than ranks; as many as the evidence lists."""
 
     @property
     def spoils_weights(self) -> bool:
-        """Whether training goes on for nothing meanwhile. A curve that is for information proves nothing wrong."""
+        """Whether training is wasted while it lasts. A finding of severity info does not prove that."""
         return self.is_open and KINDS[self.kind].spoils_weights and self.severity is not Severity.INFO
 
     def consequence(self) -> Consequence:
@@ -94,7 +94,7 @@ class Incident:
     transitions: int = 0
     acknowledged_by: str | None = None
     actions: list[str] = field(default_factory=list)
-    """Commands that were derived from it, by action and attempt: each at most once."""
+    """Keys of the commands that it has led to (`action_key`): each is requested once."""
     parts_total: int = 1
     """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
     told_to: list[str] | None = field(default_factory=list)
@@ -127,30 +127,30 @@ class Incident:
 
     @property
     def gravest(self) -> Part:
-        """What is worst of all that goes on, the earliest where several are: what has to be dealt with."""
+        """The open part with the highest severity, the earliest of several: the policy looks at this one."""
         going_on = [part for part in self.parts if part.is_open] or self.parts
         return max(going_on, key=lambda part: GRAVITY.index(part.severity))
 
     @property
     def goes_on(self) -> bool:
-        """Whether any of it is going on in the attempt that runs."""
+        """Whether any part is open in the running attempt."""
         return any(part.is_open and not part.ended_with_attempt for part in self.parts)
 
     @property
     def bout(self) -> str:
-        """The attempt that it brought to an end last; where it has ended none, the one in which it began."""
+        """The last attempt that it ended; if it has ended none, the attempt in which it began."""
         return next((part.attempt for part in reversed(self.parts) if KINDS[part.kind].ends_job), self.attempt)
 
     def action_key(self, action: str) -> str:
-        """What is done once: an action for each attempt that it ended, the one in which it began to begin with."""
+        """Identifies a command that is requested once: the action, and the attempt if it ended more than one."""
         return action if self.bout == self.attempt else f"{action} {self.bout}"
 
     def command_id(self, action: str) -> str:
-        """Id of the command that it leads to now: the same, however often it is derived."""
+        """Id of the command for this action now; the same in every replay."""
         return f"cmd_{derived(self.id, self.action_key(action))}"
 
     def add(self, part: Part) -> None:
-        """One part more; the last one makes room where there are too many."""
+        """Add a part; if there are too many, it replaces the last one."""
         self.parts_total += 1
         if len(self.parts) >= LISTED_MAX:
             del self.parts[-1]
@@ -162,7 +162,7 @@ class Incident:
             self.told_to = sorted({*self.told_to, *receivers})
 
     def version(self) -> IncidentVersion:
-        """The incident as it is now, for good."""
+        """A frozen copy of the incident as it is now."""
         return IncidentVersion(
             id=self.id,
             number=self.number,
@@ -199,17 +199,17 @@ class Incident:
 
 
 def incident_id(job: str, attempt: str, kind: str, scope: IncidentScope, episode: int) -> str:
-    """The id of the incident that this finding opens: the same, however often it is derived."""
+    """The id of the incident that this finding opens; the same in every replay."""
     return f"inc_{derived(job, attempt, kind, scope, episode)}"
 
 
 def derived(*parts: object) -> str:
-    """24 hex digits of a hash over the parts; parts cannot run into each other."""
+    """24 hex digits of a hash over the parts, which are kept apart."""
     return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
 def take_times(part: Part, finding: Finding) -> None:
-    """The part is another's trouble than was thought: since when, and found when, is that one's too."""
+    """Take onset and detection of the finding: another rank is the first mover than was thought before."""
     part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
     part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
 
@@ -236,13 +236,13 @@ def part_of(finding: Finding, episode: int) -> Part:
 
 
 def named_hosts(finding: Finding) -> tuple[str, ...]:
-    """The hosts that a finding is about, where it lists them."""
+    """The hosts that a finding lists."""
     hosts = finding.evidence.get("hosts")
     return tuple(hosts) if isinstance(hosts, list) else ()
 
 
 def adds_s(finding: Finding) -> float | None:
-    """Seconds that slow ranks or a slow job add to each step, by their detectors' estimate; None where none is told."""
+    """Seconds that slow ranks or a slow job add to each step, as their detectors estimate; None if they do not."""
     usual_s = finding.evidence.get("peers_busy_s", finding.evidence.get("usual_s"))
     ratio = finding.evidence.get("ratio")
     if not isinstance(usual_s, int | float) or not isinstance(ratio, int | float):
@@ -273,7 +273,7 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     """The incident that gave this state."""
     parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
-    # An older state has these of the incident and not of its parts, and does not know who was told.
+    # Older snapshots hold these of the incident, not of its parts, and not which receivers were notified.
     older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
     if "detected_time_s" in state:
         parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]

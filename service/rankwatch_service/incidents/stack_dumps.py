@@ -1,4 +1,4 @@
-"""Stack dumps become evidence of the hang they were asked for. Pure."""
+"""Adds stack dumps to the evidence of the hang for which they were requested. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STACKS: Final = "stacks"
 """Action of the commands that ask for stacks; they touch no rank's loop."""
 
 STACK_CHARS_MAX: Final = 16_384
-"""Kept of each stack: some 200 frames."""
+"""Characters kept of each stack: about 200 frames."""
 
 STACKS_MAX: Final = 8
 """Stacks kept with one incident."""
@@ -22,7 +22,7 @@ STACKS_MAX: Final = 8
 def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Update]:
     """Add a stack to the open incident that asked for it, else to the open hang of its attempt.
 
-    It is evidence: whoever was told of the hang finds it there, and is not told of it again.
+    A stack is evidence: nobody is notified of it.
     """
     if dump.rank is None:
         return []

@@ -1,7 +1,7 @@
-"""Commands: what was asked of a job, and what came of it. Every change is one row, one audit row, one feed row.
+"""Commands: what was requested of a job, and its result. Every change writes the command, the audit trail and the feed.
 
-requested -> (approved) -> sent -> accepted -> applied | refused | expired | failed | cancelled. Nothing leaves one of
-the last five states.
+requested -> (approved) -> sent -> accepted -> applied | refused | expired | failed | cancelled. The last five
+states are final.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add(connection: Connection, request: CommandRequest, *, source: str = "") ->
 
 
 def record_request(connection: Connection, request: CommandRequest, now_unix_ns: int, source: str = "") -> None:
-    """What belongs to a new command's row: its audit row and its feed row."""
+    """Write the audit row and the feed row of a new command."""
     fields = {"id": request.id, "attempt": request.attempt, "params": dict(request.params), "reason": request.reason}
     action = f"command.{request.action}"
     audit_trail.append(

@@ -1,8 +1,8 @@
-"""Drives commands: begins an order for each in turn, and moves every order on as its ranks answer.
+"""Carries out commands: begins an order for each in turn, and advances every order as its ranks answer.
 
 Each api process runs a driver. They need not know of each other: an order is moved by compare-and-set on its version,
-in one transaction with its command, its audit row and its control record. A driver that dies leaves nothing
-behind but rows that the next one goes on from.
+in one transaction with its command, its audit row and its control record. If a driver dies, the
+next one goes on from these rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ACTOR: Final = "driver"
 
 
 class Driver:
-    """Moves everything that is open one step on. Call from one thread; any number of processes may have one."""
+    """Advances all open orders. Call it from one thread; any number of processes may have one."""
 
     def __init__(self, engine: Engine, controls: ControlLog, clock: Clock) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class Driver:
         self._paces = Paces()
 
     def run_once(self) -> bool:
-        """Look at every open order and command once; True while any is open, so that time alone may move it."""
+        """Look at every open order and command once; True while any is open, since time alone may advance it."""
         with read(self._engine) as connection:
             orders = open_orders(connection)
             waiting = _to_begin(connection, {order.command_id for order in orders}, self._clock.unix_ns())
@@ -84,7 +84,7 @@ class Driver:
     def _after(
         self, connection: Connection, before: Order, order: Order, outcome: CommandOutcome | None, now_unix_ns: int
     ) -> None:
-        """What belongs to a move, in its transaction."""
+        """Settle the command and record the phase, in the transaction of the move."""
         if outcome is not None:
             commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
         if order.phase is before.phase:
@@ -98,7 +98,7 @@ class Driver:
                 commands.settle(connection, command_id, CommandOutcome("applied", "", order.step), ACTOR, now_unix_ns)
 
     def _record(self, connection: Connection, order: Order, now_unix_ns: int) -> None:
-        """Tell stream, through the control log, and whoever looks at the job."""
+        """Report the phase to stream, through the control log, and to the feed."""
         record = OrderPhase(
             order=order.id,
             command=order.command_id,
@@ -205,11 +205,11 @@ def _store(connection: Connection, before: Order, order: Order) -> bool:
 
 
 def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) -> list[RowMapping]:
-    """Commands that something is to be done about, oldest first: new, approved, released to be tried again, overdue."""
+    """Commands that are due, oldest first: new, approved, to be tried again, expired."""
     query = (
         select(Command.__table__)
         .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
-        # Of what was asked at once stacks come first: a relaunch leaves nobody who could show one.
+        # Of commands requested at once stacks come first: after a relaunch no rank is left to show one.
         .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
     return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]

@@ -1,4 +1,4 @@
-"""What rankwatch has to say and do about an incident: its price, a suggestion, a command by policy. Pure."""
+"""What follows from an incident: its cost, a suggestion, and commands by policy. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankwatch_service.policy.policy import (
 from rankwatch_service.policy.suggestion import Figures, suggest
 
 STACK_RANKS_MAX: Final = 8
-"""Ranks whose stacks are asked for: a stack is 10 KB, and the ninth looks like the eighth."""
+"""Ranks whose stacks are requested: a stack is 10 KB, and more of them add nothing new."""
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -44,7 +44,7 @@ class JobSituation:
 
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
-    """What the incident costs while it lasts: idle or wasted GPUs, or the part of them that waits."""
+    """GPU-hours per hour that the incident costs: all GPUs if they are idle or wasted, else the share that waits."""
     # A job that was asked to end stands still as well, and for information.
     grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
     stands_still = any(KINDS[part.kind].stands_still for part in grave)
@@ -60,7 +60,7 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
 
 
 def facts(incident: Incident, world_size: int) -> IncidentFacts:
-    """The incident as the policy looks at it: what is worst in it decides, whatever brought that about."""
+    """What the policy sees of the incident: its gravest part, whatever caused that."""
     gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
     spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
@@ -81,7 +81,7 @@ def facts(incident: Incident, world_size: int) -> IncidentFacts:
 
 
 class Responder:
-    """The policy's hand for one job: remembers what it did, derives each command once."""
+    """Carries out the policy for one job: remembers its actions and requests each command once."""
 
     def __init__(self) -> None:
         self.history: list[PastAction] = []
@@ -93,7 +93,7 @@ class Responder:
     def respond(
         self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
     ) -> list[CommandRequest]:
-        """Fill in the incident's price, suggestion and checkpoint; returns the commands that follow from it."""
+        """Set the incident's cost, suggestion and checkpoint; return the commands that follow from it."""
         looked = facts(incident, situation.world_size)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
         back = rollback_way(looked, ledger, situation.can)
@@ -107,7 +107,7 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # Where nobody can be named, some ranks' stacks still tell what all are waiting for.
+            # If no rank can be named, the stacks of some ranks still show what all wait for.
             ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
             commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
         return commands
@@ -115,7 +115,7 @@ class Responder:
     def reconsider(
         self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
     ) -> list[CommandRequest]:
-        """Act on an open incident where something that kept the policy from it (a cool-down) has passed."""
+        """Act on an open incident once an obstacle, such as a cool-down, is gone."""
         decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
         return self._act(incident, decision, situation)
 
@@ -127,11 +127,11 @@ class Responder:
         if decision.mode is not Mode.ACT or incident.action_key(decision.action) in incident.actions:
             return []
         if not incident.goes_on:
-            # Nothing may reach an attempt that the trouble was not in.
+            # A command must not reach an attempt in which the trouble does not exist.
             return []
         looping = any(part.kind is Kind.RESTART_LOOP and part.is_open for part in incident.parts)
         if looping and decision.action == Action.RELAUNCH:
-            # One more launch is what has not helped.
+            # Another launch has not helped so far.
             return []
         self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
         params = dict(decision.params)

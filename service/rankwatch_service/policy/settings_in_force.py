@@ -1,4 +1,4 @@
-"""What people have set: policy, receivers, silences. As of one place in the log, the same in every replay. Pure."""
+"""What people have set (policy, receivers, silences) as of one position of the control log. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwatch_service.policy.control_records import ControlRecord, PolicySet, R
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 
 SILENCES_MAX: Final = 1_000
-"""Silences remembered; the one that ends first leaves. People look after a few dozen."""
+"""Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
 
 
 class SettingsInForce:
@@ -23,7 +23,7 @@ class SettingsInForce:
         self.silences: dict[str, SilenceSet] = {}
 
     def take(self, record: ControlRecord) -> None:
-        """Take up a control record; those about single jobs change nothing here."""
+        """Apply a control record; those about single jobs change nothing."""
         match record:
             case PolicySet():
                 self.policy = policy_of(record)

@@ -18,7 +18,7 @@ from rankwatch_service.policy.rollback import RollbackMode, Way
 
 WAIT: Final = "wait"
 INVESTIGATE: Final = "investigate"
-"""In place of waiting, for what hardly passes by itself, where the job can do nothing about it."""
+"""In place of waiting, where the trouble does not pass by itself and the job has no other way."""
 
 RELAUNCH_S: Final = 120.0
 """Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
