@@ -72,8 +72,8 @@ def came_first(cause: Part, effect: Part) -> bool:
 def reach(cause: Kind, effect: Kind) -> Reach:
     """How far `cause` reaches when it causes `effect`.
 
-    A slow rank slows the whole job, but it causes another slow rank, or a lost one, only on its own host. Two hosts that
-    corrupt data or fall silent have separate causes, and NaN ends only the rank that computed it.
+    A slow rank slows the whole job, but it causes another slow rank, or a lost one, only on its own host. Two hosts
+    that corrupt data or fall silent have separate causes, and NaN ends only the rank that computed it.
     """
     if effect in _SHARED:
         return Reach.JOB

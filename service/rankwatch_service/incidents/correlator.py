@@ -261,7 +261,7 @@ class Correlator:
         return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
 
     def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
-        """Merge incidents that turn out to have one cause: the others resolve, and `incident` takes over their parts."""
+        """Merge incidents that turn out to have one cause: the others resolve, and `incident` takes their parts."""
         told = []
         for other in others:
             for part in other.parts:
