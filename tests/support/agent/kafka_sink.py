@@ -1,4 +1,4 @@
-"""A broker as an agent sees the service: what came, and outages. Has what `AgentService` has of these."""
+"""A broker as an agent sees the service: received messages and outages, with the interface of `AgentService`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class AgentProcess:
 
     @property
     def worker(self) -> int:
-        """PID of the worker; 0 while there is none."""
+        """PID of the worker; 0 without one."""
         children = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")
         with contextlib.suppress(OSError):
             for pid in children.read_text().split():

@@ -1,4 +1,4 @@
-"""A real HTTP server that takes what agents send and says what a test wants: the api as an agent sees it."""
+"""A real HTTP server that accepts what agents send and answers as a test wants: the api as an agent sees it."""
 
 import contextlib
 import http.server

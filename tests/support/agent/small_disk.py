@@ -1,4 +1,4 @@
-"""A disk that is soon full."""
+"""A disk with little space."""
 
 import subprocess
 from collections.abc import Iterator

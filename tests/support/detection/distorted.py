@@ -1,4 +1,4 @@
-"""Observations of a job, changed in ways that must not matter, or must only matter where they say so."""
+"""Observations of a job, changed in ways that must not change the findings, or only as stated."""
 
 from __future__ import annotations
 

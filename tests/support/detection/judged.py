@@ -1,4 +1,4 @@
-"""What the service's stream says of batches that agents sent, with time going on after the last of them."""
+"""The incidents that the service's stream makes of batches, with time going on after the last one."""
 
 from collections.abc import Sequence
 from typing import Any

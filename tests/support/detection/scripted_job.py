@@ -1,4 +1,4 @@
-"""A job of four ranks that is told of by hand, with a detector that finds what it is told to find."""
+"""A job of four ranks with scripted observations, and a detector with scripted findings."""
 
 import itertools
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Panic(BaseException):
 
 
 class World:
-    """A job of two hosts with two ranks each, told of by hand."""
+    """A job of two hosts with two ranks each, with scripted observations."""
 
     def __init__(
         self, *rules: Rule, can=("pause", "checkpoint", "rollback", "relaunch"), detector=Scripted, **limits

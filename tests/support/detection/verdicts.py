@@ -1,4 +1,4 @@
-"""Runs detectors over observations and reads what they said."""
+"""Runs detectors over observations and reads their findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankwatch_detectors.catalogue import detectors
 
 
 def judge(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
-    """All findings of the whole catalogue (or of `bank`) in the order in which they were told."""
+    """All findings of the whole catalogue (or of `bank`) in the order in which they were reported."""
     bank = detectors() if bank is None else bank
     return [finding for observation in observations for detector in bank for finding in detector.observe(observation)]
 

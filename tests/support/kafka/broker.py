@@ -38,7 +38,7 @@ def new_prefix() -> str:
 
 
 class Broker:
-    """A broker process in a folder of its own. `bootstrap` is what clients are told."""
+    """A broker process in a folder of its own. `bootstrap` is the address for clients."""
 
     def __init__(self, kind: str, folder: Path, extra: Mapping[str, str] | None = None, port: int = 0) -> None:
         """`extra`: further settings of Apache Kafka."""
@@ -130,7 +130,7 @@ class GivenBroker:
 
 @contextmanager
 def kafka_broker(kind: str, extra: Mapping[str, str] | None = None, port: int = 0) -> Iterator[Broker]:
-    """A running broker of one's own, to do anything with; skips, with the reason, where there can be none."""
+    """A running broker for one test; skips, with the reason, if none can be started."""
     if why := missing(kind):
         pytest.skip(why)
     folder = Path(tempfile.mkdtemp(prefix=f"rankwatch-{kind}-"))

@@ -48,7 +48,7 @@ class KafkaNode:
 
 @contextmanager
 def kafka_nodes() -> Iterator[list[KafkaNode]]:
-    """Three nodes that know each other and answer; skips, with the reason, where there can be none."""
+    """Three nodes that know each other and answer; skips, with the reason, if none can be started."""
     if why := missing("apache"):
         pytest.skip(why)
     folder = Path(tempfile.mkdtemp(prefix="rankwatch-apache-"))

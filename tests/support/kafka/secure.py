@@ -23,7 +23,7 @@ PASSWORD = "correct-horse"
 
 @contextmanager
 def secure_kafka(folder: Path) -> Iterator[tuple[Broker, KafkaSettings]]:
-    """The broker, with a plain door for its own use, and how to get in by the secure one."""
+    """The broker, with a plain listener for its own use, and the settings of the secure one."""
     certificate, keystore = folder / "certificate.pem", folder / "keystore.pem"
     make_certificate(certificate, keystore)
     plain, secure, controller = free_port(), free_port(), free_port()

@@ -1,4 +1,4 @@
-"""What lies in a topic."""
+"""Reads the records of a topic."""
 
 import time
 from collections.abc import Callable

@@ -79,7 +79,7 @@ class DrivenWorld(World):
         store_checkpoint(self.engine, checkpoint, self.now_ns, verdict)
 
     def can(self, *actions: str) -> None:
-        """What the ranks say from now on that they can be told to do."""
+        """The commands that the ranks say they support from now on."""
         with write(self.engine) as connection:
             topology = connection.scalar(select(Attempt.topology))
             assert topology is not None

@@ -351,7 +351,7 @@ class World:
         self._compute(rank)
 
     def _meet(self) -> None:
-        """The collective of a step: all ranks are in it, or nobody gets out."""
+        """The collective of a step: it ends only when all ranks are in it."""
         waiting = [rank for rank in self.ranks if rank.mode == "collective" and rank.state == "running"]
         if any(rank.state == "exited" for rank in self.ranks):
             # The launcher ends the rest of the attempt, once nobody stands by an order any more.

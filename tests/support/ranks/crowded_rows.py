@@ -1,4 +1,4 @@
-"""What ranks that share cores measure: `python -m tests.support.ranks.crowded_rows OUT [RANKS] [SECONDS] [LOADS]`.
+"""Measures ranks that share cores: `python -m tests.support.ranks.crowded_rows OUT [RANKS] [SECONDS] [LOADS]`.
 
 Real processes do the same work in each step and wait for each other, recorded by the SDK without an agent, while bursts
 of endless loops come and go beside them. OUT is a gzipped CSV for `rankwatch replay`, in the order of steps.

@@ -1,4 +1,4 @@
-"""A rank that trains until somebody ends it, or it itself: `python ended_rank.py HOW RANK`, HOW for that rank alone.
+"""A rank that trains until it is ended or ends itself: `python ended_rank.py HOW RANK`, HOW for that rank alone.
 
 It goes on from step 30 once there is a file `go` beside its recorder. A rank whose peer (of two) is gone raises what
 gloo would.

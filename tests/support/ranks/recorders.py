@@ -1,4 +1,4 @@
-"""A recorder file in this process, its reader, and a watch whose time stands still unless the test moves it."""
+"""A recorder file in this process, its reader, and a watch whose clock only the test moves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Rank:
 
     @property
     def outside_ns(self) -> int:
-        """Since when it is outside of its step; 0 within one."""
+        """The time since which it is outside its step; 0 within one."""
         return int(self.recorder.words[layout.OUTSIDE])
 
     @property
@@ -96,7 +96,7 @@ class Rank:
 
 
 class Probe:
-    """Implements rankwatch.meter.Probe and keeps what it was told."""
+    """Implements rankwatch.meter.Probe and keeps the calls."""
 
     def __init__(self) -> None:
         self.calls = []

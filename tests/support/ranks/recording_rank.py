@@ -39,12 +39,12 @@ class RecordingRank:
         return self.process.pid
 
     def do(self, *words: object) -> None:
-        """Say one line and wait until it is done."""
+        """Send one line and wait until it is done."""
         self.say(*words)
         self.done()
 
     def done(self) -> None:
-        """Wait until what was said is done."""
+        """Wait until the line is done."""
         self._answer()
 
     def say(self, *words: object) -> None:

@@ -1,4 +1,4 @@
-"""A sink that keeps what a probe hands over, by name."""
+"""A sink that keeps the values of a probe by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording as the input of both forms, and copies of what a stream made of it, for crash tests."""
+"""A recording as input of both forms of the service, and copies of its results, for crash tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordedForm(Protocol):
     url: str
 
     def copied(self, url: str) -> AbstractContextManager[str]:
-        """A copy of such a database, as it is now; nobody may have it open."""
+        """A copy of such a database; it must not be open."""
         ...
 
     def opened(self, url: str, faults: Faults | None = None) -> AbstractContextManager[tuple[Engine, Stream]]:

@@ -1,4 +1,4 @@
-"""What a run of a recorded input led to, and the check that faults changed nothing of it.
+"""The outcome of a run over a recorded input, and the check that faults did not change it.
 
 The reference is always the run of the same input without the fault. What must be equal is what people and other systems
 act upon: the incidents (who, where, since when), the commands, and the distinct ids of the messages to receivers.

@@ -1,4 +1,4 @@
-"""A recorded log with several jobs, their faults, and what people set: the same input for every crash test."""
+"""A recorded log with several jobs, their faults and user settings: the input of every crash test."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -117,7 +117,7 @@ def telemetry_records(entries: list[Timed]) -> int:
 
 
 def end_of(entries: list[Timed]) -> FakeClock:
-    """A clock that stands where the recording ends: every tick comes from the records then."""
+    """A clock that stands at the end of the recording, so that every tick comes from the records."""
     return FakeClock(START_NS + round(entries[-1].time_s * 1e9))
 
 

@@ -21,7 +21,7 @@ from tests.support.store.database import new_database
 
 
 class Api:
-    """A client that sends the admin's token unless told otherwise."""
+    """A client that sends the admin's token by default."""
 
     def __init__(
         self, folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = ""

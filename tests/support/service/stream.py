@@ -1,4 +1,4 @@
-"""A stream over a real database and a clock that stands until it is told to go."""
+"""A stream over a real database and a clock that the test moves."""
 
 from sqlalchemy import Engine, Select
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that takes webhooks and answers as it is told."""
+"""A real HTTP server that receives webhooks and answers as the test sets."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Calls to the database and to the log that fail on demand, before or after they took effect."""
+"""Calls to the database and the log that fail on demand, before or after they take effect."""
 
 from collections.abc import Callable
 from enum import Enum

@@ -57,7 +57,7 @@ class PostgresDatabases:
 
     @contextmanager
     def copied(self, url: str) -> Iterator[str]:
-        """The URL of a copy of another database, to which nobody may be connected; dropped at the end."""
+        """The URL of a copy of another database, without open connections; dropped at the end."""
         name = self._make(make_url(url).database or "")
         yield self._url(name)
         self._drop(name)
@@ -86,7 +86,7 @@ class PostgresDatabases:
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """A running server of one's own, to be stopped, killed and started; skips where there can be none."""
+    """A running server for one test, to be stopped, killed and started; skips if none can be started."""
     with tempfile.TemporaryDirectory(prefix="rankwatch-postgres-") as folder:
         try:
             server = Postgres(Path(folder), NO_DISK)

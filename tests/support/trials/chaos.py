@@ -1,4 +1,4 @@
-"""Kills at random: which, when, and how soon it is started again."""
+"""Random kills: which process, when, and how soon it is restarted."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def kills(
 
 
 def pauses(cluster: Cluster, name: str, at_s: float, seconds: float) -> Iterator[Act]:
-    """One process stands still for so long, and goes on as if nothing had been."""
+    """One process is paused for so long, then continues."""
     yield at_s, f"pause {name}", lambda: cluster.pause(name)
     yield at_s + seconds, f"resume {name}", lambda: cluster.resume(name)

@@ -60,15 +60,15 @@ class Cluster:
         notifiers: int = 1,
         replication: int = 1,
     ) -> None:
-        """Nothing runs yet.
+        """No process is started yet.
 
         Args:
             folder: for the processes' files.
             database_url: of a database that is migrated when the cluster starts.
-            streams: how many stream processes; more than one only with Kafka.
-            servers: running servers of others' making that may die too, by name.
-            kafka: the log; None: the database is.
-            notifiers: how many notifiers, of which one works.
+            streams: number of stream processes; more than one only with Kafka.
+            servers: other running servers that may be killed too, by name.
+            kafka: the log; None = the log is in the database.
+            notifiers: number of notifiers, of which one is active.
             replication: of the topics.
         """
         self.kafka = kafka

@@ -1,4 +1,4 @@
-"""docker-compose.yml as a test can use it: parsed, and its services run by hand, each with its very own commands."""
+"""docker-compose.yml for tests: parsed, and its services started without Docker by their own commands."""
 
 from __future__ import annotations
 

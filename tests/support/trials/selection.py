@@ -1,4 +1,4 @@
-"""Which trials run: a few of them by default, all of them with `RANKWATCH_FAULT_TRIALS=all` (`make faults`)."""
+"""The trials that run: a few by default, all with `RANKWATCH_FAULT_TRIALS=all` (`make faults`)."""
 
 import os
 

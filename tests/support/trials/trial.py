@@ -1,4 +1,4 @@
-"""One run of a scenario through a cluster while something is done to it, and what must hold afterwards."""
+"""One run of a scenario through a cluster under faults, and the checks that must hold afterwards."""
 
 from __future__ import annotations
 

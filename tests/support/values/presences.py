@@ -1,4 +1,4 @@
-"""Progress blocks of a small job, as the stream would hand them to detectors."""
+"""Progress blocks of a small job, as the stream gives them to detectors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def frame(
 
 @dataclass
 class Clockwork:
-    """A job told by ticks alone: one a second, all ranks heard, each where it was put."""
+    """A job known by ticks only: one a second, with every rank where the test put it."""
 
     detector: Any
     ranks: int = 4
@@ -98,7 +98,7 @@ class Clockwork:
             self.outside_since_s[rank] = self.now_s
 
     def stand(self, seconds: int) -> list[Finding]:
-        """Nobody makes progress."""
+        """No rank makes progress."""
         return [finding for _ in range(seconds) for finding in self.tick()]
 
     def tick(self) -> list[Finding]:
