@@ -35,6 +35,11 @@ def terms() -> set[str]:
     return {word.lower() for row in rows for word in re.findall(r"[A-Za-z]+", row)}
 
 
+def test_a_term_has_one_row() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
+    assert [row for row in set(rows) if rows.count(row) > 1 and row not in {"term", "---"}] == []
+
+
 def forms(word: str) -> set[str]:
     """A word as it stands in a name, and as it stands in a list."""
     singular = re.sub(r"ies$", "y", word) if word.endswith("ies") else re.sub(r"(?<=[^s])s$", "", word)
