@@ -14,7 +14,7 @@ from sqlalchemy import select
 from rankwatch import wire
 from rankwatch_service.demo.services.service import ServiceProcess
 from rankwatch_service.series.query import heat_map
-from rankwatch_service.series.rollups import Mark
+from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -104,7 +104,7 @@ def test_nothing_of_64_ranks_is_lost_and_memory_does_not_grow(tmp_path):
 
         def every_step_is_stored() -> bool:
             found = heat_map(engine, "big", "busy_s", columns=4_000)
-            return found.mark.shape == (RANKS, STEPS) and bool(np.all(found.mark == Mark.FINITE))
+            return found.mark.shape == (RANKS, STEPS) and bool(np.all(found.mark == ValueMark.FINITE))
 
         until("the stream is at the end of the log", everything_is_committed)
         until("every step of every rank is stored", every_step_is_stored)
@@ -119,7 +119,7 @@ def test_nothing_of_64_ranks_is_lost_and_memory_does_not_grow(tmp_path):
 
         shown = service.get("/api/v1/jobs/big/heatmap", metric="busy_s", columns="300")
         assert len(shown["high"]) == RANKS
-        assert all(mark == Mark.FINITE for row in shown["mark"] for mark in row)
+        assert all(mark == ValueMark.FINITE for row in shown["mark"] for mark in row)
         assert grown < settled * (1 + GROWTH_MAX), f"{settled / 1e6:.0f} MB grew to {grown / 1e6:.0f} MB"
     finally:
         service.stop()

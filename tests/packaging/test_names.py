@@ -17,12 +17,8 @@ LEFT = frozenset(
         "Clock",
         "GPT",
         "Identity",
-        "Line",
-        "Mark",
-        "Part",
         "Phase",
         "Progress",
-        "Refused",
         "SystemClock",
         "TransformerBlock",
     }

@@ -39,7 +39,7 @@ class Reach(Enum):
     """Ranks of the same hosts."""
 
 
-def may_bring(cause: Part, effect: Part, placement: Placement) -> bool:
+def may_cause(cause: Part, effect: Part, placement: Placement) -> bool:
     """Whether `cause` may have caused `effect`."""
     return (
         effect.kind in KINDS[cause.kind].may_cause

@@ -1,6 +1,6 @@
 """Groups the findings of one job into incidents: one for each root cause, with its first mover and its consequences.
 
-A finding opens an incident, or joins one that may have caused it (`causation.may_bring`), or, if it began earlier,
+A finding opens an incident, or joins one that may have caused it (`causation.may_cause`), or, if it began earlier,
 becomes the first mover of all incidents that it may have caused, which are merged into one. So the order of findings
 decides how often people are notified, but not how many incidents remain in the end. An incident resolves when all its
 parts are closed; a part whose attempt is over is closed once a later attempt shows that the trouble is gone.
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
-from rankwatch_service.incidents.causation import came_first, may_bring
+from rankwatch_service.incidents.causation import came_first, may_cause
 from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
 from rankwatch_service.incidents.model import (
@@ -190,7 +190,7 @@ class Correlator:
                 incident
                 for incident in reversed(self.open)
                 if incident not in brought
-                and any(may_bring(other, part, placement) for other in incident.parts if other.is_open)
+                and any(may_cause(other, part, placement) for other in incident.parts if other.is_open)
             ),
             None,
         )
@@ -389,7 +389,7 @@ def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
 def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
     """Whether the incident is a consequence of this part, or has become it."""
     became = part.kind in KINDS[incident.kind].becomes and incident.attempt == part.attempt
-    return became or (may_bring(part, incident.first, placement) and came_first(part, incident.first))
+    return became or (may_cause(part, incident.first, placement) and came_first(part, incident.first))
 
 
 def _keep(incident: Incident, part: Part, finding: Finding) -> None:

@@ -20,7 +20,7 @@ from rankwatch_service.policy.routing import Notification
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """A record that could not be used."""
 
     position: int
@@ -57,7 +57,7 @@ class Effects:
     attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
     """By (job, attempt), merged."""
     feed: list[FeedEntry] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRecord] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
     """(job, frame): for the series, which are written beside."""
     failures: list[tuple[str, Failure]] = field(default_factory=list)

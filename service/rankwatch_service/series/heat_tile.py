@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_service.series.query import HeatMap
-from rankwatch_service.series.rollups import Mark
+from rankwatch_service.series.rollups import ValueMark
 
 MEDIA_TYPE: Final = "application/vnd.rankwatch.heatmap"
 
@@ -43,7 +43,7 @@ LINEAR_SIGMAS: Final = 32
 """Beyond so many the steps grow."""
 
 _HEADER: Final = struct.Struct("<4sIIIff")
-_CODES: Final = {Mark.ABSENT: 0, Mark.NAN: 1, Mark.POSITIVE_INF: 2, Mark.NEGATIVE_INF: 3}
+_CODES: Final = {ValueMark.ABSENT: 0, ValueMark.NAN: 1, ValueMark.POSITIVE_INF: 2, ValueMark.NEGATIVE_INF: 3}
 _PLAIN: Final = 4
 _CODE_MAX: Final = 32_700
 _SAMPLE: Final = 65_536
@@ -52,7 +52,7 @@ _SAMPLE_ROWS: Final = 128
 
 def tile(found: HeatMap) -> bytes:
     """The map as bytes, not compressed."""
-    finite = found.mark == Mark.FINITE
+    finite = found.mark == ValueMark.FINITE
     whole = bool(finite.all())
     value = np.ascontiguousarray(found.value, np.float64)
     centre = _centre(value, finite).astype(np.float32)

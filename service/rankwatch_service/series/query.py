@@ -15,12 +15,12 @@ from sqlalchemy import Engine, select
 
 from rankwatch_detectors.base import Ints
 from rankwatch_service.series.chunks import ABSENT_BITS, blank, decoded
-from rankwatch_service.series.read import Part, Range, Reader
+from rankwatch_service.series.read import Range, Reader, SeriesSlice
 from rankwatch_service.series.rollups import (
     LINES,
-    Mark,
     Marks,
     Single,
+    ValueMark,
     bucket_steps,
     extremes,
     lines,
@@ -75,14 +75,14 @@ _DRAWN: Final[dict[Reduce, tuple[tuple[str, str], ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SeriesLine:
     """Values at the steps of its segment. Where `mark` is not FINITE alone, low and high are of the finite values."""
 
     name: str
     low: Single
     high: Single
     mark: Marks
-    """`Mark` of each point."""
+    """`ValueMark` of each point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Segment:
 
     attempt: str
     step: Ints
-    lines: list[Line]
+    lines: list[SeriesLine]
     missing: Ints
     """Where values are missing: the first step at which one was due, of at most one gap within each point."""
 
@@ -108,7 +108,7 @@ class HeatMap:
     value: Single
     """[row, column], the highest or lowest of the finite values; NaN where there are none."""
     mark: Marks
-    """[row, column], `Mark`."""
+    """[row, column], `ValueMark`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def series(
             names = [f"rank:{rank}" for rank in chosen] if reduce is Reduce.NONE else names
         else:
             one = _drawn_of(part, level, drawn)
-        measured = (one.step >= 0) & (one.mark != Mark.ABSENT).any(axis=1)
+        measured = (one.step >= 0) & (one.mark != ValueMark.ABSENT).any(axis=1)
         if measured.any():
             found.setdefault(part.attempt, []).append(one.chosen(measured))
     return _segments(found, names, points)
@@ -221,7 +221,7 @@ def heat_map(
     join = np.fmax if side is Side.HIGH else np.fmin
     step = np.concatenate([one.step for one in found])
     value = _stacked([one.high if side is Side.HIGH else one.low for one in found], width, np.float32(np.nan))
-    mark = _stacked([one.mark for one in found], width, np.uint8(Mark.ABSENT))
+    mark = _stacked([one.mark for one in found], width, np.uint8(ValueMark.ABSENT))
     step, starts, value, mark = _grouped(step, columns, value, mark)
     value, mark = _joined(join, value, starts).T, _joined(np.maximum, mark, starts).T
     if per_row > 1:
@@ -232,7 +232,9 @@ def heat_map(
 # ---- points of a part ----------------------------------------------------------------------------------------------
 
 
-def _ranks_of(part: Part, level: int, decompressor: zstandard.ZstdDecompressor, side: Side | None = None) -> _Points:
+def _ranks_of(
+    part: SeriesSlice, level: int, decompressor: zstandard.ZstdDecompressor, side: Side | None = None
+) -> _Points:
     """A part by rank; with a side, only that extreme is filled in."""
     if part.cells is not None:
         return _measured(part, part.cells, level)
@@ -250,14 +252,14 @@ def _width(level: int) -> int:
     return bucket_steps(max(level, 1))
 
 
-def _measured(part: Part, cells: Single, level: int) -> _Points:
+def _measured(part: SeriesSlice, cells: Single, level: int) -> _Points:
     """What was measured [step, rank or line] as points of a level."""
     if level:
         low, high, mark = extremes(cells)
         width = bucket_steps(level)
         return _Points(part.attempt, part.step[:1] // width * width, low[None], high[None], mark[None], width)
     mark = marks(cells)
-    bounded = np.where(mark == Mark.FINITE, cells, np.float32(np.nan))
+    bounded = np.where(mark == ValueMark.FINITE, cells, np.float32(np.nan))
     return _Points(part.attempt, part.step, bounded, bounded, mark)
 
 
@@ -266,7 +268,7 @@ def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
     low, high, mark = points.low[:, chosen], points.high[:, chosen], points.mark[:, chosen]
     if not drawn:
         return _Points(points.attempt, points.step, low, high, mark, points.width)
-    worst = mark.max(axis=1, initial=Mark.ABSENT)[:, None].repeat(len(drawn), axis=1)
+    worst = mark.max(axis=1, initial=ValueMark.ABSENT)[:, None].repeat(len(drawn), axis=1)
     low, high = _lines_of(low)[:, drawn], _lines_of(high)[:, drawn]
     return _Points(points.attempt, points.step, low, high, worst, points.width)
 
@@ -278,7 +280,7 @@ def _lines_of(ends: Single) -> Single:
     return lines(held) if held.shape[1] else blank(len(held), len(LINES))
 
 
-def _drawn_of(part: Part, level: int, drawn: list[int]) -> _Points:
+def _drawn_of(part: SeriesSlice, level: int, drawn: list[int]) -> _Points:
     """A part's lines over all ranks."""
     if part.cells is not None:
         return _measured(part, lines(part.cells)[:, drawn], level)
@@ -308,11 +310,11 @@ def _segments(found: dict[str, list[_Points]], names: list[str], points: int) ->
         end = np.concatenate([one.step + one.width for one in parts])
         low = _stacked([one.low for one in parts], width, np.float32(np.nan))
         high = _stacked([one.high for one in parts], width, np.float32(np.nan))
-        mark = _stacked([one.mark for one in parts], width, np.uint8(Mark.ABSENT))
+        mark = _stacked([one.mark for one in parts], width, np.uint8(ValueMark.ABSENT))
         step, starts, end, low, high, mark = _grouped(step, int(counts[attempt] * share), end, low, high, mark)
         low, high = _joined(np.fmin, low, starts), _joined(np.fmax, high, starts)
         mark = _joined(np.maximum, mark, starts)
-        drawn = [Line(name, low[:, at], high[:, at], mark[:, at]) for at, name in enumerate(names)]
+        drawn = [SeriesLine(name, low[:, at], high[:, at], mark[:, at]) for at, name in enumerate(names)]
         segments.append(Segment(attempt, step[starts], drawn, _missing(step, end, step[starts])))
     return segments
 
@@ -336,7 +338,7 @@ def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Poi
         own = [repeated]
         for one in points:
             if one.attempt == attempt:
-                measured = (one.mark != Mark.ABSENT).any(axis=1)
+                measured = (one.mark != ValueMark.ABSENT).any(axis=1)
                 own.append(one.step[measured])
                 fresh: NDArray[np.bool_] = measured & ~np.isin(one.step, repeated) if len(repeated) else measured
                 if fresh.any():

@@ -25,7 +25,7 @@ COUNTED_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SeriesSlice:
     """Raw cells of one attempt (`row` None), or a row of roll-ups."""
 
     attempt: str
@@ -71,7 +71,7 @@ class Reader:
             level += 1
         return level
 
-    def parts(self, level: int, columns: Sequence[Any]) -> list[Part]:
+    def parts(self, level: int, columns: Sequence[Any]) -> list[SeriesSlice]:
         """All parts of the range, in the order of attempts and steps.
 
         Args:
@@ -124,7 +124,7 @@ class Reader:
         chosen = (SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.ranks, SeriesChunk.data)
         return self._connection.execute(self._of(*chosen).order_by(SeriesChunk.chunk)).all()
 
-    def _raw(self, rows: Sequence[Any]) -> list[Part]:
+    def _raw(self, rows: Sequence[Any]) -> list[SeriesSlice]:
         parts = []
         for row in rows:
             cells = decoded(row.data, row.ranks, self._decompressor)
@@ -133,10 +133,10 @@ class Reader:
                 inside = (step >= self._wanted.first) & (step <= self._wanted.last)
                 step, cells = step[inside], cells[inside]
             if len(step):
-                parts.append(Part(row.attempt, step, cells, None))
+                parts.append(SeriesSlice(row.attempt, step, cells, None))
         return parts
 
-    def _instead_of(self, raw: Sequence[Part], columns: Sequence[Any]) -> list[Part]:
+    def _instead_of(self, raw: Sequence[SeriesSlice], columns: Sequence[Any]) -> list[SeriesSlice]:
         """Level 1 where raw chunks have left."""
         held = {(part.attempt, int(part.step[0]) // CHUNK_STEPS) for part in raw}
         first, last = self._wanted.first // CHUNK_STEPS, self._wanted.last // CHUNK_STEPS
@@ -160,7 +160,7 @@ class Reader:
         columns: Sequence[Any],
         numbers: Sequence[int] | None = None,
         keep: Callable[[str, Ints], Any] | None = None,
-    ) -> list[Part]:
+    ) -> list[SeriesSlice]:
         found = self._of_level(level, SeriesRollup.attempt, SeriesRollup.chunk, SeriesRollup.ranks, *columns)
         if numbers is not None:
             found = found.where(SeriesRollup.chunk.in_(numbers))
@@ -172,17 +172,17 @@ class Reader:
             if keep is not None:
                 inside &= keep(row.attempt, step)
             if inside.any():
-                parts.append(Part(row.attempt, np.where(inside, step, -1), None, row))
+                parts.append(SeriesSlice(row.attempt, np.where(inside, step, -1), None, row))
         return parts
 
-    def _tail(self) -> list[Part]:
+    def _tail(self) -> list[SeriesSlice]:
         """Raw chunks that are newer than the roll-ups."""
         wanted = self._wanted
         rows = self._connection.execute(
             self._of_level(1, SeriesRollup.at_unix_ns).order_by(SeriesRollup.chunk.desc()).limit(TAIL_CHUNKS)
         ).all()
         rolled_unix_ns = max((row.at_unix_ns for row in rows), default=-1)
-        parts: list[Part] = []
+        parts: list[SeriesSlice] = []
         for attempt in sorted(self.order, key=self.order.__getitem__)[-2:] or [None]:
             mine = [SeriesChunk.attempt == attempt] if attempt is not None else []
             newest = self._of(SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.at_unix_ns).where(*mine)

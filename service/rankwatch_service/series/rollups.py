@@ -1,7 +1,7 @@
 """Summaries of a series over ever more steps: what a chart needs when a pixel stands for many. Pure.
 
 A raw chunk becomes one bucket of level 1; BRANCHES buckets of a level make a row of the table, and that row one bucket
-of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred (`Mark`), and
+of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred (`ValueMark`), and
 for lines over all ranks (`LINES`) their lowest and highest point. So no extreme and no NaN is ever lost, and buckets
 join to what a bucket of all their steps would be.
 """
@@ -37,7 +37,7 @@ Single = NDArray[np.float32]
 Marks = NDArray[np.uint8]
 
 
-class Mark(IntEnum):
+class ValueMark(IntEnum):
     """What is worth marking in a bucket of values; the highest one that occurs counts."""
 
     ABSENT = 0
@@ -158,12 +158,12 @@ def extremes(cells: NDArray[np.float32]) -> tuple[Single, Single, Marks]:
 
 
 def marks(cells: NDArray[np.float32]) -> Marks:
-    """`Mark` of each cell."""
-    found = np.full(cells.shape, Mark.FINITE, np.uint8)
-    found[cells == -np.inf] = Mark.NEGATIVE_INF
-    found[cells == np.inf] = Mark.POSITIVE_INF
-    found[np.isnan(cells)] = Mark.NAN
-    found[absent(cells)] = Mark.ABSENT
+    """`ValueMark` of each cell."""
+    found = np.full(cells.shape, ValueMark.FINITE, np.uint8)
+    found[cells == -np.inf] = ValueMark.NEGATIVE_INF
+    found[cells == np.inf] = ValueMark.POSITIVE_INF
+    found[np.isnan(cells)] = ValueMark.NAN
+    found[absent(cells)] = ValueMark.ABSENT
     return found
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rankwatch_service.series.chunks import Block, Cells, absent, by_resolution, decoded, encoded
-from rankwatch_service.series.rollups import BRANCHES, Buckets, Mark, packed, unpacked
+from rankwatch_service.series.rollups import BRANCHES, Buckets, ValueMark, packed, unpacked
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Base, SeriesChunk, SeriesRollup
 
@@ -95,7 +95,7 @@ def rollup_rows(
     job: str, attempt: str, metrics: Sequence[str], level: int, number: int, buckets: Buckets, at_unix_ns: int
 ) -> list[dict[str, Any]]:
     """A row for each metric that has any value in these buckets."""
-    chosen = np.flatnonzero((buckets.mark != Mark.ABSENT).any(axis=(1, 2)))
+    chosen = np.flatnonzero((buckets.mark != ValueMark.ABSENT).any(axis=(1, 2)))
     names = [metrics[int(index)] for index in chosen]
     common = {"job": job, "attempt": attempt, "level": level, "chunk": number, "ranks": buckets.ranks}
     return [

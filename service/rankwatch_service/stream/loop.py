@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select
 
 from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
-from rankwatch_service.job.effects import Effects, Refused
+from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import Control, Controls, LogError, Record
 from rankwatch_service.names import ALL_JOBS
@@ -52,7 +52,7 @@ REPLAY_WAIT_S: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 
-PublishRefused = Callable[[int, Sequence[Refused]], None]
+PublishRefused = Callable[[int, Sequence[RefusedRecord]], None]
 """(partition, records of it that could not be used)"""
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from rankwatch_service.job.detection import MakeDetectors
-from rankwatch_service.job.effects import Effects, Refused
+from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import Control, Record
 from rankwatch_service.names import ALL_JOBS
@@ -141,7 +141,7 @@ class Partition:
             self._obey(control, effects)
         except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may write what this version cannot read
             detail = f"control record: {type(error).__name__}: {error}"[:500]
-            effects.refused.append(Refused(control.position, Reason.FAILED, detail, control.value, self.now_ns))
+            effects.refused.append(RefusedRecord(control.position, Reason.FAILED, detail, control.value, self.now_ns))
 
     def snapshot(self, name: str) -> dict[str, Any]:
         """The state of one job, or of the settings (`ALL_JOBS`)."""
@@ -267,7 +267,7 @@ class Partition:
             reason, detail = error.reason, error.detail
         else:
             reason, detail = Reason.FAILED, f"{type(error).__name__}: {error}"[:500]
-        effects.refused += [Refused(r.position, reason, detail, r.value, self.now_ns) for r in records]
+        effects.refused += [RefusedRecord(r.position, reason, detail, r.value, self.now_ns) for r in records]
 
     def _is_known(self, record: Record) -> bool:
         return bool(self._new_from) and record.position < self._new_from.get(record.key, _START).position

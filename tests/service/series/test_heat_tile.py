@@ -10,15 +10,15 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.series.heat_tile import gzipped, tile
 from rankwatch_service.series.query import HeatMap
-from rankwatch_service.series.rollups import Mark
+from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
 
 
 def heat_map(value: np.ndarray) -> HeatMap:
-    mark = np.full(value.shape, Mark.FINITE, np.uint8)
-    mark[np.isnan(value)] = Mark.NAN
+    mark = np.full(value.shape, ValueMark.FINITE, np.uint8)
+    mark[np.isnan(value)] = ValueMark.NAN
     rows, columns = value.shape
     return HeatMap(np.arange(columns) * 64, np.arange(rows), rows, value.astype(np.float32), mark)
 
@@ -62,8 +62,8 @@ def test_a_large_map_of_noise_is_less_than_200_kb():
 def test_marks_have_codes_of_their_own():
     value = np.array([[1.0, math.nan, 2.0, 3.0]])
     found = heat_map(value)
-    found.mark[0, 2], found.mark[0, 3] = Mark.POSITIVE_INF, Mark.NEGATIVE_INF
-    found.mark[0, 0] = Mark.ABSENT
+    found.mark[0, 2], found.mark[0, 3] = ValueMark.POSITIVE_INF, ValueMark.NEGATIVE_INF
+    found.mark[0, 0] = ValueMark.ABSENT
     assert read(tile(found))[3].tolist() == [[0, 1, 2, 3]]
 
 

@@ -8,7 +8,7 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.series.buffer import OPEN_CHUNKS, WAITING_FRAMES
 from rankwatch_service.series.chunks import CHUNK_STEPS
 from rankwatch_service.series.query import Reduce, heat_map, metrics, series
-from rankwatch_service.series.rollups import Mark
+from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import SeriesChunk
@@ -40,8 +40,8 @@ def test_single_ranks_come_back_as_they_were_measured(engine):
     assert segment.step.tolist() == [5, 6]
     first, second = segment.lines
     assert (first.name, second.name) == ("rank:0", "rank:1")
-    assert first.mark.tolist() == [Mark.FINITE, Mark.NAN]
-    assert second.mark.tolist() == [Mark.ABSENT, Mark.FINITE]
+    assert first.mark.tolist() == [ValueMark.FINITE, ValueMark.NAN]
+    assert second.mark.tolist() == [ValueMark.ABSENT, ValueMark.FINITE]
     assert first.high[0] == 1.0
     assert second.high[1] == 4.0
 
@@ -55,7 +55,7 @@ def test_a_spike_and_a_nan_survive_any_downsampling(engine):
     assert len(segment.step) <= 100
     assert np.nanmax(line.high) == 50.0
     assert np.nanmin(line.low) == -7.0
-    assert np.count_nonzero(line.mark == Mark.NAN) == 1
+    assert np.count_nonzero(line.mark == ValueMark.NAN) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_metric_that_comes_every_tenth_step_has_no_gaps_until_one_is_left_out(
 def test_a_nan_of_one_rank_is_seen_in_the_mean_of_all(engine):
     write_all(engine, [frame(1, [1.0, math.nan])])
     (segment,) = series(engine, "gpt", "loss")
-    assert segment.lines[0].mark.tolist() == [Mark.NAN]
+    assert segment.lines[0].mark.tolist() == [ValueMark.NAN]
 
 
 def test_each_attempt_is_a_segment_of_its_own(engine):
@@ -120,8 +120,8 @@ def test_in_a_heat_map_repeated_steps_show_the_newest_attempt(engine):
     found = heat_map(engine, "gpt", "loss")
     assert found.step.tolist() == [1, 2]
     assert found.value[0].tolist() == [1.0, 9.0]
-    assert found.mark[1].tolist() == [Mark.FINITE, Mark.ABSENT]
-    assert found.mark[2].tolist() == [Mark.ABSENT, Mark.FINITE]
+    assert found.mark[1].tolist() == [ValueMark.FINITE, ValueMark.ABSENT]
+    assert found.mark[2].tolist() == [ValueMark.ABSENT, ValueMark.FINITE]
 
 
 def test_a_heat_map_has_no_more_columns_than_asked_for_and_hides_no_extreme(engine):
@@ -190,4 +190,4 @@ def test_unfinished_chunks_are_written_every_second(engine):
 
 def test_a_value_beyond_float32_is_infinite_on_a_chart(engine):
     write_all(engine, [frame(1, [1e300])])
-    assert series(engine, "gpt", "loss")[0].lines[0].mark.tolist() == [Mark.POSITIVE_INF]
+    assert series(engine, "gpt", "loss")[0].lines[0].mark.tolist() == [ValueMark.POSITIVE_INF]

@@ -14,7 +14,7 @@ from rankwatch_service.series import query
 from rankwatch_service.series.chunks import blank
 from rankwatch_service.series.query import Reduce, Side, heat_map, series
 from rankwatch_service.series.retention import Tier, trim
-from rankwatch_service.series.rollups import LEVELS, Buckets, Mark, bucket_steps, of_chunk
+from rankwatch_service.series.rollups import LEVELS, Buckets, ValueMark, bucket_steps, of_chunk
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup
@@ -74,10 +74,10 @@ def test_a_heat_map_of_a_long_range_shows_every_extreme_and_mark_of_the_raw_step
             part = measured[begin:end]
             finite = np.where(np.isfinite(part) & (part != -1), part, np.nan)
             assert np.array_equal(join.reduce(finite, axis=0), found.value[:, column], equal_nan=True)
-            assert (found.mark[:, column] == Mark.NAN).tolist() == np.isnan(part).any(axis=0).tolist()
-    assert found.mark[1].max() == Mark.POSITIVE_INF
-    assert found.mark[3].max() == Mark.NEGATIVE_INF
-    assert (found.mark[4] == Mark.ABSENT).any() == (STEPS / columns < 100)
+            assert (found.mark[:, column] == ValueMark.NAN).tolist() == np.isnan(part).any(axis=0).tolist()
+    assert found.mark[1].max() == ValueMark.POSITIVE_INF
+    assert found.mark[3].max() == ValueMark.NEGATIVE_INF
+    assert (found.mark[4] == ValueMark.ABSENT).any() == (STEPS / columns < 100)
 
 
 @pytest.mark.parametrize("reduce", [Reduce.MEAN, Reduce.FAN, Reduce.MIN])
@@ -152,7 +152,7 @@ def test_after_a_rollback_the_new_attempt_counts_from_where_it_began(engine):
     write_all(engine, frames(before), frames(after, first=2_000, attempt="l.1"))
     found = heat_map(engine, "gpt", "loss", columns=20)
     assert np.nanmax(found.value) == 7.0
-    assert not (found.mark == Mark.NAN).any()
+    assert not (found.mark == ValueMark.NAN).any()
 
 
 def test_many_ranks_share_rows_of_which_the_highest_shows(engine):
@@ -164,7 +164,7 @@ def test_many_ranks_share_rows_of_which_the_highest_shows(engine):
     assert found.rank.tolist() == list(range(0, 100, 4))
     assert found.ranks == 100
     assert found.value[57 // 4].tolist() == [1.0, 8.0, 1.0]
-    assert found.mark[-1].tolist() == [Mark.FINITE, Mark.FINITE, Mark.NAN]
+    assert found.mark[-1].tolist() == [ValueMark.FINITE, ValueMark.FINITE, ValueMark.NAN]
 
 
 def test_a_map_reads_a_coarser_level_when_there_are_too_many_cells(engine, monkeypatch):

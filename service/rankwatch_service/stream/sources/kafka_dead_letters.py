@@ -8,7 +8,7 @@ from typing import Final
 
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.outcome import Accepted
-from rankwatch_service.job.effects import Refused
+from rankwatch_service.job.effects import RefusedRecord
 
 PUBLISH_S: Final = 2.0
 """How long publishing may hold up the batch that the records are in. The table `dead_letter` has them in any case."""
@@ -23,12 +23,12 @@ class DeadLetterTopic:
         self._topic = topic
         self._counts = counts
 
-    def publish(self, partition: int, refused: Sequence[Refused]) -> None:
+    def publish(self, partition: int, refused: Sequence[RefusedRecord]) -> None:
         """Publish with reason, detail and where they were read. Never raises."""
         outcomes = self._producer.publish([self._message(partition, one) for one in refused], PUBLISH_S)
         self._counts["letters_not_told"] += sum(not isinstance(outcome, Accepted) for outcome in outcomes)
 
-    def _message(self, partition: int, refused: Refused) -> Message:
+    def _message(self, partition: int, refused: RefusedRecord) -> Message:
         headers = {
             "reason": refused.reason,
             "detail": refused.detail,
