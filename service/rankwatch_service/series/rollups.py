@@ -1,9 +1,9 @@
 """Summaries of a series over ever more steps: what a chart needs when a pixel stands for many. Pure.
 
 A raw chunk becomes one bucket of level 1; BRANCHES buckets of a level make a row of the table, and that row one bucket
-of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred (`ValueMark`), and
-for lines over all ranks (`LINES`) their lowest and highest point. So no extreme and no NaN is ever lost, and buckets
-join to what a bucket of all their steps would be.
+of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred
+(`ValueMark`), and for lines over all ranks (`LINES`) their lowest and highest point. So no extreme and no NaN is ever
+lost, and buckets join to what a bucket of all their steps would be.
 """
 
 from __future__ import annotations
