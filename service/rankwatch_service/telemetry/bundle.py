@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final
@@ -27,20 +28,35 @@ _NIL: Final = 0xC0
 """nil in msgpack."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BundleTable:
-    """The rows that the batches of a bundle have in one family."""
+    """The rows that the batches of a bundle have in one family, in the order of sending. Sorted when that is needed."""
 
     rows: Records
     batch: Ints
     """[row]: the number of its batch within the bundle."""
-    by_step: Sequence[tuple[int, NDArray[np.intp]]]
-    """(step, indices of its rows), by step. The rows of a step are by rank, those of one rank in order of sending."""
-    repeats: bool
-    """Whether a rank has several rows for one step."""
 
     def __len__(self) -> int:
         return len(self.rows.step)
+
+    @cached_property
+    def by_step(self) -> Sequence[tuple[int, NDArray[np.intp]]]:
+        """(step, indices of its rows), by step. Rows of a step are by rank, those of one rank in order of sending."""
+        if len(self) == 0:
+            return ()
+        order, _ = self._order
+        found = self.rows.step[order]
+        bounds = [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
+        return [(int(found[low]), order[low:high]) for low, high in pairwise(bounds)]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a rank has several rows for one step."""
+        return len(self) > 0 and self._order[1]
+
+    @cached_property
+    def _order(self) -> tuple[NDArray[np.intp], bool]:
+        return _in_order(self.rows.step, self.rows.rank)
 
     def last_batches(self) -> dict[int, int]:
         """By step, the number of the last batch that has rows of it."""
@@ -48,7 +64,7 @@ class BundleTable:
 
     def chosen(self, rows: NDArray[np.intp]) -> BundleTable:
         """The chosen rows, in that order."""
-        return table_of(self.rows.rows(rows), self.batch[rows])
+        return BundleTable(self.rows.rows(rows), self.batch[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +98,7 @@ def read_bundle(batches: Sequence[Envelope]) -> Bundle:
             blocks, rows = _read(family, [getattr(batches[number], family) for number in numbers])
             of_table = [numbers[index] for block in blocks for index in block.numbers]
             batch = np.repeat(of_table, [count for block in blocks for count in block.rows])
-            tables[family] = table_of(rows, batch)
+            tables[family] = BundleTable(rows, batch)
     return Bundle(batches, tables)
 
 
@@ -98,22 +114,9 @@ def check_tables(batch: Envelope) -> None:
             _read(family, [raw])
 
 
-def table_of(rows: Records, batch: Ints | None = None) -> BundleTable:
-    """The table of these rows.
-
-    Args:
-        rows: in the order in which they were sent.
-        batch: [row]: the number of its batch within the bundle; None: all are of one batch.
-    """
-    if batch is None:
-        batch = np.zeros(len(rows.step), dtype=np.int64)
-    if len(rows.step) == 0:
-        return BundleTable(rows, batch, (), repeats=False)
-    order, repeats = _in_order(rows.step, rows.rank)
-    found = rows.step[order]
-    bounds = [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
-    by_step = [(int(found[low]), order[low:high]) for low, high in pairwise(bounds)]
-    return BundleTable(rows, batch, by_step, repeats)
+def table_of(rows: Records) -> BundleTable:
+    """The table of a bundle of one that has these rows."""
+    return BundleTable(rows, np.zeros(len(rows.step), dtype=np.int64))
 
 
 def _is_table(raw: msgspec.Raw) -> bool:

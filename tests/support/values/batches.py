@@ -7,7 +7,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_service.telemetry.batch import decode_envelope
-from rankwatch_service.telemetry.bundle import Bundle, BundleTable, read_bundle, table_of
+from rankwatch_service.telemetry.bundle import Bundle, BundleTable, read_bundle
 from rankwatch_service.telemetry.columns import records
 
 
@@ -39,7 +39,7 @@ def bundle(*batches: wire.Batch) -> Bundle:
 
 def rows(*tables: wire.Table) -> BundleTable:
     """The rows of batches that have one table each."""
-    return table_of(records(*tables), np.repeat(range(len(tables)), [one.rows for one in tables]))
+    return BundleTable(records(*tables), np.repeat(range(len(tables)), [one.rows for one in tables]))
 
 
 def ranks(world_size: int, host: str = "node-1", chosen: Sequence[int] | None = None) -> tuple[wire.RankInfo, ...]:
