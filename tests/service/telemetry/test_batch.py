@@ -182,6 +182,13 @@ def test_an_oversized_body_is_refused_before_it_is_read():
     assert refusal(bytes(wire.BATCH_BYTES_MAX + 1)) == Reason.TOO_LARGE
 
 
+def test_a_json_body_that_the_log_could_not_hold_as_msgpack_is_refused_at_once():
+    columns = {name: [1] * 65_000 for name in ("step", "rank", *(f"m{number}" for number in range(16)))}
+    body = json.dumps(PLAIN | {"steps": {"columns": columns}}, separators=(",", ":")).encode()
+    assert len(body) < wire.BATCH_BYTES_MAX
+    assert refusal(body, "application/json") == Reason.TOO_LARGE
+
+
 def test_a_newer_version_of_another_shape_is_told_as_such():
     assert refusal(msgspec.msgpack.encode({"schema": 9, "work": ["x"]})) == Reason.VERSION
     assert refusal(b'{"schema": 9}', "application/json") == Reason.VERSION
