@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
-from rankwatch_detectors.hang import HangDetector
-from rankwatch_detectors.patience import HangConfig
+from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 from suite.recorded.series import ANSWERS, LabelledEvent, ScoredSeries, curve, listen
 from suite.recorded.servers import faults, metric, steps_beside_power

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Detector, Kind
-from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
-from rankwatch_detectors.hang import HangDetector
-from rankwatch_detectors.level import LevelConfig
-from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
-from rankwatch_detectors.own_pace import OwnPaceDetector
-from rankwatch_detectors.patience import HangConfig
-from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
-from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
-from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
-from rankwatch_detectors.stage import StageConfig, StageDetector
-from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
-from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
-from rankwatch_detectors.training_curve import CurveConfig, CurveDetector
+from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
+from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.stage import StageConfig, StageDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.own_pace import OwnPaceDetector
+from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.statistics.level import LevelConfig
+from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
+from rankwatch_detectors.values.nonfinite import NonfiniteConfig, NonfiniteDetector
+from rankwatch_detectors.values.training_curve import CurveConfig, CurveDetector
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from rankwatch_detectors.base import (
     Tick,
 )
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.median import median
-from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import everyone
 
 ATTEMPT_ENDED = "The attempt ended."
 OWN_PACE = "Ranks go at their own pace: they are not compared."

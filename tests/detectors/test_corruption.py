@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity
-from rankwatch_detectors.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
+from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
 from rankwatch_service.simulate.faults import LocalGradient
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

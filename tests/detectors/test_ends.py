@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
-from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
-from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
+from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from tests.support.values.presences import Clockwork, topology
 
 SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15

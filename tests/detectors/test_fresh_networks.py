@@ -11,7 +11,7 @@ import torch
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.training_curve import CurveDetector
+from rankwatch_detectors.values.training_curve import CurveDetector
 from suite.networks import NETWORKS, Curve, adversaries, trained
 from tests.support.detection.verdicts import judge
 from tests.support.values.presences import ATTEMPT, frame, topology

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
-from rankwatch_detectors.hang import HangDetector
-from rankwatch_detectors.patience import HangConfig
+from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.patience import HangConfig
 from tests.support.values.presences import Clockwork
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_detectors.load import LoadConfig, LoadModel
-from rankwatch_detectors.peers import PeerGroups
+from rankwatch_detectors.pace.load import LoadConfig, LoadModel
+from rankwatch_detectors.statistics.peers import PeerGroups
 
 REPLICAS, RANKS_EACH = 16, 4
 REPLICA = np.arange(REPLICAS * RANKS_EACH) // RANKS_EACH

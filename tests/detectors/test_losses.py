@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity, StepKind
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.training_curve import CurveDetector
+from rankwatch_detectors.values.training_curve import CurveDetector
 from tests.support.detection.verdicts import judge
 from tests.support.values.presences import ATTEMPT, frame, topology
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Severity, StepKind
-from rankwatch_detectors.nonfinite import NonfiniteConfig, NonfiniteDetector
+from rankwatch_detectors.values.nonfinite import NonfiniteConfig, NonfiniteDetector
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 NAN, INF = math.nan, math.inf

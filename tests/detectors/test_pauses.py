@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rankwatch_detectors.base import Finding
-from rankwatch_detectors.hang import HangDetector
-from rankwatch_detectors.patience import HangConfig
+from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.patience import HangConfig
 from tests.support.values.presences import Clockwork
 
 

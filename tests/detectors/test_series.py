@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.series import RollingQuantiles
+from rankwatch_detectors.statistics.series import RollingQuantiles
 
 
 def test_quantiles_are_those_of_the_newest_window() -> None:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.shift import NO_RUN, ROWS_NEEDED, ShiftBank
+from rankwatch_detectors.statistics.shift import NO_RUN, ROWS_NEEDED, ShiftBank
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
 CLIP_SIGMAS = 3.0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Occurrence, Severity
-from rankwatch_detectors.rank_lost import RankLostConfig, RankLostDetector
-from rankwatch_detectors.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
+from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
 from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
 

@@ -16,8 +16,8 @@ from rankwatch_detectors.base import (
     Occurrence,
     Severity,
 )
-from rankwatch_detectors.restart_loop import RestartLoopConfig, RestartLoopDetector
-from rankwatch_detectors.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.faults import RecurringStall, Restart, Slow, SlowJob, WanderingPace
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -6,7 +6,7 @@ import pytest
 
 from rankwatch_detectors.base import Change, Finding, Frame, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_detectors.stage import StageConfig, StageDetector
+from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -10,9 +10,9 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.crowding import Crowding, CrowdingConfig
-from rankwatch_detectors.straggler import StragglerConfig, StragglerDetector
-from rankwatch_detectors.witness import WitnessConfig
+from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import Hang, MissingRows, RecurringStall, Restart, Slow, SlowJob

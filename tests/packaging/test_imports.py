@@ -74,7 +74,7 @@ def files_that_import(module: str) -> set[str]:
     ("module", "only"),
     [
         ("pynvml", "collectors/rankwatch/agent/nvml.py"),
-        ("river", "detectors/rankwatch_detectors/series.py"),
+        ("river", "detectors/rankwatch_detectors/statistics/series.py"),
     ],
 )
 def test_one_file_alone_imports(module, only):

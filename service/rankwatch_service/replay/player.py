@@ -29,7 +29,7 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
-from rankwatch_detectors.teardown import RECORDING
+from rankwatch_detectors.ends.teardown import RECORDING
 from rankwatch_service.job.frames import FrameWindow
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import PLACES, ReplayError

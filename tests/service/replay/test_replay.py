@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rankwatch_detectors.base import Finding, Kind, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.corruption import LocalNormDetector
+from rankwatch_detectors.values.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config

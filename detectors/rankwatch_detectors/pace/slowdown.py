@@ -1,13 +1,11 @@
 """Finds that the whole job has become slower than it was.
 
-A bank of CUSUMs on the logarithm of the step time against the job's own level. All wait for the slowest rank, so what
-is judged is the step without what its slowest rank adds to the median rank, and the step as it was has to agree:
-single slow ranks, and bursts that wander over many, are no slowdown of the job. It has an onset: steps that lengthen
-little by little, as schedules make them, are followed. Where ranks share cores with
-others, wall time says more about them than about the job: there CPU time is judged, with a higher floor. A job that
-becomes faster learns its new level at once. Where the level wanders by itself, a slowdown has to be larger than that,
-and what came and went three times is told once, as the job's own way. What grows too slowly for the baseline, which
-follows it, is told by the anchor: the best level that the job has kept up in this launch.
+A bank of CUSUMs on the logarithm of the step time, against the job's own level. All ranks wait for the slowest, so
+the step is judged without what its slowest rank adds to the median rank, and the whole step has to agree. A slowdown
+has an onset: steps that lengthen little by little, as schedules make them, are followed. On shared cores CPU time is
+judged, with a higher floor. A job that becomes faster learns its new level at once. A pace that wanders by itself
+raises the limit, and is reported once. What grows too slowly for the baseline is reported by the anchor: the best
+level that the job has kept up in this launch.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.anchor import Anchor, AnchorConfig
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
-from rankwatch_detectors.budget import threshold
 from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.followed import Followed, FollowedConfig
-from rankwatch_detectors.median import median
-from rankwatch_detectors.pace_words import drifted, shifted, wanders
+from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
+from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.shift import Crossing, ShiftBank
-from rankwatch_detectors.wandering import Wandering, WanderingConfig
-from rankwatch_detectors.witness import SUSPECT_EVIDENCE, added_by_one_s
+from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
+from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.budget import threshold
+from rankwatch_detectors.statistics.followed import Followed, FollowedConfig
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
+from rankwatch_detectors.statistics.wandering import Wandering, WanderingConfig
 
 WHOLE, REST = 0, 1
 """The step as it was, and without what its slowest rank added: two rows of baseline and bank."""
@@ -226,7 +224,6 @@ class SlowdownDetector(DispatchingDetector):
 
     def _open_drift(self, frame: Frame) -> list[Finding]:
         onset = frame.step if self._anchor.onset_step is None else self._anchor.onset_step
-        lasted_s = (frame.step - onset) * self._step_s
         words = self._words_of_drift()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
         return self.episodes.open(
@@ -234,7 +231,7 @@ class SlowdownDetector(DispatchingDetector):
             attempt=self.attempt,
             onset_step=onset,
             detected_step=frame.step,
-            onset_time_s=self.now_s - lasted_s,
+            onset_time_s=self.now_s - (frame.step - onset) * self._step_s,
             detected_time_s=self.now_s,
             confidence=0.8,
             **words,

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.arrival import STOPPED_STATES, is_any
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
-from rankwatch_detectors.patience import HangConfig
+from rankwatch_detectors.progress.arrival import STOPPED_STATES, is_any
+from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
 STEPS_MIN = 4

@@ -10,14 +10,14 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
-from rankwatch_detectors.baseline import BaselineConfig, PeerBaseline, Proof
-from rankwatch_detectors.budget import threshold, usual_step_s
 from rankwatch_detectors.dispatch import finite, where_usable
-from rankwatch_detectors.load import LoadConfig, LoadModel
-from rankwatch_detectors.median import median
-from rankwatch_detectors.peers import everyone
-from rankwatch_detectors.shift import Crossing, ShiftBank
+from rankwatch_detectors.pace.load import LoadConfig, LoadModel
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.budget import threshold, usual_step_s
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import everyone
+from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 
 # exp(4): a run that chance produces once in some fifty rows. From there on a rank no longer teaches its baseline.
 SUSPECT_EVIDENCE = 4.0

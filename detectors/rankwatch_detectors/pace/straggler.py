@@ -19,16 +19,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Kind, Severity, StepKind, Topology
-from rankwatch_detectors.baseline import BaselineConfig
-from rankwatch_detectors.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
+from rankwatch_detectors.pace.load import LoadConfig
+from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
+from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
+from rankwatch_detectors.pace.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.shift import Crossing
-from rankwatch_detectors.slow_ranks import TrackedRank, TrackedRanks
-from rankwatch_detectors.where_time_goes import cause_class, phase_excess
-from rankwatch_detectors.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
+from rankwatch_detectors.statistics.baseline import BaselineConfig
+from rankwatch_detectors.statistics.shift import Crossing
 
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64

@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
-from rankwatch_detectors.median import median
-from rankwatch_detectors.peers import PeerGroups, everyone
-from rankwatch_detectors.shift import Crossing
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import PeerGroups, everyone
+from rankwatch_detectors.statistics.shift import Crossing
 
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Floats
-from rankwatch_detectors.median import median
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
 
 # The upper quartile of the size of a difference of two standard normals.
 QUARTILE_OF_CHANGES = 1.1503 * math.sqrt(2.0)

@@ -19,9 +19,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
-from rankwatch_detectors.episodes import EPISODES_MAX
-from rankwatch_detectors.scope import IncidentScope
-from rankwatch_detectors.teardown import (
+from rankwatch_detectors.ends.teardown import (
     End,
     Teardown,
     end_of,
@@ -30,6 +28,8 @@ from rankwatch_detectors.teardown import (
     is_request,
     told,
 )
+from rankwatch_detectors.episodes import EPISODES_MAX
+from rankwatch_detectors.scope import IncidentScope
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
 from rankwatch_detectors.base import (
     UNREPORTED,
     AttemptStart,
@@ -29,7 +28,8 @@ from rankwatch_detectors.base import (
     Severity,
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, which
-from rankwatch_detectors.patience import HangConfig, Limits, Patience
+from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
+from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
 
 FIRST_STEP = "first step"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rankwatch_detectors.anchor import Anchor
 from rankwatch_detectors.base import Severity
-from rankwatch_detectors.shift import Crossing
+from rankwatch_detectors.statistics.anchor import Anchor
+from rankwatch_detectors.statistics.shift import Crossing
 
 
 def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rankwatch_detectors.blocks import BlockSpread
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.blocks import BlockSpread
 
 
 @dataclass(frozen=True, slots=True)

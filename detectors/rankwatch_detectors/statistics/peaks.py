@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.median import median
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
 
 SIGMAS_OF_MIDDLE = 1.4826
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.median import median
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Ints
 from rankwatch_detectors.dispatch import finite
-from rankwatch_detectors.peers import GROUP_MIN, PeerGroups, everyone
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, everyone
 
 # A share of a batch a hundred times its peers', or a hundredth of it, is a number gone wrong and explains nothing.
 RANGE = math.log(100.0)

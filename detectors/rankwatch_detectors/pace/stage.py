@@ -26,15 +26,15 @@ from rankwatch_detectors.base import (
     StepKind,
     Topology,
 )
-from rankwatch_detectors.baseline import BaselineConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.load import LoadConfig
-from rankwatch_detectors.median import median
-from rankwatch_detectors.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.pace.load import LoadConfig
+from rankwatch_detectors.pace.witness import Witness, WitnessConfig, own_seconds
 from rankwatch_detectors.scope import IncidentScope
-from rankwatch_detectors.shift import Crossing
-from rankwatch_detectors.witness import Witness, WitnessConfig, own_seconds
+from rankwatch_detectors.statistics.baseline import BaselineConfig
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.statistics.shift import Crossing
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats
-from rankwatch_detectors.peers import everyone
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import everyone
 
 # Runs of two to four slow steps are common and harmless: however far out, it takes a sixth row. After four a third of
 # the threshold is missing, which chance adds the less often the more ranks there are. Not a whole number, for no tie.

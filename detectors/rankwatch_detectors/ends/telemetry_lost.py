@@ -17,8 +17,8 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rankwatch_detectors.anchor import Anchor, AnchorConfig
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
-from rankwatch_detectors.level import LevelConfig, LevelWatch, Turn
-from rankwatch_detectors.peaks import PeakConfig, Peaks
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
+from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, Turn
+from rankwatch_detectors.statistics.peaks import PeakConfig, Peaks
 
 PEAKED = " It peaked at "
 PACE_POINTS = 32

@@ -15,12 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
-from rankwatch_detectors.baseline import BaselineConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
-from rankwatch_detectors.load import LoadConfig
+from rankwatch_detectors.pace.load import LoadConfig
+from rankwatch_detectors.pace.witness import Witness, WitnessConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.shift import Crossing
-from rankwatch_detectors.witness import Witness, WitnessConfig
+from rankwatch_detectors.statistics.baseline import BaselineConfig
+from rankwatch_detectors.statistics.shift import Crossing
 
 MAJORITY_MIN = 3
 

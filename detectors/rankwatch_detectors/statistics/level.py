@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.series import RollingQuantiles
-from rankwatch_detectors.settling import Settling, SettlingConfig
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.series import RollingQuantiles
+from rankwatch_detectors.statistics.settling import Settling, SettlingConfig
 
 VALUE_MAX = 1e100
 """Values beyond count as this: no curve means them, and sums of them would overflow."""

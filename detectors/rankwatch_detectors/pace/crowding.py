@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import Floats, Ints
-from rankwatch_detectors.peers import PeerGroups
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import PeerGroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.teardown import ENDS, end_of, is_request
 
 
 @dataclass(frozen=True, slots=True)

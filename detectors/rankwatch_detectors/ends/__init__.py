@@ -1,0 +1,1 @@
+"""How processes, hosts and attempts end."""

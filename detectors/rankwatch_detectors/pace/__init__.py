@@ -1,0 +1,1 @@
+"""How long steps take: slow ranks, slow stages, a slow job."""

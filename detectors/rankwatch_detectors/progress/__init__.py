@@ -1,0 +1,1 @@
+"""Whether steps are made at all."""

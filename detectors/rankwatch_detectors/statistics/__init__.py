@@ -1,0 +1,1 @@
+"""Online statistics that detectors are made of: levels, shifts, spreads, quantiles."""

@@ -1,0 +1,1 @@
+"""What training computes: NaN, differing replicas, loss and gradient norm."""
