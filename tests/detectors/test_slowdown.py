@@ -18,7 +18,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
-from rankwatch_service.simulate.faults import RecurringStall, Restart, Slow, SlowJob, WanderingPace
+from rankwatch_service.simulate.faults import Drift, RecurringStall, Restart, Slow, SlowJob, WanderingPace
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
@@ -207,7 +207,8 @@ def test_what_came_and_went_three_times_is_one_pattern_told_once(seed: int) -> N
 
 def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -> None:
     job = Job(8, 7400, 1)
-    job.levels = [(step, 1.08 if bout % 2 == 0 else 1.0) for bout, step in enumerate(range(200, 1400, 100))]
+    for at in range(200, 1400, 200):
+        job = job.inject(SlowJob(at, 1.08, until_step=at + 100))
     findings = found(job.inject(SlowJob(7300, 1.08)))
     assert told(findings) == [("open", "info", False)] * 3 + [("open", "info", True), ("open", "info", False)]
     assert [f.change for f in findings if f.evidence.get("standing")] == [Change.OPEN, Change.CLOSE]
@@ -242,9 +243,7 @@ def test_a_slow_job_that_becomes_slower_still_has_another_slowdown() -> None:
 
 
 def test_a_slowdown_that_grows_is_one() -> None:
-    job = Job(8, 700, 1)
-    job.levels = [(300 + step, 1.0 + step / 200) for step in range(100)]
-    (incident,) = judged(job)[1]
+    (incident,) = judged(Job(8, 700, 1).inject(Drift(300, 1.5, 100)))[1]
     assert incident.evidence["ratio"] == pytest.approx(1.5, rel=0.1)
 
 

@@ -70,8 +70,8 @@ def test_what_begins_later_is_an_incident_of_its_own(later: Any, news: tuple[obj
 
 def test_several_heavy_stages_are_one_fact() -> None:
     job = Job(32, 100, 3, placement=RankPlacement(pp=4))
-    job.stage_weights = (1.2, 1.0, 1.0, 1.5)
-    (incident,) = judged(job)[1]
+    heavy_stages = (Slow(tuple(range(8)), 0, 1.2), Slow(tuple(range(24, 32)), 0, 1.5))
+    (incident,) = judged(job.inject(*heavy_stages))[1]
     assert line(incident) == FACT
     assert list(incident.evidence["ratios"]) == ["3", "0"]
 
