@@ -106,7 +106,7 @@ def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
     other = Role(up.folder / "other", "up", "--data", str(up.folder / "data"), "--port", "0")
     other.start()
     assert other.process.wait(60) == 2
-    assert "up already" in other.said()
+    assert "already running" in other.said()
     assert "Traceback" not in other.said()
 
 

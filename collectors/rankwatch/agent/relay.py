@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankwatch import layout, wire
 from rankwatch.agent.ranks import LocalRank
 from rankwatch.layout import Directive
@@ -61,6 +63,7 @@ class Relay:
         # The advice first: a kill below may be followed by a relaunch within milliseconds.
         if orders.resume is not None and orders.resume != self._resume:
             self._write_resume(orders.resume)
+        self._supersede(orders)
         for view in orders.orders:
             if view.job == self._job and self._follows(view):
                 self._newest[view.order] = view
@@ -83,6 +86,14 @@ class Relay:
             if view.order in (written, answered) and view.order:
                 return view.attempt
         return rank.attempt(k)
+
+    def _supersede(self, orders: wire.Orders) -> None:
+        """Where an order is new, those that are not named beside it have ended, whether or not that was heard."""
+        named = {view.order for view in orders.orders if view.job == self._job}
+        if named <= self._newest.keys():
+            return
+        for order in self._newest.keys() - named:
+            self._newest[order] = msgspec.structs.replace(self._newest[order], phase="closed")
 
     def _follows(self, view: wire.OrderView) -> bool:
         if view.phase not in FOLLOWED_BY:

@@ -105,6 +105,19 @@ def test_closed_clears_the_slot_but_not_that_of_another_order(relay: Relay, rank
     assert slot(rank) is None
 
 
+def test_an_order_that_the_next_one_has_replaced_does_not_come_back_with_a_late_answer(
+    relay: Relay, rank: LocalRank
+) -> None:
+    say(relay, HOLD)
+    say(relay, HOLD, order="o2")  # that the first was closed was never heard
+    assert slot(rank) == ("o2", "hold")
+    say(relay, HOLD)  # the answer to a view, overtaken by the stream
+    assert slot(rank) == ("o2", "hold")
+    assert relay.late == 1
+    say(relay, HOLD, "do", order="o2")
+    assert slot(rank) == ("o2", "do")
+
+
 def test_views_are_wanted_while_an_order_is_open(relay: Relay) -> None:
     assert not relay.urgent
     say(relay, HOLD, "view")
