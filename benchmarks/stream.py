@@ -54,8 +54,8 @@ from rankwatch_service.stream.saved.packing import pack
 from rankwatch_service.stream.sources import kafka_buffer
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.sources.kafka import KafkaSource
-from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
+from rankwatch_service.telemetry.envelope import decode_envelope
 from rankwatch_service.text_log import configure
 from suite.traffic import HOST_RANKS, METRICS, START_UNIX_NS, SentMessage, Traffic
 from tests.support.kafka.broker import broker_at_hand

@@ -14,7 +14,7 @@ from rankwatch import wire
 from rankwatch_service.simulate.faults import NonFinite
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.telemetry.batch import BadBatchError, Reason
+from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 from rankwatch_service.telemetry.validate import validate
 from tests.golden import make, wire_v1
 from tests.support.recordings.outcome import live_through, with_body

@@ -20,8 +20,8 @@ from rankwatch_service.job.gaps import Arrival, GapTracker
 from rankwatch_service.job.lockstep import LockstepCheck
 from rankwatch_service.job.progress_board import GONE_STATES, ProgressBoard
 from rankwatch_service.job.topology_state import TopologyState
-from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
+from rankwatch_service.telemetry.envelope import decode_envelope
 
 START_WAIT_S: Final = 2.0
 """An attempt starts when all ranks have reported who they are, or this long after its first batch."""

@@ -21,7 +21,7 @@ def keep(connection: Connection, source: str, reason: str, detail: str, value: b
     Args:
         connection: of a write transaction.
         source: who refused it: api or stream.
-        reason: one of `telemetry.batch.Reason`, for counting.
+        reason: one of `telemetry.envelope.Reason`, for counting.
         detail: one sentence for a person.
         value: what came; cut at `VALUE_BYTES_MAX`.
         at_unix_ns: when it was refused.

@@ -9,10 +9,10 @@ from typing import Final
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.orm import aliased
 
+from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8

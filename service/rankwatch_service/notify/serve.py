@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.sender import MessageSender
@@ -18,7 +19,6 @@ from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
 

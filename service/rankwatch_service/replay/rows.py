@@ -11,8 +11,8 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
 from rankwatch_service.replay.cells import CellPlace, bits, counts, integers, is_number, numbers, texts
 from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
-from rankwatch_service.telemetry.batch import STEP_MAX, WORLD_SIZE_MAX
 from rankwatch_service.telemetry.columns import EXACT, Exact, Records
+from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX
 
 TIME_S_MAX: Final = 1e11
 """A larger time is in milliseconds or smaller units; there have been fewer than 2e9 seconds since 1970."""

@@ -1,7 +1,7 @@
 """The one transaction of a batch: position, ticks and everything that follows from them, or nothing.
 
 Ids are derived from what they name, so an effect that exists already is not written twice. That is the second guard;
-the first is that the position is committed with the effects.
+the first is that the position is committed with the effects, and only by the partition's owner (`stream.ownership`).
 """
 
 from __future__ import annotations
@@ -44,37 +44,11 @@ from rankwatch_service.store.rows import (
     transition_row,
 )
 from rankwatch_service.store.upsert import upsert
-from rankwatch_service.stream.place import Claim, Place, StoredTick
+from rankwatch_service.stream.ownership import own
+from rankwatch_service.stream.place import Place, StoredTick
 
 TRIM_RECORDS: Final = 1_000
 """Control records removed in one transaction."""
-
-
-class FencedError(Exception):
-    """Another process has taken over this partition: nothing was committed, and nothing may be."""
-
-
-def claim(connection: Connection, partition: int) -> Claim:
-    """Take over a partition: the process that had it can commit nothing more."""
-    row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
-    if row is None:
-        connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
-        return Claim(Place(0, 0, 0), 1, 0, 0)
-    taken = update(StreamPosition).where(StreamPosition.partition == partition).values(epoch=row.epoch + 1)
-    connection.execute(taken)
-    place = Place(row.position, row.tick_number, row.control_position)
-    return Claim(place, row.epoch + 1, row.position_needed, row.control_needed)
-
-
-def own(connection: Connection, partition: int, epoch: int, **columns: int) -> None:
-    """Set columns of a partition's row in `stream_position`, as its owner.
-
-    Raises:
-        FencedError: another process has taken it over; the caller must not commit the transaction.
-    """
-    mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
-    if connection.execute(update(StreamPosition).where(*mine).values(columns | {"epoch": epoch})).rowcount != 1:
-        raise FencedError(f"partition {partition} was taken over by another process")
 
 
 def resume(connection: Connection, partition: int, epoch: int, position: int, is_new_log: bool) -> None:

@@ -21,12 +21,13 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.series.sink import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
-from rankwatch_service.stream.commit import claim, commit, forget, own, resume
+from rankwatch_service.stream.commit import commit, forget, resume
+from rankwatch_service.stream.from_tables import restore_from_tables
+from rankwatch_service.stream.ownership import claim, own
 from rankwatch_service.stream.partition import TOGETHER_MAX, Partition
 from rankwatch_service.stream.place import Claim, Place, StoredTick
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 from rankwatch_service.stream.replay import Past, Replay
-from rankwatch_service.stream.restore import restore_from_tables
 from rankwatch_service.stream.saved import idle_jobs, snapshots
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.ticker import Ticker

@@ -19,8 +19,8 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.place import Place, Saved, StoredTick
-from rankwatch_service.telemetry.batch import BadBatchError, Envelope, Reason, decode_envelope
 from rankwatch_service.telemetry.bundle import read_bundle
+from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, decode_envelope
 
 TICK_S: Final = 1.0
 """Between ticks, while any job is active."""

@@ -21,8 +21,8 @@ from rankwatch_service.log.base import LogError
 from rankwatch_service.log.control_log import ControlTail
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.errors import StoreBusyError
-from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import RECORDS_MAX, Started, Stream
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.status import PartitionReport, Reporter
 

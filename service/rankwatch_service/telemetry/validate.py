@@ -9,7 +9,9 @@ from typing import Final
 import msgspec
 
 from rankwatch import wire
-from rankwatch_service.telemetry.batch import (
+from rankwatch_service.telemetry.bundle import check_tables
+from rankwatch_service.telemetry.columns import ColumnError
+from rankwatch_service.telemetry.envelope import (
     BadBatchError,
     Reason,
     SchemaVersion,
@@ -18,8 +20,6 @@ from rankwatch_service.telemetry.batch import (
     decode,
     decode_envelope,
 )
-from rankwatch_service.telemetry.bundle import check_tables
-from rankwatch_service.telemetry.columns import ColumnError
 from rankwatch_service.telemetry.json_form import JsonBatch, from_json
 
 MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.lease import Lease
 from rankwatch_service.store.engine import open_engine, write
-from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import StreamProcess
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RETRY_DELAYS_S
@@ -17,7 +18,6 @@ from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError
-from rankwatch_service.store.lease import Lease
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from rankwatch_service.store.models import Lease as LeaseRow
 from rankwatch_service.store.rows import outbox_row

@@ -10,7 +10,7 @@ from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
-from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.saved.packing import pack
 from tests.support.service.stream import Service
 from tests.support.values.batches import progress, ranks, table

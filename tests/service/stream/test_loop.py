@@ -12,8 +12,8 @@ from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, po
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import loop, partition
-from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.saved import snapshots
 from rankwatch_service.stream.saved.packing import pack
 from rankwatch_service.stream.sources.sql import SqlSource

@@ -8,8 +8,8 @@ from rankwatch_service.log.control_log import ControlLog, ControlTail
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream import process
-from rankwatch_service.stream.commit import FencedError
 from rankwatch_service.stream.loop import Started
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.place import Place
 from rankwatch_service.stream.process import Stop, StreamProcess
 from rankwatch_service.stream.status import new_counts

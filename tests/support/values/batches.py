@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_service.telemetry.batch import decode_envelope
 from rankwatch_service.telemetry.bundle import Bundle, BundleTable, read_bundle
 from rankwatch_service.telemetry.columns import records
+from rankwatch_service.telemetry.envelope import decode_envelope
 
 
 def column(values: Sequence[Any], dtype: str = "f8") -> wire.Column:

@@ -14,7 +14,7 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Later, Refused
 from rankwatch_service.api.ingest.intake import NotNowError
 from rankwatch_service.log.base import Entry
-from rankwatch_service.telemetry.batch import BadBatchError, Reason
+from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 
 ANSWER_WITHIN_S: Final = 5.0
 """How long a request waits for the brokers. An agent gives up after 10 s, and should spool before that."""

@@ -18,7 +18,7 @@ from rankwatch_service.api.dependencies.event_streams import EventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
-from rankwatch_service.telemetry.batch import NAME_CHARS_MAX
+from rankwatch_service.telemetry.envelope import NAME_CHARS_MAX
 
 router = APIRouter(prefix="/agents", tags=["agents"])
 

@@ -18,7 +18,7 @@ from rankwatch_service.api.ingest.intake import NotNowError
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
-from rankwatch_service.telemetry.batch import BadBatchError, Reason
+from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 from rankwatch_service.telemetry.validate import ValidBatch, validate
 
 router = APIRouter(tags=["ingest"])

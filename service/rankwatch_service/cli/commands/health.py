@@ -69,8 +69,8 @@ def _notify_silent_s(engine: Engine) -> float | None:
     from sqlalchemy import select
 
     from rankwatch_service.clock import SystemClock
+    from rankwatch_service.notify.lease import LEASE_S
     from rankwatch_service.store.engine import read
-    from rankwatch_service.store.lease import LEASE_S
     from rankwatch_service.store.models import Lease
 
     with read(engine) as connection:

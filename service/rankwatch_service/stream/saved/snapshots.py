@@ -17,7 +17,7 @@ from sqlalchemy import Engine, delete, insert, select, update
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Snapshot, SnapshotChunk, StreamPosition
-from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.place import Place, Saved, earliest
 from rankwatch_service.stream.saved.packing import checksum, pack, unpack
 

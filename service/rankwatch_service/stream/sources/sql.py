@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.sql_log import PARTITION, SqlLog
 from rankwatch_service.store.change_watch import ChangeWatch
-from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.ownership import FencedError
 
 POLL_S: Final = 0.01
 """Between checks for a change of the store, which take 3 us each, while nothing comes."""

@@ -1,6 +1,6 @@
 import pytest
 
-from rankwatch_service.stream.commit import FencedError
+from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.sources import sql
 from rankwatch_service.stream.sources.sql import SqlSource
 from tests.service.stream.sources.contract import SourceContract, entry, values

@@ -1,4 +1,4 @@
-"""A lease in the database: of several processes one does the work, and another goes on when it is gone.
+"""The lease of the notifier: of several processes one delivers, and another goes on when it is gone.
 
 The holder renews it; whoever finds it run out takes it over and raises its epoch. Results are written only together
 with a look at the epoch (`confirm`), so a holder that stood still for a while and woke up changes nothing any more.

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select, update
 
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.lease import LEASE_S, Lease, LeaseLostError, has_ended, this_process
 from rankwatch_service.store.engine import open_engine, read, write
-from rankwatch_service.store.lease import LEASE_S, Lease, LeaseLostError, has_ended, this_process
 from rankwatch_service.store.models import Lease as Row
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
@@ -131,7 +131,7 @@ def test_the_lease_of_a_process_that_has_ended_on_this_machine_is_free_at_once(e
         [
             sys.executable,
             "-c",
-            "from rankwatch_service.store.lease import *; print(this_process(), flush=True); input()",
+            "from rankwatch_service.notify.lease import *; print(this_process(), flush=True); input()",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch import wire
-from rankwatch_service.telemetry.batch import WORLD_SIZE_MAX, BadBatchError, Reason
 from rankwatch_service.telemetry.columns import ROWS_MAX, records
+from rankwatch_service.telemetry.envelope import WORLD_SIZE_MAX, BadBatchError, Reason
 from rankwatch_service.telemetry.validate import validate
 from tests.support.values.batches import batch, column, progress, ranks, table
 
