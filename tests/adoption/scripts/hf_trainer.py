@@ -56,3 +56,5 @@ arguments = TrainingArguments(
     disable_tqdm=True,
 )
 Trainer(model=model, args=arguments, train_dataset=Tokens(), callbacks=[Rankwatch()]).train()
+if torch.distributed.is_initialized():  # else gloo's threads may abort the process as it ends
+    torch.distributed.destroy_process_group()
