@@ -213,8 +213,8 @@ class Watch:
     def log(self, **values: Any) -> None:
         """Record values of this step: numbers, or tensors, which are never waited for. NaN and Inf are values.
 
-        Between two steps, as in a logging callback, they belong to the step that has ended.
-        A tensor on an accelerator is recorded only after `torch(...)` was called; else it is dropped and counted.
+        Between two steps, as in a logging callback, they belong to the step that has ended. A tensor on an accelerator
+        is recorded only within a step, after `torch(...)` was called; else it is dropped and counted.
         """
         floats, known, mask = self._floats, self._plain, 0
         for name, value in values.items():
@@ -242,7 +242,8 @@ class Watch:
             self._faults.caught(error)
 
     def _log_tensor(self, name: str, value: Any) -> None:
-        if self._loop.probe is not None:
+        # The probe hands values over at the end of a step: what came between two steps would be forgotten.
+        if self._loop.probe is not None and self._loop.in_step:
             self._loop.probe.log(name, value)
         elif value.device.type == "cpu":
             self._meter.put(self._meter.metric(name), float(value.detach()))

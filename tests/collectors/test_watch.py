@@ -232,6 +232,18 @@ def test_a_tensor_in_host_memory_is_read_at_once_and_one_on_a_device_never(rank)
     assert rank.recorder.dropped == {"device_values": 1}
 
 
+def test_between_two_steps_a_tensor_in_host_memory_is_read_and_one_on_a_device_is_counted(rank):
+    probe = rank.watch._loop.probe = Probe()
+    with rank.watch.step(0):
+        pass
+    rank.watch.log(grad_norm=Tensor(1.5, "cpu"), loss=Tensor(2.5, "cuda"))
+    with rank.watch.step(1):
+        pass
+    assert values_entries(rank) == [(0, {"grad_norm": 1.5})]
+    assert rank.recorder.dropped == {"device_values": 1}
+    assert not [call for call in probe.calls if call[0] == "log"]
+
+
 def test_the_probe_hears_of_steps_tensors_and_restores(rank):
     probe = rank.watch._loop.probe = Probe()
     for _ in rank.watch.steps(1):

@@ -7,23 +7,6 @@ import torch
 from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from tests.support.ranks.sink import FakeSink
-
-
-@pytest.fixture
-def sink() -> FakeSink:
-    return FakeSink()
-
-
-@pytest.fixture
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-@pytest.fixture
-def optimizer(model) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
 def batch(seed: int = 1) -> torch.Tensor:
