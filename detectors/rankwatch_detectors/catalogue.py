@@ -8,6 +8,7 @@ from rankwatch_detectors.base import Detector, Kind
 from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
@@ -32,6 +33,7 @@ class CatalogueConfig:
     straggler: StragglerConfig = field(default_factory=StragglerConfig)
     slowdown: SlowdownConfig = field(default_factory=SlowdownConfig)
     stage: StageConfig = field(default_factory=StageConfig)
+    own_past: OwnPastConfig = field(default_factory=OwnPastConfig)
     loss: CurveConfig = field(default_factory=CurveConfig)
     grad_norm: CurveConfig = field(
         # Norms scatter in proportion and jump by half without harm: twice the level is the least worth a word.
@@ -56,6 +58,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         StragglerDetector(config.straggler),
         SlowdownDetector(config.slowdown),
         StageDetector(config.stage),
+        OwnPastDetector(config.own_past),
         CurveDetector(Kind.LOSS_SPIKE, config.loss),
         CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),
