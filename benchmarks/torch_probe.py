@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-class GPT(nn.Module):
+class MeasuredModel(nn.Module):
     """A transformer of about 10 million parameters."""
 
     def __init__(self, context: int) -> None:
@@ -77,7 +77,7 @@ class TrainingJob:
 
     def __init__(self, device: torch.device, context: int, batch: int, ddp: bool) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = GPT(context).to(device)
+        self.model: nn.Module = MeasuredModel(context).to(device)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if ddp:
             self.model = DistributedDataParallel(self.model)
@@ -127,7 +127,7 @@ for _entry in ENTRIES:
     setattr(TimedProbe, _entry, _timed(getattr(TorchProbe, _entry)))
 
 
-class TransformerBlock:
+class MeasuredSteps:
     """A few steps of the job under one variant of the probe."""
 
     def __init__(self, job: TrainingJob, meter: StepMeter, device: torch.device, steps: int) -> None:
@@ -192,7 +192,7 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def measured(block: TransformerBlock, rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
+def measured(block: MeasuredSteps, rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
     """What `Block.seconds` says, by variant and round."""
     for _ in range(3):
         block.job.step()  # what torch itself sets up in its first steps may wait for the device
@@ -222,7 +222,7 @@ def main() -> None:
         identity = {"job": "benchmark", "launch": "l", "rank": 0}
         recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
         job = TrainingJob(device, options.context, options.batch or (4 if device.type == "cpu" else 32), options.ddp)
-        block = TransformerBlock(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
+        block = MeasuredSteps(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
         taken = measured(block, options.rounds, random.Random(0))
         report(job, taken, recorder, device, options)
         recorder.close()

@@ -20,7 +20,7 @@ AXES: Final = ("dp", "tp", "pp", "cp", "ep")
 _LOCAL_MASTERS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Identity(NamedTuple):
+class RankIdentity(NamedTuple):
     """One rank of one launch. Rank numbers move between launches; (host, device_uuid) does not."""
 
     job: str
@@ -65,7 +65,7 @@ def identify(
     topology: Mapping[str, int] | None = None,
     process_group: tuple[int, int] | None = None,
     start: Callable[[bool], str],
-) -> Identity:
+) -> RankIdentity:
     """Put an identity together; arguments that are None are looked up.
 
     Args:
@@ -106,7 +106,7 @@ def identify(
     axes = dict(topology or {})
     if not set(axes) <= set(AXES) or any(place < 0 for place in axes.values()):
         raise ValueError(f"topology takes places from 0 for any of {', '.join(AXES)}, not {axes}")
-    return Identity(
+    return RankIdentity(
         job,
         launch,
         rank,

@@ -105,7 +105,7 @@ class Probe(Protocol):
         """Remove all hooks."""
 
 
-class Phase:
+class PhaseTimer:
     """One named part of the step, as a context manager that is made once and used again."""
 
     __slots__ = ("index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
@@ -119,7 +119,7 @@ class Phase:
         self.waiting = IDLE_PHASES.get(name)
         self.ns = 0
         self.since = 0
-        self.outer: Phase | None = None
+        self.outer: PhaseTimer | None = None
 
     def __enter__(self) -> None:
         words = self.words
@@ -198,11 +198,11 @@ class StepMeter:
         self.cpu = self._thread_clock
         self.k = 0
         self.step = -1
-        self.inner: Phase | None = None
-        self.touched: list[Phase] = []
-        self._laid_out: list[Phase] = []
+        self.inner: PhaseTimer | None = None
+        self.touched: list[PhaseTimer] = []
+        self._laid_out: list[PhaseTimer] = []
         self._kind = 0
-        self.phases: dict[str, Phase] = {}
+        self.phases: dict[str, PhaseTimer] = {}
         self.mask = 0
         self._relative_step = 0
         self._begin_ns = 0
@@ -290,7 +290,7 @@ class StepMeter:
         values = {index: self._floats[index] for index in put if index not in exact}
         self.recorder.write_values(self.step, self.k, self.now(), values, exact)
 
-    def _lay_out(self, touched: list[Phase]) -> None:
+    def _lay_out(self, touched: list[PhaseTimer]) -> None:
         """Write which phases the step had; most steps have the same as the one before."""
         extra = touched[layout.PHASES_PER_STEP_MAX :]
         for phase in extra:
@@ -309,16 +309,16 @@ class StepMeter:
         self.step = step - 1
         self.words[layout.POSITION] = k << 48 | step
 
-    def phase(self, name: str) -> Phase | NoPhase:
+    def phase(self, name: str) -> PhaseTimer | NoPhase:
         """The context manager of a phase. A phase inside itself counts once."""
         phase = self.phases.get(name) or self._new_phase(name)
         return NOTHING if phase is None or phase.since else phase
 
-    def _new_phase(self, name: str) -> Phase | None:
+    def _new_phase(self, name: str) -> PhaseTimer | None:
         index = self.recorder.phase(name)
         if index < 0:
             return None
-        phase = Phase(self, name, index)
+        phase = PhaseTimer(self, name, index)
         self.phases[name] = phase
         return phase
 

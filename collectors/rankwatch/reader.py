@@ -98,7 +98,7 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressBlock:
     """Where the rank is now. Each field is right by itself; a boundary may lie between two of them."""
 
     step: int
@@ -193,14 +193,14 @@ class RingReader:
         kind = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, probe))[0]
         return bool(kind != fcntl.F_UNLCK)
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressBlock:
         """Read the progress block."""
         words = self._words
         position = words[layout.POSITION]
         phase = words[layout.PHASE]
         state = words[layout.STATE]
         found = self._answer.read()
-        return Progress(
+        return ProgressBlock(
             step=(position & layout.STEP_MASK) - 1,
             k=position >> 48,
             phase="" if phase == layout.NO_PHASE else self._phase_name(phase),

@@ -19,7 +19,7 @@ from rankwatch import layout, stepping
 from rankwatch.console import say
 from rankwatch.directive import end_process
 from rankwatch.faults import Faults
-from rankwatch.identity import Identity
+from rankwatch.identity import RankIdentity
 from rankwatch.loop import Checkpoint, Loop
 from rankwatch.meter import NOTHING, StepMeter
 from rankwatch.notices import NoticeReader
@@ -38,7 +38,7 @@ class Watch:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: RankIdentity,
         recorder: Recorder,
         *,
         directory: str | None = None,

@@ -4,26 +4,10 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks")
 FORMS = ("service/rankwatch_service/store/models/", "service/rankwatch_service/api/routes/")
 """Rows of tables and bodies of the API: forms of the thing whose name they carry."""
-
-LEFT = frozenset(
-    {
-        "Answer",
-        "Clock",
-        "GPT",
-        "Identity",
-        "Phase",
-        "Progress",
-        "SystemClock",
-        "TransformerBlock",
-    }
-)
-"""Names that still mean several things. This list may only become shorter."""
 
 
 def definitions() -> dict[str, list[str]]:
@@ -43,9 +27,4 @@ def shared() -> dict[str, list[str]]:
 
 
 def test_a_class_name_means_one_thing():
-    assert {name: files for name, files in shared().items() if name not in LEFT} == {}
-
-
-@pytest.mark.parametrize("name", sorted(LEFT))
-def test_a_name_that_means_one_thing_by_now_leaves_the_list(name):
-    assert name in shared()
+    assert shared() == {}

@@ -83,7 +83,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     import logging.handlers  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
-    from rankwatch.agent.clock import SystemClock  # noqa: PLC0415
+    from rankwatch.agent.clock import HostClock  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.gpu import GpuSampler  # noqa: PLC0415
     from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
@@ -99,7 +99,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     for each in STOP_SIGNALS:
         signal.signal(each, lambda number, _frame: stopping.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    clock = SystemClock()
+    clock = HostClock()
 
     def find() -> Endpoint | None:
         return find_endpoint(options.url, options.token_file, environment)

@@ -31,7 +31,7 @@ class Unconfigured(Unreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """What the service said."""
 
     status: int
@@ -48,7 +48,7 @@ class Channel:
         self._connection: http.client.HTTPConnection | None = None
         self._path = urlsplit(endpoint.url).path
 
-    def post(self, path: str, body: bytes, content_type: str) -> Answer:
+    def post(self, path: str, body: bytes, content_type: str) -> Reply:
         """POST one body and read the answer.
 
         Raises:
@@ -93,7 +93,7 @@ class Channel:
             self._connection.close()
             self._connection = None
 
-    def _post(self, path: str, body: bytes, content_type: str) -> Answer:
+    def _post(self, path: str, body: bytes, content_type: str) -> Reply:
         connection = self._connection or self._open(self._timeout_s)
         connection.request("POST", self._path + path, body, self._headers({"Content-Type": content_type}))
         response = connection.getresponse()
@@ -104,7 +104,7 @@ class Channel:
             raise http.client.IncompleteRead(answer, response.length)
         if response.will_close:
             self.close()
-        return Answer(response.status, answer, _seconds(response.headers.get("Retry-After")))
+        return Reply(response.status, answer, _seconds(response.headers.get("Retry-After")))
 
     def _open(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self._endpoint.url)

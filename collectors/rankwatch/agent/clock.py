@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class AgentClock(Protocol):
     """Where the agent takes time from; tests hand in their own."""
 
     def unix_ns(self) -> int:
@@ -18,7 +18,7 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class HostClock:
     """The clock of this host."""
 
     def unix_ns(self) -> int:

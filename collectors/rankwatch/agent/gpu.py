@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from rankwatch.agent.clock import Clock
+from rankwatch.agent.clock import AgentClock
 from rankwatch.wire import DeviceSample
 
 SAMPLE_EVERY_S: Final = 1.0
@@ -47,7 +47,7 @@ class GpuSampler(threading.Thread):
         clock: for the samples' time.
     """
 
-    def __init__(self, open_counters: Callable[[], GpuCounters], clock: Clock) -> None:
+    def __init__(self, open_counters: Callable[[], GpuCounters], clock: AgentClock) -> None:
         super().__init__(name="gpu", daemon=True)
         self._open_counters = open_counters
         self._clock = clock

@@ -8,10 +8,10 @@ from rankwatch import wire
 from rankwatch.agent.exits import ProcessExit
 from rankwatch.agent.procfs import TICKS_PER_S, read_stat
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.reader import Progress
+from rankwatch.reader import ProgressBlock
 
 
-def progress_of(rank: LocalRank, block: Progress, now_s: float) -> wire.Progress:
+def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Progress:
     """Say where a rank is; `now_s` is the monotonic clock of this host."""
     gone = rank.gone_since_s is not None
     stat = None if gone else read_stat(rank.header.pid)
@@ -44,7 +44,7 @@ def start_event(rank: LocalRank) -> wire.Event:
     return wire.Event("rank_start", rank.header.start_unix_ns, rank.rank, fields=fields)
 
 
-def exit_event(rank: LocalRank, block: Progress, ended: ProcessExit, seen_unix_ns: int) -> wire.Event:
+def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_unix_ns: int) -> wire.Event:
     """Say how a rank's process ended, and when it began to.
 
     Where the kernel does not tell, what Python said before does; where neither does, that nothing was said means that

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rankwatch.agent.clock import Clock
+from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.parcel import Losses, Parcel, all_records, without_records
 from rankwatch.agent.spool import Spool
 from rankwatch.outcome import Later, Outcome, Refused
@@ -57,7 +57,7 @@ def one_by_one(publish_one: Callable[[bytes], Outcome]) -> Publish:
 class Sender(threading.Thread):
     """The thread that sends. Everything public may be called from any other thread."""
 
-    def __init__(self, publish: Publish, open_spool: Callable[[], Spool], clock: Clock) -> None:
+    def __init__(self, publish: Publish, open_spool: Callable[[], Spool], clock: AgentClock) -> None:
         super().__init__(name="sender", daemon=True)
         self._publish = publish
         self._open_spool = open_spool

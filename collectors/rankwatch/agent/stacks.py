@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankwatch import layout, wire
-from rankwatch.agent.clock import Clock
+from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.procfs import catches, read_stat, wait_channel
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.reader import Progress
+from rankwatch.reader import ProgressBlock
 
 STACK_WAIT_S: Final = 2.0
 """A handler runs within milliseconds unless the process is stopped or in the kernel; this is for swapped-out ones."""
@@ -47,7 +47,7 @@ class _Waiting:
 class Stacks:
     """Takes stacks of local ranks, without ever waiting for one."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
         self._answered: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._waiting: list[_Waiting] = []
@@ -99,7 +99,7 @@ class Stacks:
         return ready
 
 
-def _evidence(rank: LocalRank, block: Progress, now_s: float) -> dict[str, Any]:
+def _evidence(rank: LocalRank, block: ProgressBlock, now_s: float) -> dict[str, Any]:
     stat = read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
         stat = None

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from rankwatch import wire
-from rankwatch.agent.channel import Answer, Channel, Unconfigured, Unreachable
+from rankwatch.agent.channel import Channel, Reply, Unconfigured, Unreachable
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
@@ -54,7 +54,7 @@ class Line:
         self.url = ""
         """Of the service that was called last."""
 
-    def post(self, path: str, body: bytes) -> Answer:
+    def post(self, path: str, body: bytes) -> Reply:
         """POST a msgpack body.
 
         Raises:
@@ -120,7 +120,7 @@ class HttpPublisher:
         return Later(f"status {answer.status}", answer.retry_after_s)
 
 
-def _detail(answer: Answer) -> str:
+def _detail(answer: Reply) -> str:
     """What a problem says in words."""
     try:
         return str(msgspec.json.decode(answer.body)["detail"])

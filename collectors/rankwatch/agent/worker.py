@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch import wire
-from rankwatch.agent.clock import Clock
+from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.gpu import GpuSampler
@@ -26,7 +26,7 @@ from rankwatch.agent.sender import Sender
 from rankwatch.agent.stacks import Stacks
 from rankwatch.agent.uplink import FindEndpoint, Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice
-from rankwatch.reader import Note, Progress
+from rankwatch.reader import Note, ProgressBlock
 
 TAIL_EVERY_S: Final = 0.15
 TAIL_EVERY_BEHIND_S: Final = 1.0
@@ -56,7 +56,7 @@ class Setting:
 
     directory: Path
     job: str
-    clock: Clock
+    clock: AgentClock
     find_endpoint: FindEndpoint
     sender: Sender
     gpu: GpuSampler
@@ -222,7 +222,7 @@ class Worker:
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
 
-    def _tell_last(self, rank: LocalRank, block: Progress, now_s: float, *events: wire.Event) -> None:
+    def _tell_last(self, rank: LocalRank, block: ProgressBlock, now_s: float, *events: wire.Event) -> None:
         draft = self._draft_of(rank, block.k)
         for event in events:
             draft.tell(event)

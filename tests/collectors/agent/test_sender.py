@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.agent import sender as sender_module
-from rankwatch.agent.clock import SystemClock
+from rankwatch.agent.clock import HostClock
 from rankwatch.agent.columns import Rows
 from rankwatch.agent.parcel import Parcel
 from rankwatch.agent.sender import Sender, one_by_one
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sender(service: Service, folder: Path) -> Iterator[Sender]:
-    sender = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
+    sender = Sender(one_by_one(service), lambda: Spool(folder), HostClock())
     sender.start()
     yield sender
     sender.close(0.1)
@@ -122,7 +122,7 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
 ) -> None:
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 100_000)
     service.answer = lambda _seq: Later("connection refused")
-    sender = Sender(one_by_one(service), no_disk, SystemClock())
+    sender = Sender(one_by_one(service), no_disk, HostClock())
     sender.start()
     for number in range(200):
         sender.put(parcel(number, rows=100))
@@ -153,7 +153,7 @@ def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(service: Service,
 
 def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(service: Service) -> None:
     service.answer = lambda _seq: Refused("refused_422", "no such metric")
-    sender = Sender(one_by_one(service), no_disk, SystemClock())
+    sender = Sender(one_by_one(service), no_disk, HostClock())
     sender.start()
     sender.put(parcel(0))
     until(lambda: "refused_422 no such metric" in sender.trouble)
@@ -164,7 +164,7 @@ def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(ser
 def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 20_000)
     service.answer = lambda _seq: Later("connection refused")
-    sender = Sender(one_by_one(service), no_disk, SystemClock())
+    sender = Sender(one_by_one(service), no_disk, HostClock())
     sender.start()
     for number in range(500):
         sender.put(parcel(number))
@@ -180,14 +180,14 @@ def test_without_a_disk_even_events_have_a_bound(service: Service, monkeypatch: 
 
 def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(service: Service, folder: Path) -> None:
     service.answer = lambda _seq: Later("connection refused")
-    first = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
+    first = Sender(one_by_one(service), lambda: Spool(folder), HostClock())
     first.start()
     for number in range(5):
         first.put(parcel(number))
     first.close(0.05)
     assert first.take_settled() == {"ring": 4}
     service.answer = lambda _seq: Accepted()
-    second = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
+    second = Sender(one_by_one(service), lambda: Spool(folder), HostClock())
     second.start()
     second.put(parcel(5))
     until(lambda: len(service.taken) == 6)
@@ -204,7 +204,7 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Servi
         return Accepted()
 
     service.answer = silent
-    sender = Sender(one_by_one(service), lambda: Spool(folder), SystemClock())
+    sender = Sender(one_by_one(service), lambda: Spool(folder), HostClock())
     sender.start()
     for number in range(100):
         sender.put(parcel(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankwatch import layout
-from rankwatch.identity import Identity
+from rankwatch.identity import RankIdentity
 from rankwatch.layout import Answer, Directive
 from rankwatch.reader import Entry, RingReader
 from rankwatch.recorder import Recorder
@@ -41,7 +41,7 @@ class Rank:
         self.sleeps = 0
         self.plan: dict[int, Directive] = {}
         self.watch = Watch(
-            Identity("gpt", "l", number, 4),
+            RankIdentity("gpt", "l", number, 4),
             self.recorder,
             directory=str(directory),
             now=self.clock.unix_ns,

@@ -16,7 +16,7 @@ from heapq import merge
 from pathlib import Path
 
 from rankwatch import wire
-from rankwatch.agent.clock import SystemClock
+from rankwatch.agent.clock import HostClock
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.agent.kafka_publisher import KafkaPublisher
 from rankwatch.agent.parcel import Parcel
@@ -135,7 +135,7 @@ class Fleet:
         sender = self._senders.get((job, host))
         if sender is None:
             folder = Path(self._settings.folder, f"{job}-{host}")
-            sender = Sender(self._publisher(job), lambda: Spool(folder), SystemClock())
+            sender = Sender(self._publisher(job), lambda: Spool(folder), HostClock())
             self._senders[job, host] = sender
             sender.start()
         return sender
