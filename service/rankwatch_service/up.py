@@ -14,21 +14,17 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.token_files import ensure_token_file, write_secret
-from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.settings import Settings, local_config
-from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.supervise import Supervisor, python_module
 from rankwatch_service.text_log import configure
 
 ROLES: Final = ("api", "stream", "notify")
-LOGIN_S: Final = 24 * 3_600
-"""How long the printed login link is valid if nobody uses it."""
-
 START_S: Final = 30.0
 """How long to wait for the api before the addresses are printed all the same."""
 
@@ -58,6 +54,7 @@ def run(settings: Settings) -> None:
         sys.stdout.write(
             f"rankwatch is up at {settings.public_url}\n"
             f"log in once at     {settings.public_url}/login#{login}\n"
+            f"                   within {LOGIN_S // 60} minutes; `rankwatch token login` prints another link\n"
             f"data folder        {settings.data_dir}\n"
         )
         sys.stdout.flush()
@@ -76,17 +73,8 @@ def prepare(settings: Settings, clock: Clock) -> str:
         _write_address(
             local_config(settings.ingest_config), address | {"token": local, "database_url": settings.database_url}
         )
-    now = clock.unix_ns()
     with write(engine) as connection:
-        token_id, login = create_token(
-            connection,
-            TokenKind.LOGIN,
-            "first login",
-            [Scope.ADMIN],
-            now,
-            expires_unix_ns=now + LOGIN_S * 10**9,
-        )
-        audit_trail.append(connection, now, "up", "token.make", token_id, "ok", fields={"kind": TokenKind.LOGIN})
+        login = issue_login(connection, "up", clock.unix_ns())
     engine.dispose()
     return login
 

@@ -15,9 +15,33 @@ from rankwatch_service.store.models import Token
 SESSION_S: Final = 12 * 3_600
 """How long a session lasts: one shift."""
 
+LOGIN_S: Final = 600
+"""How long a login link is valid. It may remain in the history of a terminal or a browser."""
+
 
 class LoginUsedError(Exception):
     """A login token opens one session, and this one already has."""
+
+
+def issue_login(connection: Connection, actor: str, now_unix_ns: int) -> str:
+    """Create the token of a login link, and record it in the audit trail.
+
+    Args:
+        connection: of a write transaction.
+        actor: who asked for it, as the audit trail names people.
+        now_unix_ns: the time.
+
+    Returns:
+        Its text, which opens one session with scope admin within `LOGIN_S`, and nothing else.
+    """
+    expires = now_unix_ns + LOGIN_S * 10**9
+    token_id, text = create_token(
+        connection, TokenKind.LOGIN, "first login", [Scope.ADMIN], now_unix_ns, expires_unix_ns=expires
+    )
+    audit_trail.append(
+        connection, now_unix_ns, actor, "token.make", token_id, "ok", fields={"kind": str(TokenKind.LOGIN)}
+    )
+    return text
 
 
 def open_session(connection: Connection, identity: Identity, now_unix_ns: int, source: str) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """A browser logs in with a token, and can write only from pages of this service."""
 
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write
 
@@ -32,6 +33,20 @@ def test_a_session_is_a_cookie_that_scripts_cannot_read(api):
 def test_a_login_link_works_once(api):
     token = login_token(api)
     assert log_in(api, token).status_code == 201
+    assert log_in(api, token).status_code == 401
+
+
+def test_a_login_link_is_no_token_for_requests(api):
+    token = login_token(api)
+    for method, path in (("GET", "/api/v1/jobs"), ("GET", "/api/v1/session"), ("POST", "/api/v1/tokens")):
+        answer = api.client.request(method, path, headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 401
+    assert log_in(api, token).status_code == 201
+
+
+def test_a_login_link_is_valid_for_ten_minutes(api):
+    with write(api.engine) as connection:
+        token = issue_login(connection, "up", api.clock.unix_ns() - LOGIN_S * 10**9)
     assert log_in(api, token).status_code == 401
 
 

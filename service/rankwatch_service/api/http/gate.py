@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from rankwatch_service.access.identities import Authenticator, Identity
+from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.api.http.body import limited
 from rankwatch_service.api.http.problem import problem, unavailable
 from rankwatch_service.store.errors import StoreError
@@ -95,7 +96,9 @@ class Gate:
     async def _identify(self, headers: Headers) -> Identity | None:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return await self._look_up(bearer.strip())
+            found = await self._look_up(bearer.strip())
+            # A login link may lie in the history of a terminal: it opens one session and is no token for requests.
+            return None if found is not None and found.kind == TokenKind.LOGIN else found
         text = session_of(headers)
         found = await self._look_up(text) if text else None
         if found is None:

@@ -66,6 +66,22 @@ def create(
     print(text)
 
 
+@token.command("login")
+def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+    """Print a link that logs a browser in, once and within 10 minutes, with scope admin."""
+    import os
+
+    from rankwatch_service.access.sessions import issue_login
+    from rankwatch_service.cli.endpoint import find_endpoint, user_places
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.store.engine import write
+
+    url = find_endpoint(None, None, os.environ, user_places(os.environ)).url
+    with existing_database(data, database_url) as engine, write(engine) as connection:
+        text = issue_login(connection, "command line", SystemClock().unix_ns())
+    print(f"{url}/login#{text}")
+
+
 @token.command("list")
 def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """List tokens, newest first, without their secrets."""

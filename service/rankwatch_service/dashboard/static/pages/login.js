@@ -17,7 +17,7 @@ const form = h(
   problem,
   h("label", {}, "Access token", token),
   button,
-  h("p", { class: "hint" }, "Open the link that rankwatch up prints, or create a token with ", h("code", {}, "rankwatch token create"), "."),
+  h("p", { class: "hint" }, "Open the link that rankwatch up prints, get another with ", h("code", {}, "rankwatch token login"), ", or enter a token of ", h("code", {}, "rankwatch token create"), "."),
 );
 form.addEventListener("submit", (event) => {
   event.preventDefault();
