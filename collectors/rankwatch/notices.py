@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from rankwatch import layout
-from rankwatch.recorder import directories
+from rankwatch.folders import directories
 
 SUFFIX: Final = ".notice"
 TEXT_CHARACTERS_MAX: Final = 600

@@ -21,6 +21,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from rankwatch import layout
+from rankwatch.folders import UnsafeFolderError, others_reach
 from rankwatch.identity import process_start_ticks
 
 _CRC: Final = Struct("<I")
@@ -29,12 +30,6 @@ NOTE_TEXT_CHARACTERS_MAX: Final = 400
 """Longest text in a note that is too long for its 8 entries."""
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def directories(env: Mapping[str, str], uid: int) -> list[str]:
-    """Where a recorder file may lie, best place first; the first that takes it is used."""
-    places = [env["RANKWATCH_DIR"]] if env.get("RANKWATCH_DIR") else []
-    return [*places, f"/dev/shm/rankwatch-{uid}", os.path.join(env.get("TMPDIR") or "/tmp", f"rankwatch-{uid}")]  # noqa: S108
 
 
 class Recorder:
@@ -84,18 +79,22 @@ class Recorder:
         stem = layout.file_stem(f"{identity['job']}.{identity['launch']}")
         name = f"{stem}-r{identity['rank']}-p{os.getpid()}-{monotonic_ns:x}{layout.RING_SUFFIX}"
         refusals = []
+        unsafe = False
         for place in places:
             try:
                 recorder = cls._create_in(place, name)
             except OSError as error:
+                unsafe |= isinstance(error, UnsafeFolderError)
                 refusals.append(f"{place}: {error.strerror or error}")
                 continue
             break
         else:
             recorder = cls.off()
+        if recorder.path is None or unsafe:
+            where = f"in {os.path.dirname(recorder.path)}" if recorder.path else "nothing"
             # Who turns warnings into errors did not mean to lose a training run to this one.
             with contextlib.suppress(RuntimeWarning):
-                warnings.warn(f"rankwatch records nothing: {'; '.join(refusals)}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"rankwatch records {where}: {'; '.join(refusals)}", RuntimeWarning, stacklevel=3)
         recorder._unix_offset_ns = unix_ns - monotonic_ns
         recorder.words[layout.PHASE] = layout.NO_PHASE
         recorder.words[layout.STEP_ENTERED] = recorder.words[layout.PHASE_ENTERED] = monotonic_ns
@@ -111,6 +110,8 @@ class Recorder:
     @classmethod
     def _create_in(cls, place: str, name: str) -> Recorder:
         os.makedirs(place, mode=0o700, exist_ok=True)
+        if why := others_reach(place, os.getuid()):
+            raise UnsafeFolderError(why)
         path = os.path.join(place, name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

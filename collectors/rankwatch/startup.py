@@ -17,9 +17,10 @@ from typing import Final
 
 from rankwatch import layout
 from rankwatch.console import say
+from rankwatch.folders import directories
 from rankwatch.identity import identify, this_start
 from rankwatch.notices import notice_path
-from rankwatch.recorder import Recorder, directories
+from rankwatch.recorder import Recorder
 from rankwatch.rivals import launches_at_once
 from rankwatch.spawn import ensure_agent
 from rankwatch.stacks import STACK_SIGNAL, StackFile

@@ -7,8 +7,9 @@ import warnings
 import pytest
 
 from rankwatch import layout
+from rankwatch.folders import directories
 from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
-from rankwatch.recorder import Recorder, directories
+from rankwatch.recorder import Recorder
 from tests.support.ranks.recorders import UNIX_NS, a_recorder, everything_in
 
 IDENTITY = {"job": "gpt", "launch": "l", "rank": 0}
@@ -108,7 +109,7 @@ def mounted(tmp_path):
     def mount(options: str) -> str:
         place = tmp_path / "mounted"
         place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
+        command = ["mount", "-t", "tmpfs", "-o", f"{options},mode=0700", "tmpfs", place]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
@@ -141,6 +142,26 @@ def test_a_tmpfs_that_fills_up_later_does_not_hurt(mounted):
     for step in range(2 * layout.RING_ENTRIES):
         write(recorder, step)
     assert recorder.words[layout.HEAD] == 2 * layout.RING_ENTRIES
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (lambda place, other: place.mkdir() or place.chmod(0o777), "others can write there"),
+        (lambda place, other: place.symlink_to(other), "it is a link"),
+        (lambda place, other: place.mkdir() or os.chown(place, 65_534, 65_534), "it belongs to user 65534"),
+    ],
+)
+def test_a_directory_that_another_user_prepared_is_not_used(tmp_path, prepare, why):
+    other, place = tmp_path / "other", tmp_path / "prepared"
+    other.mkdir(mode=0o700)
+    if "belongs" in why and os.getuid() != 0:
+        pytest.skip("only root can give a directory away")
+    prepare(place, other)
+    with pytest.warns(RuntimeWarning, match=why):
+        recorder = create(place, tmp_path / "good")
+    assert os.path.dirname(recorder.path) == str(tmp_path / "good")
+    assert os.listdir(place) == []
 
 
 def test_places_are_the_users_the_shared_memory_and_the_temporary_directory():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
 from rankwatch.agent.lock import take_lock
+from rankwatch.folders import others_reach
 
 if TYPE_CHECKING:
     from rankwatch.agent.sender import Publish
@@ -53,6 +54,8 @@ def _supervise(options: argparse.Namespace) -> int:
     from rankwatch.agent.supervisor import supervise  # noqa: PLC0415
 
     options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if why := others_reach(str(options.dir), os.getuid()):
+        raise PermissionError(f"{options.dir}: {why}")
     path = Path(layout.agent_lock_path(str(options.dir), options.job))
     lock = take_lock(path)
     if lock is None:
