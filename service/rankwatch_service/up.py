@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -99,9 +100,18 @@ def _write_address(path: Path, content: Mapping[str, str]) -> None:
 
 @contextmanager
 def _data_folder(path: Path) -> Iterator[None]:
-    """Create the data folder, and lock it against another `rankwatch up`."""
+    """Create the data folder, and lock it against another `rankwatch up`.
+
+    Raises:
+        UpError: it cannot be used, others can read it, or another `rankwatch up` uses it.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+            raise UpError(
+                f"other users of this machine can read the data folder {path} (mode {mode:04o}), which holds tokens "
+                f"and the secrets of receivers: run `chmod 700 {path}`"
+            )
         lock = (path / "up.lock").open("w")
     except OSError as error:
         raise UpError(f"the data folder {path} cannot be used: {error.strerror}") from error

@@ -111,6 +111,24 @@ def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
     assert "Traceback" not in other.said()
 
 
+def test_a_data_folder_that_others_can_read_is_refused_with_the_remedy(tmp_path):
+    loose = tmp_path / "loose"
+    loose.mkdir(mode=0o755)
+    role = Role(tmp_path / "up", "up", "--data", str(loose), "--port", "0")
+    role.start()
+    assert role.process.wait(60) == 2
+    assert f"chmod 700 {loose}" in " ".join(role.said().split())
+    assert list(loose.iterdir()) == []
+
+
+def test_nobody_else_can_read_what_the_service_writes(up):
+    until("readiness", lambda: up.http.ask("GET", "/readyz").json()["ready"])
+    up.send(0)
+    files = [path for path in (up.folder / "data").rglob("*") if path.is_file()]
+    assert any(path.name == "rankwatch.db" for path in files)
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
+
+
 def test_neither_link_nor_token_stands_in_the_text_log(up):
     err = (up.folder / "err.txt").read_text()
     assert up.login not in err

@@ -19,6 +19,11 @@ HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
 
 
+def _private_files() -> None:
+    """Let nobody else read what this process creates: SQLite takes the mode of its files from the umask."""
+    os.umask(0o077)
+
+
 def up(
     data: DATA = None,
     host: HOST = None,
@@ -30,6 +35,7 @@ def up(
     from rankwatch_service.cli.extras import require
     from rankwatch_service.up import UpError, run
 
+    _private_files()
     configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
     if configured.kafka:
         require("kafka")
@@ -49,6 +55,7 @@ def api(
     """Run only the API and the dashboard."""
     from rankwatch_service.api.serve import run
 
+    _private_files()
     run(configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
 
 
@@ -56,6 +63,7 @@ def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
     """Run only the stream: it reads telemetry and opens incidents."""
     from rankwatch_service.stream.serve import run
 
+    _private_files()
     run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
@@ -63,6 +71,7 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
     """Run only the notifier: it sends notifications from the outbox."""
     from rankwatch_service.notify.serve import run
 
+    _private_files()
     run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
 
 
