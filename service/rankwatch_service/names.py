@@ -1,4 +1,4 @@
-"""Names with a meaning of their own."""
+"""What jobs, attempts, hosts and boots can be called."""
 
 from __future__ import annotations
 
@@ -6,3 +6,22 @@ from typing import Final
 
 ALL_JOBS: Final = "*"
 """Stands for every job: the key of control records that concern all of them. No job can have this name."""
+
+NAME_CHARS_MAX: Final = 200
+"""Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a job, attempt, host or boot can be called this.
+
+    Names appear in URLs, on pages, in terminals and in file names. So they are printable, which excludes zero-width
+    characters and those that change the direction of writing, have no spaces at their ends and no slash, and are
+    neither `.` nor `..`.
+    """
+    return (
+        0 < len(text) <= NAME_CHARS_MAX
+        and text.isprintable()
+        and text == text.strip()
+        and "/" not in text
+        and text not in (".", "..")
+    )

@@ -43,7 +43,7 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(default_factory=lambda: user_data_path("rankwatch"))
     """Everything that `up` keeps: the SQLite database and the ingest token."""
-    database_url: str = Field(default_factory=_database_url)
+    database_url: str = Field(default_factory=_database_url, repr=False)
     """Where the state is: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME."""
     host: str = "127.0.0.1"
     """Address the api listens on."""

@@ -16,7 +16,9 @@ def configure(level: str, role: str) -> None:
     """Set up logging for this process: readable lines on a terminal, JSON lines elsewhere."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=number, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(max(number, logging.WARNING))
+    # The HTTP client writes the URL of every request, and that of a webhook is often a secret.
+    for library in ("alembic", "httpx2"):
+        logging.getLogger(library).setLevel(max(number, logging.WARNING))
     terminal = sys.stderr.isatty()
     last: structlog.typing.Processor
     last = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()

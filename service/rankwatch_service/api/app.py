@@ -101,7 +101,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     describe(app)
     mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
-    app.add_middleware(Gate, authenticator=context.authenticator)
+    app.add_middleware(Gate, authenticator=context.authenticator, public_url=context.settings.public_url)
     return app
 
 

@@ -34,6 +34,9 @@ def checked_url(url: str) -> tuple[str, int]:
     """
     if len(url) > URL_CHARS_MAX:
         raise AddressError(f"the URL is longer than {URL_CHARS_MAX} characters")
+    # urlsplit() removes tabs and line breaks, so what it returns would not be what is stored and shown.
+    if not url.isprintable() or " " in url:
+        raise AddressError("the URL must not contain spaces, line breaks or other invisible characters")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -50,6 +53,17 @@ def checked_url(url: str) -> tuple[str, int]:
     if port < 1024 and port not in _WEB_PORTS:
         raise AddressError(f"port {port} is not allowed: use 80, 443 or a port above 1023")
     return parts.hostname, port
+
+
+def masked_url(url: str) -> str:
+    """Where a receiver is, without the path and query, which are the secret of most chat webhooks.
+
+    >>> masked_url("https://hooks.example:8443/T00/B00/XXXX?key=1")
+    'https://hooks.example:8443/…'
+    """
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.partition('?')[0]}" + ("/…" if path or "?" in host else slash)
 
 
 def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> None:

@@ -15,16 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch import wire
-from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS, NAME_CHARS_MAX, is_name
 
 WORLD_SIZE_MAX: Final = 131_072
 """Largest accepted attempt: twice the largest published training job, and 1 MB for each metric of a frame."""
 
 STEP_MAX: Final = 2**53
 """Largest accepted step: beyond it JSON readers lose digits."""
-
-NAME_CHARS_MAX: Final = 200
-"""Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
 
 LIST_MAX: Final = 8_192
 """Rank infos, progress blocks, device samples and events in one batch, each: 64 hosts' worth of 128 ranks."""
@@ -35,10 +32,6 @@ PARAMETERS_MAX: Final = 65_536
 FIELDS_DEPTH_MAX: Final = 4
 """Nesting of an event's fields; those that agents send have one level."""
 
-# A name appears in URLs, on pages and in file names: printable, no separators at its ends, no slash.
-_NAME: Final = re.compile(
-    r"[^\s\x00-\x1f\x7f/\ud800-\udfff](?:[^\x00-\x1f\x7f/\ud800-\udfff]*[^\s\x00-\x1f\x7f/\ud800-\udfff])?"
-)
 _ATTEMPT: Final = re.compile(r".+\.\d{1,9}", re.DOTALL)
 
 
@@ -175,9 +168,10 @@ def _check_lists(batch: wire.Batch) -> None:
 def _check_names(job: str, attempt: str, host: str, boot: str) -> None:
     # A sender repeats its names in every batch, so the answers are cached.
     for what, name in (("job", job), ("attempt", attempt), ("host", host), ("boot", boot)):
-        if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        if not is_name(name):
             raise BadBatchError(
-                Reason.NAME, f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/'"
+                Reason.NAME,
+                f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/', not '.' or '..'",
             )
     if job == ALL_JOBS:
         raise BadBatchError(Reason.NAME, f"no job can be called {ALL_JOBS!r}")

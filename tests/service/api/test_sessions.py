@@ -44,6 +44,12 @@ def test_a_login_link_is_no_token_for_requests(api):
     assert log_in(api, token).status_code == 201
 
 
+def test_an_ingest_token_opens_no_session(api):
+    answer = log_in(api, api.token(Scope.INGEST))
+    assert answer.status_code == 403
+    assert "ingest token" in answer.json()["detail"]
+
+
 def test_a_login_link_is_valid_for_ten_minutes(api):
     with write(api.engine) as connection:
         token = issue_login(connection, "up", api.clock.unix_ns() - LOGIN_S * 10**9)
@@ -69,6 +75,7 @@ def test_revoking_a_token_ends_the_sessions_that_it_opened(api):
 
 def test_another_site_can_neither_log_in_nor_write_with_the_cookie(api):
     foreign = (
+        {"Origin": "https://testserver"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},

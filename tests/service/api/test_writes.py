@@ -185,6 +185,25 @@ def test_the_policy_is_replaced_as_a_whole_and_sent_to_stream(api):
     assert api.get("/api/v1/policy").json() == stored | {"hands_off": True}
 
 
+def test_the_secret_in_a_webhook_url_is_shown_to_admins_alone(api):
+    api.post("/api/v1/receivers", RECEIVER | {"url": "https://hooks.example/T00/secret"})
+    urls = {
+        scope: api.ask("GET", "/api/v1/receivers", token=api.token(scope)).json()["items"][0]["url"]
+        for scope in (Scope.ADMIN, Scope.READ)
+    }
+    assert urls == {Scope.ADMIN: "https://hooks.example/T00/secret", Scope.READ: "https://hooks.example/…"}
+
+
+def test_whoever_may_not_command_jobs_can_stop_automatic_actions_and_not_allow_them_again(api):
+    on_call, commander = api.token(Scope.OPERATE), api.token(Scope.OPERATE, Scope.COMMAND)
+    path = "/api/v1/policy/hands-off"
+    assert api.ask("PUT", path, json={"hands_off": True}, token=on_call).status_code == 200
+    assert api.ask("PUT", path, json={"hands_off": False}, token=on_call).status_code == 403
+    assert api.get("/api/v1/policy").json()["hands_off"] is True
+    assert api.ask("PUT", path, json={"hands_off": 0}, token=commander).status_code == 422
+    assert api.ask("PUT", path, json={"hands_off": False}, token=commander).status_code == 200
+
+
 @pytest.mark.parametrize(
     "rule",
     [

@@ -6,7 +6,14 @@ from ipaddress import ip_address
 
 import pytest
 
-from rankwatch_service.notify.address import ADDRESSES_MAX, AddressError, check_address, checked_url, resolved
+from rankwatch_service.notify.address import (
+    ADDRESSES_MAX,
+    AddressError,
+    check_address,
+    checked_url,
+    masked_url,
+    resolved,
+)
 
 NEVER = [
     "169.254.169.254",
@@ -84,6 +91,10 @@ def test_web_addresses_are_split(url, where):
         "http://a:99999/",
         "http://a:b/",
         "http://[::1/",
+        "http://a/b c",
+        "http://a/\r\nX-Injected: 1",
+        "http://a\t.example/",
+        "http://a/\u202e",
         "https://a/" + "x" * 3_000,
     ],
 )
@@ -123,3 +134,17 @@ def test_addresses_are_tried_in_the_name_servers_order_up_to_the_bound(monkeypat
             "93.184.215.2",
         ][:ADDRESSES_MAX]
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://hooks.example/T00/B00/secret", "https://hooks.example/…"),
+        ("http://10.0.0.1:9093/?key=secret", "http://10.0.0.1:9093/…"),
+        ("https://hooks.example?key=secret", "https://hooks.example/…"),
+        ("https://hooks.example/", "https://hooks.example/"),
+        ("kafka:incidents", "kafka:incidents"),
+    ],
+)
+def test_a_masked_url_says_where_and_not_with_which_secret(url, shown):
+    assert masked_url(url) == shown

@@ -48,9 +48,17 @@ HEADERS: Final = {
 class Gate:
     """ASGI middleware. Adds `identity` (or None) and `request_id` to the scope of each request."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, public_url: str) -> None:
+        """Do no I/O.
+
+        Args:
+            app: what answers the requests that pass.
+            authenticator: finds the identity behind a token.
+            public_url: how browsers reach the service, also if a reverse proxy ends TLS before it.
+        """
         self._app = app
         self._authenticator = authenticator
+        self._public_origin = origin_of(public_url)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
@@ -85,7 +93,7 @@ class Gate:
             await answer(scope, receive, send_with_headers)
             return
         from_browser = logs_in or (identity is not None and identity.by_cookie)
-        if from_browser and method not in SAFE_METHODS and not same_origin(headers):
+        if from_browser and method not in SAFE_METHODS and not self._is_same_origin(scope["scheme"], headers):
             answer = problem(
                 request_id, 403, "cross-site request refused: a browser may write only from the pages of this service"
             )
@@ -105,6 +113,16 @@ class Gate:
             return None
         return Identity(found.id, found.kind, found.name, found.scopes, found.job, found.expires_unix_ns, True)
 
+    def _is_same_origin(self, scheme: str, headers: Headers) -> bool:
+        """Whether the browser reports that the request comes from a page of this service.
+
+        False if the headers do not say: every current browser sends Sec-Fetch-Site or Origin with a write.
+        """
+        site = headers.get("sec-fetch-site")
+        if site is not None:
+            return site == "same-origin"
+        return headers.get("origin") in (f"{scheme}://{headers.get('host')}", self._public_origin)
+
     async def _look_up(self, text: str) -> Identity | None:
         found = self._authenticator.cached(text)
         return found if found is not None else await run_in_threadpool(self._authenticator.authenticate, text)
@@ -120,13 +138,7 @@ def session_of(headers: Headers) -> str:
     return cookie.value if cookie else ""
 
 
-def same_origin(headers: Headers) -> bool:
-    """Whether the browser reports that the request comes from a page of this service.
-
-    False if the headers do not say: every current browser sends Sec-Fetch-Site or Origin with a write.
-    """
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == headers.get("host")
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a URL, as browsers send them in Origin."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

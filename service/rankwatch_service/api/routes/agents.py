@@ -18,7 +18,7 @@ from rankwatch_service.api.dependencies.event_streams import EventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
-from rankwatch_service.telemetry.envelope import NAME_CHARS_MAX
+from rankwatch_service.names import NAME_CHARS_MAX, is_name
 
 router = APIRouter(prefix="/agents", tags=["agents"])
 
@@ -100,7 +100,7 @@ def check_view(view: wire.View) -> None:
     """
     for what in ("job", "attempt", "host", "boot"):
         name = getattr(view, what)
-        if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
+        if not is_name(name):
             raise ProblemError(422, f"{what} {name[:20]!r} is not a valid name")
     if len(view.ranks) > VIEW_RANKS_MAX:
         raise ProblemError(422, f"the view has {len(view.ranks)} ranks; a host may have at most {VIEW_RANKS_MAX}")

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from sqlalchemy import Connection
 
 from rankwatch_detectors.base import Kind, Severity
@@ -72,7 +72,7 @@ class Policy(BaseModel):
     """The whole policy."""
 
     model_config = ConfigDict(extra="forbid")
-    hands_off: bool = False
+    hands_off: StrictBool = False
     limits: Limits = Limits()
     rules: Annotated[list[Rule], Field(max_length=RULES_MAX)] = []
 
@@ -81,7 +81,7 @@ class HandsOff(BaseModel):
     """The switch that stops all automatic actions."""
 
     model_config = ConfigDict(extra="forbid")
-    hands_off: bool
+    hands_off: StrictBool
 
 
 @router.get("")
@@ -118,7 +118,9 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
 
 @router.put("/hands-off")
 def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> Policy:
-    """Set the switch that stops all automatic actions."""
+    """Set the switch that stops all automatic actions. To lift it, scope command is required."""
+    if not body.hands_off and not identity.holds(Scope.COMMAND):
+        raise ProblemError(403, f"a token with scope {Scope.COMMAND} is required to lift hands-off")
     with write(context.engine) as connection:
         wanted = replace(read_policy(connection), hands_off=body.hands_off)
         _store(context, connection, identity, wanted, "policy.hands_off")

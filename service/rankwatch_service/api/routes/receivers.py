@@ -7,8 +7,8 @@ from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from sqlalchemy import Connection, delete, insert, select, update
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
@@ -18,7 +18,7 @@ from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.notify.address import AddressError, check_address, checked_url
+from rankwatch_service.notify.address import AddressError, check_address, checked_url, masked_url
 from rankwatch_service.notify.receivers import TOPIC_URL, publish_receivers
 from rankwatch_service.notify.signature import new_secret, signing_key
 from rankwatch_service.store import audit_trail
@@ -50,7 +50,7 @@ class ReceiverSettings(BaseModel):
     kinds: list[Kind] = []
     severities: list[Severity] = list(DEFAULT_SEVERITIES)
     jobs: Jobs = []
-    enabled: bool = True
+    enabled: StrictBool = True
 
     @field_validator("url")
     @classmethod
@@ -113,12 +113,19 @@ class Delivery(BaseModel):
 
 
 @router.get("/receivers")
-def list_receivers(context: Ctx, window: Wanted, _identity: Reader) -> Page[Receiver]:
-    """All receivers by name, in descending order."""
+def list_receivers(context: Ctx, window: Wanted, identity: Reader) -> Page[Receiver]:
+    """All receivers by name, in descending order. Without scope admin, URLs are shown without their paths."""
+
+    def shown(row: RowMapping) -> Receiver:
+        receiver = Receiver.model_validate(row)
+        if not identity.holds(Scope.ADMIN):
+            receiver.url = masked_url(receiver.url)
+        return receiver
+
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
         order = (ReceiverRow.name,)
-        return fetch_page(connection, query, order, window, context.cursors, "receivers", Receiver.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, "receivers", shown)
 
 
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_session
+from rankwatch_service.access.sessions import SESSION_S, IngestTokenError, LoginUsedError, open_session
 from rankwatch_service.access.tokens import TokenKind, revoke_token
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
@@ -50,6 +50,8 @@ def log_in(body: Login, context: Ctx, request: Request, response: Response) -> S
         raise ProblemError(
             401, "this login link has already been used", headers={"WWW-Authenticate": "Bearer"}
         ) from error
+    except IngestTokenError as error:
+        raise ProblemError(403, "an ingest token is for agents and opens no session") from error
     _set_cookie(context, response, text, SESSION_S)
     return Session(name=identity.name, scopes=sorted(identity.scopes), job=identity.job, expires_unix_ns=expires)
 

@@ -15,10 +15,10 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Token as TokenRow
-from rankwatch_service.telemetry.envelope import NAME_CHARS_MAX
 
 router = APIRouter(prefix="/tokens", tags=["access"])
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
