@@ -75,6 +75,10 @@ class Authenticator:
             return None
         return entry[1]
 
+    def knows(self, text: str) -> bool:
+        """Whether this token was valid some time ago: its holder does not guess. Does no I/O."""
+        return digest(text) in self._cache
+
     def authenticate(self, text: str) -> Identity | None:
         """The identity of a token; None if it is unknown, revoked, expired or malformed. One query."""
         parts = split_token(text)

@@ -14,6 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from rankwatch.wire import View
 from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.access.refusals import Refusals
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
@@ -101,7 +102,12 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     describe(app)
     mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
-    app.add_middleware(Gate, authenticator=context.authenticator, public_url=context.settings.public_url)
+    app.add_middleware(
+        Gate,
+        authenticator=context.authenticator,
+        refusals=context.refusals,
+        public_url=context.settings.public_url,
+    )
     return app
 
 
@@ -110,9 +116,11 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
     counters = Counters(registry)
     registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
     authenticator = Authenticator(engine, clock)
+    refusals = Refusals(engine, clock, lambda status: counters.refused.labels(status).inc())
 
     def housekeeping() -> None:
         authenticator.store_last_used()
+        refusals.store()
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):
@@ -130,6 +138,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
         controls=controls,
         clock=clock,
         authenticator=authenticator,
+        refusals=refusals,
         cursors=load_cursor_signer(engine, clock),
         changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),
         orders=OrderCache(engine, clock),
@@ -153,3 +162,4 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await context.views.stop()
     context.driver.stop()
     context.authenticator.store_last_used()
+    context.refusals.store()

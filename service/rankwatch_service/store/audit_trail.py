@@ -1,7 +1,8 @@
 """The audit trail: append-only, each row chained to the one before by its hash.
 
-A row says who did what to what, from where, and with which result. Requests that were denied have no row. Changing or
-removing a row breaks the chain from there on, and `verify` names the first row that does not fit.
+A row says who did what to what, from where, and with which result. Refused requests have one row for each minute,
+address and token, with their number (`access.refusals`). Changing or removing a row breaks the chain from there on, and
+`verify` names the first row that does not fit.
 """
 
 from __future__ import annotations

@@ -48,6 +48,12 @@ class Counters:
         self.streams_refused = Counter(
             "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
         )
+        self.refused = Counter(
+            "rankwatch_requests_refused",
+            "Requests without a valid token (401), without the scope (403), too many (429)",
+            ["status"],
+            registry=registry,
+        )
         self.series_trimmed = Counter(
             "rankwatch_series_trimmed",
             "Rows of series removed for age or size",

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from rankwatch.wire import View
 from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.access.refusals import Refusals
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
@@ -31,6 +32,7 @@ class Context:
     controls: ControlLog
     clock: Clock
     authenticator: Authenticator
+    refusals: Refusals
     cursors: CursorSigner
     changes: ChangeFeed
     orders: OrderCache
