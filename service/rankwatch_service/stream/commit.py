@@ -1,7 +1,7 @@
 """The one transaction of a batch: position, ticks and everything that follows from them, or nothing.
 
-Ids are derived from what they name, so an effect that exists already is not written twice. That is the second guard;
-the first is that the position is committed with the effects, and only by the partition's owner (`stream.ownership`).
+Two things keep an effect from being written twice: the position is committed with the effects, and only by the
+partition's owner (`stream.ownership`); and ids are derived from what they name, so writing one again gives one row.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from rankwatch_service.stream.ownership import own
 from rankwatch_service.stream.place import Place, StoredTick
 
 TRIM_RECORDS: Final = 1_000
-"""Control records removed in one transaction."""
+"""Control records removed in one transaction, so that other writers do not wait for long."""
 
 
 def resume(connection: Connection, partition: int, epoch: int, position: int, is_new_log: bool) -> None:
-    """Set the position from which a start goes on; of a log that is new, remove what refers to the one before it.
+    """Set the position at which a start goes on. If the log is new, remove what refers to positions in the old one.
 
     Raises:
         FencedError: as in `own`.
@@ -64,6 +64,7 @@ def resume(connection: Connection, partition: int, epoch: int, position: int, is
 
 
 def _forget_old_log(connection: Connection, partition: int, position: int) -> None:
+    # The newest tick stays, because the time in the new log goes on from it.
     newest = connection.scalar(select(func.max(StreamTick.number)).where(StreamTick.partition == partition))
     connection.execute(delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < newest))
     connection.execute(update(StreamTick).where(StreamTick.partition == partition).values(position=position))
@@ -79,14 +80,14 @@ def forget(connection: Connection, partition: int, kept: Place, partitions: int)
 
     Args:
         connection: of that transaction.
-        partition: whose.
-        kept: every start of the partition replays from here at the earliest.
-        partitions: how many the source has. It may have had more; what only those needed is not kept.
+        partition: whose ticks are removed.
+        kept: the earliest place from which a start of the partition may replay.
+        partitions: how many the source has now. What only partitions that it had before need is removed.
     """
     connection.execute(
         delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)
     )
-    # An owner that was fenced and does not know it yet may come with an old place.
+    # A former owner that does not know yet that it was fenced may call this with an older place.
     mine = (StreamPosition.partition == partition, StreamPosition.position_needed <= kept.position)
     needed = {"position_needed": kept.position, "control_needed": kept.control_position}
     connection.execute(update(StreamPosition).where(*mine).values(needed))
@@ -139,7 +140,7 @@ def _jobs(connection: Connection, effects: Effects) -> None:
 
 def _incidents(connection: Connection, effects: Effects) -> None:
     newest = {transition.incident.id: transition.incident for transition in effects.transitions}
-    for incident in newest.values():
+    for incident in newest.values():  # before its transitions, which refer to it by a foreign key
         row = incident_row(incident)
         connection.execute(upsert(connection, Incident, row), row)
     for transition in effects.transitions:
@@ -154,5 +155,6 @@ def _incidents(connection: Connection, effects: Effects) -> None:
 def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
     for request in effects.commands:
         row = command_row(request) | {"requested_unix_ns": now_unix_ns}
+        # The audit trail gets a request once, even if the command was inserted before.
         if connection.execute(upsert(connection, Command), row).rowcount:
             record_request(connection, request, now_unix_ns)

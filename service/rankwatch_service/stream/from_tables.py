@@ -1,4 +1,4 @@
-"""A job without a usable snapshot and without its past in the log goes on from what the tables say of it."""
+"""Restores a job from the tables if it has no readable snapshot and the log has lost its past."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from rankwatch_service.store.rows import incident_of
 
 
 def restore_from_tables(engine: Engine, job: JobStream) -> None:
-    """Restore open incidents, the numbers used so far, and the checkpoint ledger. Detectors begin anew."""
+    """Restore open incidents, numbering of incidents and attempts, and the checkpoint ledger. Detectors begin anew."""
     with read(engine) as connection:
         mine = IncidentRow.job == job.job
         rows = connection.execute(
             select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved").order_by(IncidentRow.number)
         )
         notified: dict[str, list[str]] = {}
+        # A receiver without a notification of the opening is not notified of the end either.
         reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
         for incident_id, receiver in connection.execute(reached.where(mine, Outbox.state != "silenced").distinct()):
             notified.setdefault(incident_id, []).append(receiver)
@@ -35,5 +36,5 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         attempt, attempts_seen = ("", 0) if newest is None else newest
         job.begin_without_snapshot(first_seen, attempt, attempts_seen)
         job.history.ledger = Ledger(checkpoints(connection, job.job))
-    # Episodes of consequences are in no table: far above the highest one known, no id can repeat.
+    # Ids contain the episode, and episodes of consequences are in no table: begin far above the highest known one.
     job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)

@@ -48,7 +48,7 @@ EVICTED_TOGETHER: Final = 256
 """Jobs evicted in one transaction: a tenth of a second."""
 
 REPLAY_WAIT_S: Final = 10.0
-"""How long a start waits for records that the log has."""
+"""How long a start waits for a record that the log says it has."""
 
 _log = structlog.get_logger(__name__)
 
@@ -64,17 +64,17 @@ class Started:
     replayed_records: int = 0
     replayed_ticks: int = 0
     jobs_without_snapshot: tuple[str, ...] = ()
-    """Jobs that had to be restored from the tables, and `ALL_JOBS` where the settings were lost."""
+    """Jobs that had to be restored from the tables, and `ALL_JOBS` if the settings were lost."""
     detectors_without_snapshot: dict[str, list[str]] = field(default_factory=dict)
-    """Detectors that begin anew, by job, since their state is of another version."""
+    """By job, the detectors that begin anew because their state is of another version."""
     lost_records: int = 0
     """Records that were removed from the log before they were processed."""
     is_new_log: bool = False
-    """The log ended before the committed position: it is another one, and is read from its beginning."""
+    """Whether the log ended before the committed position: then it is another log, and is read from its beginning."""
 
 
 class Stream:
-    """One partition's stream. Not thread-safe. Of the streams of a partition, only the last that started commits."""
+    """One partition's stream. Not thread-safe. Only the stream of a partition that started last can commit."""
 
     def __init__(
         self,
@@ -137,7 +137,8 @@ class Stream:
         return self._partition
 
     def start(self) -> Started:
-        """Take over the partition and catch up with what is committed: `stream.recovery` decides how."""
+        """Take over the partition and catch up with what is committed, as `stream.recovery` plans it."""
+        # Committed before the facts are read: from here on the former owner cannot change them.
         with write(self._engine) as connection:
             held = claim(connection, self._number)
         self._epoch = held.epoch
@@ -165,6 +166,7 @@ class Stream:
             self._ticker.tick_now(self._clock.unix_ns(), ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
+        # Positions that were passed without a record: the log removed them before they were read.
         self._count_lost(self._partition.place.position - position - done)
         return done
 
@@ -181,7 +183,7 @@ class Stream:
         idle = [name for name, job in self._partition.jobs.items() if job.resting]
         self._evict(idle[:EVICTED_TOGETHER])
         if len(idle) > EVICTED_TOGETHER:
-            return 0  # the others first
+            return 0  # the next calls evict the rest; snapshots of idle jobs would be deleted at once
         due = [name for name in (ALL_JOBS, *self._partition.jobs) if self._is_due(name)]
         for name in due:
             self.save(name)
@@ -193,9 +195,11 @@ class Stream:
         return len(due)
 
     def save(self, name: str) -> None:
-        """Save a snapshot of one job, or of the settings (`ALL_JOBS`). Series are written first: a replay begins here.
+        """Save a snapshot of one job, or of the settings (`ALL_JOBS`).
 
-        A replay begins at the snapshot of the settings at the latest, so that is saved after the first one of each job.
+        The series of the job are written first, because a replay from this snapshot does not bring their frames again.
+        Settings are saved after every job has a snapshot: a replay begins at the settings' place at the latest, so it
+        has the whole past of a job without one.
 
         Raises:
             FencedError: another process has taken over the partition.
@@ -212,7 +216,7 @@ class Stream:
         self._saved.add(name)
 
     def close(self) -> None:
-        """Save everything, so that the next start is quick. Not after a `step` that failed."""
+        """Save everything, so that the next start is quick. Do not call it after a `step` that failed."""
         for name in (*self._partition.jobs, ALL_JOBS):
             self.save(name)
 
@@ -241,7 +245,7 @@ class Stream:
         except ValueError as error:
             _log.error("idle_job_unreadable", job=job.job, error=str(error))
             restore_from_tables(self._engine, job)
-            # The tables already have what a replay would bring.
+            # The tables already have what follows from the rest of a replay.
             return self._replay_end or self._partition.place
         job.restore(saved.state)
         return saved.place
@@ -255,6 +259,7 @@ class Stream:
         return self._source.partition_of(job) == self._number
 
     def _commit(self, ticks: list[StoredTick], effects: Effects) -> None:
+        # Before the commit: after a crash in between they are published twice; the other order could lose them.
         if effects.refused and self._publish_refused is not None:
             self._publish_refused(self._number, effects.refused)
         with write(self._engine) as connection:
@@ -278,7 +283,7 @@ class Stream:
             self._lost_records += records
 
     def _is_due(self, name: str) -> bool:
-        # Jobs that appeared together are not saved together: each waits another share of the time before its first.
+        # The first snapshots of jobs that appeared together are spread over SNAPSHOT_S, by a share from their names.
         share = (sum(name.encode()) % 16) / 16
         now = self._partition.now_ns
         since_s = (now - self._saved_ns.setdefault(name, now - int(share * SNAPSHOT_S * 1e9))) / 1e9
@@ -327,9 +332,10 @@ class Stream:
         }
         with write(self._engine) as connection:
             resume(connection, self._number, self._epoch, plan.resume_at.position, plan.is_new_log)
-        # Rows of their own, so that the next start neither loses them again nor takes up those of another partition.
+        # Jobs restored from the tables become idle jobs, so that the next start does not lose them again.
         without_snapshot = plan.from_tables + absent
         self._evict([name for name in without_snapshot if name != ALL_JOBS])
+        # Only then: once this is committed, a start takes a log that begins here for complete (`plan_start`).
         with write(self._engine) as connection:
             own(connection, self._number, self._epoch, position_needed=plan.needed_position)
         for name in plan.save:
@@ -351,7 +357,7 @@ class Stream:
             records = self._source.read(self._number, position, RECORDS_MAX, REPLAY_WAIT_S)
             if not records:
                 if self._source.end(self._number) > position:
-                    raise LogError(f"partition {self._number}: nothing came from position {position} on")
+                    raise LogError(f"partition {self._number}: no record arrived from position {position} on")
                 return
             position = records[-1].position + 1
             yield [record for record in records if record.position < end]

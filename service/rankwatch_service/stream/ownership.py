@@ -17,7 +17,8 @@ class FencedError(Exception):
 
 
 def claim(connection: Connection, partition: int) -> Claim:
-    """Take over a partition: the process that had it can commit nothing more."""
+    """Take over a partition, in a write transaction; the process that had it can commit nothing more."""
+    # Writers take turns, so no other process can insert the row after it was not found here.
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:
         connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
@@ -29,11 +30,12 @@ def claim(connection: Connection, partition: int) -> Claim:
 
 
 def own(connection: Connection, partition: int, epoch: int, **columns: int) -> None:
-    """Set columns of a partition's row in `stream_position`, as its owner.
+    """Set columns of a partition's row in `stream_position`, as its owner; without columns, only check who owns it.
 
     Raises:
         FencedError: another process has taken it over; the caller must not commit the transaction.
     """
     mine = (StreamPosition.partition == partition, StreamPosition.epoch == epoch)
+    # The epoch is set to what it is, because an UPDATE needs a column.
     if connection.execute(update(StreamPosition).where(*mine).values(columns | {"epoch": epoch})).rowcount != 1:
         raise FencedError(f"partition {partition} was taken over by another process")

@@ -1,7 +1,7 @@
 """The state of one partition: gives records, ticks and control records to the jobs that they concern, in order. Pure.
 
-The outcome depends on records and ticks only, not on how they are batched. After a restart every job goes on from its
-own place: what came before that is skipped for it.
+The outcome depends on records and ticks only, not on how they are batched. After a restart each job goes on from its
+own place: a replay skips for it what came before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS_MAX: Final = 1_000
 """Active jobs of one partition; beyond it, telemetry of a new job is refused with a dead letter."""
 
 TOGETHER_MAX: Final = 512
-"""Records given to a partition at once: enough to share work, few enough to look at the clock in between."""
+"""Records given to a partition at once: enough to share work, few enough to check the clock in between."""
 
 BUNDLE_BYTES_MAX: Final = 640 * 1024
 """A bundle with this many bytes of tables is full: 8,192 rank-steps of 16 metrics make 1 MB of numbers, which stay in a
@@ -41,7 +41,7 @@ core's cache until they are in frames."""
 _START: Final = Place(0, 0, 0)
 
 LoadIdle = Callable[[JobStream], Place]
-"""Restores a job that was evicted; returns the place from which on records and ticks are new to it."""
+"""Restores an evicted job; returns the place from which on records and ticks are new to it."""
 
 
 def _no_idle_jobs(job: JobStream) -> Place:
@@ -50,7 +50,7 @@ def _no_idle_jobs(job: JobStream) -> Place:
 
 @dataclass(slots=True)
 class _Unread:
-    """Records of one job that are to be taken together, with their batches."""
+    """Records of one job that will be taken as one bundle, with their batches."""
 
     records: list[Record] = field(default_factory=list)
     batches: list[Envelope] = field(default_factory=list)
@@ -76,13 +76,13 @@ class Partition:
         owns: Callable[[str], bool] = lambda _job: True,
         load_idle: LoadIdle = _no_idle_jobs,
     ) -> None:
-        """Empty.
+        """Begin without jobs.
 
         Args:
             make_detectors: makes the detectors of a job.
             links: pages about an incident, for notifications.
-            owns: whether a job belongs to this partition. Records of others are refused: another partition has them.
-            load_idle: restores jobs that were evicted.
+            owns: whether a job belongs to this partition. A new job that does not is refused.
+            load_idle: restores evicted jobs.
         """
         self.place = _START
         self._owns = owns
@@ -91,14 +91,14 @@ class Partition:
         self.jobs: dict[str, JobStream] = {}
         """The jobs in memory."""
         self._idle: set[str] = set()
-        """Jobs that were evicted."""
+        """Names of evicted jobs."""
         self._accepted: Container[str] | None = None
-        """While the past is replayed: the jobs that were accepted when their records were new."""
+        """During a replay: the jobs that were accepted the first time; no other may begin."""
         self.settings = SettingsInForce()
         self._make_detectors = make_detectors
         self._links = links
         self._new_from: dict[str, Place] = {}
-        """During a replay: the place of each job from which on things are new to it."""
+        """During a replay, by job: the place from which on records, ticks and control records are new to it."""
 
     @property
     def has_active_jobs(self) -> bool:
@@ -114,6 +114,7 @@ class Partition:
         refused_before = len(effects.refused)
         for unread in self._bundles(records, effects):
             self._take(unread, effects)
+        # Bundles of several jobs are taken in another order than that of the log.
         effects.refused[refused_before:] = sorted(effects.refused[refused_before:], key=attrgetter("position"))
         if records:
             self.place = replace(self.place, position=records[-1].position + 1)
@@ -136,10 +137,10 @@ class Partition:
     def control(self, control: Control, effects: Effects) -> None:
         """Apply a control record at the time of the last tick. Settings hold for jobs that begin later too."""
         if control.key != ALL_JOBS and self._is_new_to(control.key, control):
-            self._look_up(control.key)
+            self._look_up(control.key)  # not in the `try`: a store that fails must end the stream and refuse nothing
         try:
             self._obey(control, effects)
-        except Exception as error:  # noqa: BLE001 - as with telemetry; a newer api may write what this version cannot read
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs; a newer api may have written it
             detail = f"control record: {type(error).__name__}: {error}"[:500]
             effects.refused.append(RefusedRecord(control.position, Reason.FAILED, detail, control.value, self.now_ns))
 
@@ -150,12 +151,12 @@ class Partition:
         return self.jobs[name].state()
 
     def restore(self, snapshots: Iterable[Saved], idle: Mapping[str, Place], known: Container[str]) -> None:
-        """Restore snapshots of different places. What is replayed then may begin at the earliest of them.
+        """Restore snapshots of different places. The replay that follows may begin at the earliest of them.
 
         Args:
-            snapshots: of the jobs in memory, and of the settings.
-            idle: the jobs that were evicted, with the places of their rows.
-            known: the jobs that were accepted when the records were new: no other job begins until `settled`.
+            snapshots: of active jobs, and of the settings.
+            idle: evicted jobs, with the places of their rows.
+            known: the jobs that were accepted the first time; no other may begin until `settled`.
         """
         self._new_from |= idle
         self._idle |= idle.keys()
@@ -229,7 +230,7 @@ class Partition:
         yield from waiting.values()
 
     def _envelope(self, record: Record, effects: Effects) -> Envelope | None:
-        """The batch of a record; None where it is refused, or where its job knows it already."""
+        """The batch of a record; None if it is refused, or if its job has processed it already."""
         if self._is_known(record):
             return None
         try:
@@ -237,6 +238,7 @@ class Partition:
         except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
             self._refuse([record], error, effects)
             return None
+        # Not in the `try`: a store that fails must end the stream, and refuse no record.
         if batch.job in self._idle:
             self._look_up(batch.job)
             if self._is_known(record):
@@ -244,11 +246,11 @@ class Partition:
         return batch
 
     def _take(self, unread: _Unread, effects: Effects) -> None:
-        """Take records as one bundle. One that cannot be taken whole is split here, and nowhere else."""
+        """Take records as one bundle. A bundle that cannot be taken whole is split here, and nowhere else."""
         try:
             split = not self._take_whole(unread, effects)
-        except Exception as error:  # noqa: BLE001 - as above
-            # One bad batch must not take the others with it.
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+            # Of several batches only the bad one is refused. Another error may have left part of the bundle applied.
             split = isinstance(error, BadBatchError) and len(unread.records) > 1
             if not split:
                 self._refuse(unread.records, error, effects)
@@ -276,20 +278,20 @@ class Partition:
         return control.position >= self._new_from.get(name, _START).control_position
 
     def _look_up(self, name: str) -> None:
-        """Load a job that was evicted."""
+        """Load a job if it was evicted."""
         if name not in self._idle:
             return
         job = JobStream(name, self._make_detectors, self._links, self.settings.copy())
         place = self._load_idle(job)
         if self._new_from:
             self._new_from[name] = place
-        job.settings = self.settings.copy()  # what was set since it was evicted holds for it too
+        job.settings = self.settings.copy()  # the row has those of its eviction; what was set since holds too
         self.jobs[name] = job
         self._idle.remove(name)
 
     def _new(self, name: str) -> JobStream:
         if not self._owns(name):
-            raise BadBatchError(Reason.NAME, f"records of job {name!r} belong into another partition")
+            raise BadBatchError(Reason.NAME, f"records of job {name!r} belong in another partition")
         if not self._has_room_for(name):
             raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
         return self._begin(name)

@@ -11,7 +11,8 @@ from typing import Any
 class Place:
     """How far a partition is processed.
 
-    Every record below `position`, every tick up to `tick_number` and every control record below `control_position`.
+    Every record below `position`, every tick up to `tick_number` and every control record below `control_position` is
+    processed.
     """
 
     position: int
@@ -19,16 +20,16 @@ class Place:
     control_position: int
 
     def is_later(self, other: Place) -> bool:
-        """Whether more of the same log and the same ticks is processed here."""
+        """Whether more is processed here than at `other`, a place in the same log."""
         return (self.tick_number, self.position) > (other.tick_number, other.position)
 
     def is_within(self, other: Place) -> bool:
-        """Whether neither a record nor a tick is processed here that is not processed at `other`."""
+        """Whether all records and ticks that are processed here are processed at `other` too."""
         return self.position <= other.position and self.tick_number <= other.tick_number
 
 
 def earliest(places: Sequence[Place]) -> Place:
-    """The place from which a replay misses nothing that comes after any of the places."""
+    """The latest place from which a replay contains everything that came after each of the places."""
     return Place(
         min(place.position for place in places),
         min(place.tick_number for place in places),

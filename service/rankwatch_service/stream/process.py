@@ -1,7 +1,7 @@
-"""A stream process: one stream for each partition that is assigned to it at the time, in turns.
+"""A stream process: runs one stream for each partition that is assigned to it, in turns.
 
-The source says which partitions those are; the store allows only one process to commit to each (`stream.commit`).
-A stream that fails is dropped alone: it starts again from what is committed, after a pause, and the others go on.
+The source says which partitions those are; the store lets only one process commit to each (`stream.ownership`).
+A stream that fails is dropped alone: it is started again from what is committed, after a pause, and the others go on.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rankwatch_service.stream.status import PartitionReport, Reporter
 
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
-"""Before a stream that failed is started again; doubled from failure to failure."""
+"""Pause before a stream that failed is started again: doubled from failure to failure, up to RETRY_S_MAX."""
 
 SAVE_S: Final = 0.25
-"""Between looks at which jobs are due for a snapshot."""
+"""Between checks of which jobs are due for a snapshot."""
 
 REPORT_S: Final = 5.0
 """Between reports. They are for people: a partition whose report is older than 15 s has no process."""
@@ -63,7 +63,7 @@ class _Slot:
 
 
 class StreamProcess:
-    """Keeps the streams of the assigned partitions going. For one thread."""
+    """Runs the streams of the assigned partitions. For one thread."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StreamProcess:
             controls: the newest control records, for all streams of the process.
             clock: for durations and reports.
             make_stream: makes the stream of a partition, not started.
-            counts: see `status.new_counts`.
+            counts: counters of this process (`status.new_counts`).
         """
         self.counts = counts
         self._engine = engine
@@ -95,10 +95,10 @@ class StreamProcess:
         self._reported_s = float("-inf")
 
     def run(self, stop: Stop) -> None:
-        """Go on until asked to stop, then save everything.
+        """Run until asked to stop, then save everything.
 
         Raises:
-            FencedError: another process took a partition over, and the source has one process only.
+            FencedError: another process took a partition over, and this source allows only one process.
         """
         while not stop.asked:
             try:
@@ -106,7 +106,7 @@ class StreamProcess:
             except (FencedError, KeyboardInterrupt):
                 raise
             except Exception:  # noqa: BLE001 - logged, and tried again
-                # The store does not answer. Streams whose own commits did not fail are as they were.
+                # The store does not answer. Streams are kept: each is dropped by a failure of its own (`_turn`).
                 _log.exception("stream_process_failed")
                 self.counts["restarts"] += 1
                 self._clock.sleep(RETRY_S)
@@ -133,7 +133,7 @@ class StreamProcess:
             self.counts["away"] += 1
             _log.warning("source_away", error=str(error))
             self._clock.sleep(RETRY_S)
-            return True
+            return True  # whether the store has changed is not known, so control records are read
 
     def _follow_assignment(self) -> None:
         assigned = self._source.assigned
@@ -146,7 +146,7 @@ class StreamProcess:
             self._slots[partition] = _Slot()
 
     def _turn(self, partition: int, slot: _Slot) -> bool:
-        """One batch of one partition; True if there is more at hand."""
+        """Process one batch of one partition; returns whether more records may be at hand."""
         now_s = self._clock.monotonic_s()
         if slot.stream is None and now_s < slot.start_s:
             return False
@@ -165,12 +165,12 @@ class StreamProcess:
             self._source.fenced(partition)
             return False
         except Exception:  # noqa: BLE001 - logged, and started again
-            # Whether the last batch was committed is not known: the next start finds out.
+            # It is not known whether the last batch was committed; the next start reads what is.
             _log.exception("stream_failed", partition=partition)
             self.counts["restarts"] += 1
             slot.stream = None
             slot.start_s = self._clock.monotonic_s() + min(RETRY_S * 2**slot.failures, RETRY_S_MAX)
-            slot.failures = min(slot.failures + 1, 10)
+            slot.failures = min(slot.failures + 1, 10)  # the pause is at its maximum long before; 2**n stays small
             return False
         return done >= RECORDS_MAX
 

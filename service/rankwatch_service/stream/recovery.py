@@ -1,9 +1,9 @@
-"""What a start does, as a plan. Pure: facts in, plan out. `stream.loop` carries it out and decides nothing itself.
+"""The plan of a start. Pure: facts in, plan out. `stream.loop` carries it out and decides nothing itself.
 
 Every known job starts in exactly one of four ways, and so do the partition's settings (`ALL_JOBS`):
 
 - from its *snapshot*, followed by a replay of what came after it;
-- as an *idle* job, which stays in its row until something concerns it;
+- as an *idle* job, which stays in its row until a record or a control record concerns it;
 - from the *log* alone, where the log still has the job's whole past;
 - from the *tables*, where that past is lost: incidents and checkpoints are kept, detectors begin anew.
 """
@@ -33,7 +33,7 @@ class Facts:
     idle: Mapping[str, Place]
     """Jobs that have a row as idle jobs, with its place."""
     jobs: frozenset[str]
-    """Jobs of this partition that anything is committed about."""
+    """The known jobs: those of this partition that have a row in the store."""
     newest_settings: Saved | None
     """The settings in the newest readable snapshot of any partition."""
 
@@ -43,7 +43,7 @@ class Plan:
     """What a start does, in this order."""
 
     snapshots: tuple[Saved, ...]
-    """1. Restore these. The place of each is where the replay begins to be news for it."""
+    """1. Restore these. Each skips what the replay has from before its place."""
     idle: Mapping[str, Place]
     """2. Leave these in their rows. They are loaded if the replay, or anything later, concerns them."""
     from_tables: tuple[str, ...]
@@ -52,12 +52,12 @@ class Plan:
     replay_to: Place
     """4. Replay the log, the ticks and the control log between these places, without effects."""
     from_log: frozenset[str]
-    """5. Of these, restore from the tables those that the replay did not bring back: their records are in another
-    partition, since the log has another number of partitions than it had."""
+    """5. Expect these from the replay, and restore from the tables those that it did not bring back: their records are
+    in another partition, because the number of partitions has changed."""
     resume_at: Place
     """6. Go on from here."""
     is_new_log: bool
-    """7. Remove what refers to positions in the log that was here before."""
+    """7. If true, remove what refers to positions in the old log."""
     needed_position: int
     """8. Remember that no start needs an older record."""
     save: tuple[str, ...]
@@ -73,7 +73,7 @@ def plan_start(facts: Facts) -> Plan:
     claim = facts.claim
     committed = claim.place
     is_new_log = facts.log_end < committed.position
-    # The log is complete where it lacks only what we allowed it to forget.
+    # The log is complete if it lacks only records that no start needs.
     is_complete = not is_new_log and facts.log_begin <= claim.needed_position
     complete_from = _complete_from(facts, is_new_log, is_complete)
     known = facts.jobs | {ALL_JOBS}
@@ -81,6 +81,7 @@ def plan_start(facts: Facts) -> Plan:
     snapshots = {saved.job: saved for saved in facts.snapshots if saved.job in known}
     too_old = {name: saved.place for name, saved in snapshots.items() if not _can_replay(saved, complete_from)}
     unusable = {**facts.unreadable, **too_old}
+    # Rows of idle jobs have positions in the old log, which the new one does not continue.
     idle = {} if is_new_log else _idle(facts, {name: saved.place for name, saved in snapshots.items()} | unusable)
     idle = {name: place for name, place in idle.items() if is_complete or place.position >= facts.log_begin}
     usable = [saved for name, saved in snapshots.items() if name not in too_old.keys() | idle.keys()]
@@ -89,10 +90,10 @@ def plan_start(facts: Facts) -> Plan:
     is_first_start = committed.tick_number == 0
     save: tuple[str, ...] = ()
     if is_first_start and facts.newest_settings is not None:
-        # A partition that is new begins with what people have set, as another partition knows it.
+        # A new partition begins with the newest settings of any other partition.
         committed = replace(committed, control_position=facts.newest_settings.place.control_position)
         restored = [Saved(ALL_JOBS, committed, facts.newest_settings.state)]
-        save = (ALL_JOBS,)  # so that the next start begins with the same
+        save = (ALL_JOBS,)  # so that the next start begins with the same settings
 
     missing = known - {saved.job for saved in restored} - idle.keys()
     lost = {
@@ -128,12 +129,12 @@ def _complete_from(facts: Facts, is_new_log: bool, is_complete: bool) -> int:
     """The position from which on the log has everything that was processed."""
     committed = facts.claim.place.position
     if is_new_log:
-        return committed
+        return committed  # the new log has nothing of what was processed
     return min(facts.claim.needed_position if is_complete else facts.log_begin, committed)
 
 
 def _can_replay(saved: Saved, complete_from: int) -> bool:
-    """Settings always can: what changes them is in the control log, which is complete."""
+    """Whether the log has what came after a snapshot. Settings need the control log alone, which is complete."""
     return saved.job == ALL_JOBS or saved.place.position >= complete_from
 
 
@@ -147,5 +148,6 @@ def _idle(facts: Facts, newest: Mapping[str, Place]) -> dict[str, Place]:
 
 
 def _moved_into(saved: Saved, complete_from: int, committed: Place) -> Saved:
+    """The snapshot, at a position that the log has. Only that of the settings may be older than the log."""
     position = min(max(saved.place.position, complete_from), committed.position)
     return replace(saved, place=replace(saved.place, position=position))

@@ -1,5 +1,7 @@
-"""Brings a partition from one committed place to the next as it went the first time: same records, same ticks, same
-control records, without effects outside of the charts.
+"""Replays what a partition processed between two places: the same records, ticks and control records, in that order.
+
+Effects are discarded, because they were committed the first time. Frames go to the charts again: series are written
+beside the deciding transaction, so a crash may have lost some.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Past:
     controls: deque[Control]
     """Control records that concern the partition; each comes with the first tick with a higher control position."""
     begin_unix_ns: int
-    """The time before the first tick; 0 where it is not known."""
+    """The time before the first tick; 0 if it is not known."""
     end: int
     """Position of the first record that is not replayed."""
 
@@ -56,7 +58,7 @@ class Replay:
         effects = Effects()
         while past.ticks:
             self._tick(effects)
-        for control in past.controls:  # of a version that had one log for everything: they needed no tick
+        for control in past.controls:  # an earlier version had one log for everything, and applied these without a tick
             self._partition.control(control, effects)
         self._chart(effects)
 

@@ -1,4 +1,4 @@
-"""The role `stream`: puts a stream process together and runs it."""
+"""The role `stream`: builds a stream process and runs it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(settings: Settings) -> None:
 
 
 def follow_sql(engine: Engine, clock: Clock, links: Links, stop: Stop) -> None:
-    """Keep the stream of the log in the store going until asked to stop.
+    """Run the stream over the log in the store until asked to stop.
 
     Raises:
         FencedError: another process owns the log; this one must end.
@@ -55,15 +55,15 @@ def follow_sql(engine: Engine, clock: Clock, links: Links, stop: Stop) -> None:
 def follow_kafka(
     engine: Engine, settings: Settings, clock: Clock, links: Links, stop: Stop, session_ms: int | None = None
 ) -> None:
-    """Keep the streams of the partitions that the consumer group gives us going until asked to stop.
+    """Run the streams of the partitions that the consumer group assigns to this process, until asked to stop.
 
     Args:
         engine: the store.
-        settings: name the brokers, and how topics are made that are missing.
+        settings: the brokers, and how missing topics are created.
         clock: for ticks and durations.
         links: pages about an incident, for notifications.
         stop: when to end.
-        session_ms: after so long without a sign of life the group gives our partitions to others; None: the default.
+        session_ms: session time-out of the consumer group; None: `kafka_consumer.SESSION_MS`.
     """
     # The client is an extra that is not installed where telemetry is kept in the store.
     from rankwatch_service.stream.sources.kafka_open import open_kafka  # noqa: PLC0415
@@ -91,7 +91,7 @@ def process_over(
     counts: Counter[str],
     publish_refused: PublishRefused | None = None,
 ) -> StreamProcess:
-    """What keeps the streams of the source's partitions going, with the detectors of the catalogue."""
+    """A stream process over this source, with the detectors of the catalogue."""
     controls = ControlTail(ControlLog(engine, clock))
 
     def make_stream(partition: int) -> Stream:

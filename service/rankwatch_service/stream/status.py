@@ -15,21 +15,25 @@ from rankwatch_service.store.models import StreamProcess, StreamReport
 from rankwatch_service.store.upsert import upsert
 
 FORGET_S: Final = 24 * 3_600.0
-"""Reports of processes and partitions that are older are deleted."""
+"""Older reports of processes and partitions are deleted."""
 
 
 def new_counts() -> Counter[str]:
-    """What happens in one process, counted by name; its source adds names of its own.
+    """The counters of one process, by name; its source adds names of its own.
 
-    `restarts`: streams, or the whole loop, that began anew after a failure; `fenced`: partitions that another process
-    had taken over when this one wanted to commit; `away`: times that the source did not answer.
+    `restarts`: how often a stream, or the whole loop, was restarted after a failure; `fenced`: how often a commit found
+    that another process had taken the partition over; `away`: how often the source did not answer.
     """
     return Counter(restarts=0, fenced=0, away=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The status of one partition: a row of the table `stream_report`."""
+    """The status of one partition: a row of the table `stream_report`.
+
+    `end` is the position that the next record of the log will have, as far as is known; `position` is what is processed
+    up to. `tick_unix_ns` is stream time.
+    """
 
     partition: int
     epoch: int
@@ -53,6 +57,7 @@ class Reporter:
         now = self._clock.unix_ns()
         said = {"owner": self._owner, "at_unix_ns": now}
         process = said | {"started_unix_ns": self._started_unix_ns, "counters": dict(counts)}
+        # Sorted, because processes that report at once must lock rows in the same order (`write_aside`).
         rows = [said | asdict(partition) for partition in sorted(partitions, key=lambda report: report.partition)]
         old = now - int(FORGET_S * 1e9)
         with write_aside(self._engine) as connection:

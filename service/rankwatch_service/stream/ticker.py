@@ -16,10 +16,10 @@ CONTROLS_MAX: Final = 1_000
 
 
 class Ticker:
-    """Ticks a partition between its records. New ticks are appended to the lists of the caller, which stores them."""
+    """Ticks a partition between its records. New ticks are appended to the caller's lists; the caller stores them."""
 
     def __init__(self, partition: Partition, controls: Controls, concerns: Callable[[Control], bool]) -> None:
-        """`concerns`: whether a control record is applied in this partition."""
+        """Read nothing yet. `concerns`: whether a control record is applied in this partition."""
         self._partition = partition
         self._controls = controls
         self._concerns = concerns
@@ -56,6 +56,7 @@ class Ticker:
         needs_ticks = self._partition.has_active_jobs or not self._partition.now_ns
         due = needs_ticks and now_unix_ns - self._partition.now_ns >= TICK_S * 1e9
         if self._waiting or due:
+            # The api that appended them may run on a host whose clock is ahead of this one's.
             latest = max((control.appended_unix_ns for control in self._waiting), default=now_unix_ns)
             self._tick(max(now_unix_ns, latest), self._partition.place.position, ticks, effects)
 

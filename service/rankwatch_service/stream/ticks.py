@@ -15,7 +15,7 @@ from rankwatch_service.stream.ticker import CONTROLS_MAX
 
 
 def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place) -> tuple[deque[StoredTick], int]:
-    """The ticks after `begin`, and the time before the first of them; 0 where it is not known."""
+    """The ticks after `begin` up to `committed`, and the time before the first of them; 0 if it is not known."""
     with read(engine) as connection:
         rows = connection.execute(
             select(StreamTick.number, StreamTick.position, StreamTick.control_position, StreamTick.time_unix_ns)
@@ -27,6 +27,7 @@ def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place)
             .order_by(StreamTick.number)
         )
         ticks = deque(StoredTick(*row) for row in rows)
+    # The tick at `begin` is processed already: a replay needs its time alone.
     if ticks and ticks[0].number == begin.tick_number:
         return ticks, ticks.popleft().time_unix_ns
     return ticks, 0

@@ -1,6 +1,6 @@
 """Idle jobs: one row each instead of memory and snapshots, until a record or a control record concerns them.
 
-Only such records change an idle job, so it makes no difference to any decision where it is kept.
+Only such records change an idle job, so eviction changes no decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def evict(connection: Connection, partition: int, job: str, place: Place, state:
 
 
 def places(engine: Engine, partition: int) -> dict[str, Place]:
-    """The jobs that a partition has evicted, with the place of each row; they may have come back since."""
+    """By name, the places of the rows of idle jobs. A job may have come back after its row was written."""
     columns = (RestingJob.position, RestingJob.tick_number, RestingJob.control_position)
     with read(engine) as connection:
         rows = connection.execute(select(RestingJob.job, *columns).where(RestingJob.partition == partition))
@@ -36,7 +36,7 @@ def places(engine: Engine, partition: int) -> dict[str, Place]:
 
 
 def load(engine: Engine, partition: int, job: str) -> Saved:
-    """A job that a partition has evicted, as it was.
+    """The state of an idle job at its eviction.
 
     Raises:
         ValueError: its row is missing, damaged, or of another version.

@@ -21,7 +21,7 @@ def pack(state: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given; tuples have become lists.
+    """Decode what `pack` encoded; tuples come back as lists.
 
     Raises:
         ValueError: the bytes are not a packed state.
@@ -53,4 +53,4 @@ def _decode(code: int, data: memoryview) -> Any:
     if code != _ARRAY:
         raise ValueError(f"unknown extension {code}")
     dtype, shape, raw = msgspec.msgpack.decode(data)
-    return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()
+    return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()  # without it the array would be read-only

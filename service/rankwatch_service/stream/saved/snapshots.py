@@ -1,8 +1,8 @@
 """Snapshots of jobs: they make a start quick and decide nothing.
 
 A snapshot counts once its last part and its checksum are stored. Two are kept of each job, and both logs from the older
-of them on. The newest is the one of the furthest place, not of the latest time: a process that was fenced may still
-have been writing one.
+of them on. The newest is the one with the furthest place, not the latest time, because a process may still be writing
+one when another takes its partition over.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rankwatch_service.stream.place import Place, Saved, earliest
 from rankwatch_service.stream.saved.packing import checksum, pack, unpack
 
 VERSION: Final = "1"
-"""Of the stream's own state, which holds each detector's version. Raised when an older state cannot be read."""
+"""Version of the stream's own state; versions of detectors are in it. Raised when older states cannot be read."""
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Written in one transaction, which takes 5 ms: others wait no longer."""
+"""Written in one transaction. It takes 5 ms, so no other writer waits longer for it."""
 
 KEPT: Final = 2
 """Complete snapshots kept of each job: one may turn out to be unreadable."""
 
 
 def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, state: Any, now_unix_ns: int) -> None:
-    """Write a snapshot in short transactions; of the older ones all but `KEPT` are deleted.
+    """Write a snapshot in short transactions, and delete all but the newest `KEPT` of the job.
 
     `place` must be committed already: a snapshot is never ahead of the database.
 
@@ -56,6 +56,7 @@ def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, sta
     for number, part in enumerate(parts):
         with write_aside(engine) as connection:
             connection.execute(insert(SnapshotChunk).values(snapshot_id=snapshot_id, number=number, data=part))
+    # Ownership is checked where the snapshot becomes complete: parts of an incomplete one are never read.
     with write_aside(engine) as connection:
         owner = select(StreamPosition.epoch).where(StreamPosition.partition == partition)
         if connection.scalar(owner) != epoch:
@@ -67,19 +68,19 @@ def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, sta
             .where(Snapshot.partition == partition, Snapshot.job == job, Snapshot.complete)
             .order_by(Snapshot.position.desc(), Snapshot.tick_number.desc(), Snapshot.id.desc())
         ).all()
-        # A snapshot that was never finished, by this process or another, is older than the one that is complete now.
+        # Incomplete ones go as well: those with a smaller id were begun before this one, and abandoned.
         kept = complete[:KEPT]
         old = (Snapshot.partition == partition, Snapshot.job == job, Snapshot.id.not_in(kept))
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
 def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
-    """The newest readable snapshot of each job; and of jobs that have only unreadable ones, the place of the newest.
+    """The newest readable snapshot of each job; and by job, the place of the newest where none is readable.
 
     Args:
         engine: the store.
-        partition: whose.
-        up_to: what is committed. A snapshot beyond it is of another database or log, and not used.
+        partition: whose snapshots.
+        up_to: the committed place. A snapshot beyond it belongs to another database or log, and is not used.
     """
     with read(engine) as connection:
         query = (
@@ -101,13 +102,14 @@ def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...
 
 
 def newest_settings(engine: Engine) -> Saved | None:
-    """The settings in the newest readable snapshot of any partition: a partition that is new begins with them.
+    """The settings in the newest readable snapshot of any partition; a new partition begins with them.
 
     Control records from its place on are kept for all partitions.
     """
     with read(engine) as connection:
         query = select(Snapshot.__table__).where(Snapshot.job == ALL_JOBS, Snapshot.complete)
         rows = connection.execute(query.order_by(Snapshot.control_position.desc(), Snapshot.id.desc())).all()
+    # Places of another partition cannot be compared with those of this one, so none is too far.
     anywhere = Place(2**62, 2**62, 2**62)
     return next((saved for row in rows if (saved := _read(engine, row, anywhere)) is not None), None)
 
@@ -134,6 +136,7 @@ def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | 
 
 
 def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
+    """The snapshot of a row; None if it is of another version, beyond `up_to`, incomplete or damaged."""
     place = Place(row.position, row.tick_number, row.control_position)
     if row.version != VERSION or not place.is_within(up_to):
         return None

@@ -17,7 +17,7 @@ class Source(Protocol):
 
     @property
     def partitions(self) -> int:
-        """How many there are.
+        """Number of partitions.
 
         Raises:
             LogError: nothing can be read now.
@@ -34,7 +34,7 @@ class Source(Protocol):
         ...
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Take up what has arrived. Where `idle`, wait a fraction of a second for records or for a change of the store.
+        """Take in what has arrived. If `idle`, wait a fraction of a second for records or for a change of the store.
 
         Returns:
             Whether the store has changed.
@@ -47,29 +47,29 @@ class Source(Protocol):
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
         """Up to `limit` records from `position` on, in order; fewer than exist if they are large (`READ_BYTES_MAX`).
 
-        Positions may be missing: those records were removed. An empty list means that nothing is at hand; `drained`
-        says whether anything is there.
+        Positions may be missing: those records were removed. An empty list means that nothing has arrived yet;
+        `drained` says whether the partition has more.
 
         Args:
-            partition: whose.
+            partition: whose records.
             position: of the first record.
             limit: records at most.
-            wait_s: how long to wait for records that exist and are not at hand yet.
+            wait_s: how long to wait for records that exist and have not arrived yet.
 
         Raises:
-            LogError: the partition cannot be read now, or it is not the same any more.
+            LogError: the partition cannot be read now, or it is another log than before.
         """
         ...
 
     def drained(self, partition: int, position: int) -> bool:
-        """Whether it is known, as of a few seconds ago at most, that there is nothing at `position` or behind it."""
+        """Whether the source knows, as of a few seconds ago at most, that no record is at `position` or after it."""
         ...
 
     def begin(self, partition: int) -> int:
-        """The position of the oldest record; `end` where there is none.
+        """The position of the oldest record; `end` if there is none.
 
         Raises:
-            LogError: it cannot be asked now.
+            LogError: the log does not answer.
         """
         ...
 
@@ -77,19 +77,19 @@ class Source(Protocol):
         """The position that the next record will have, or more.
 
         Raises:
-            LogError: it cannot be asked now.
+            LogError: the log does not answer.
         """
         ...
 
     def last_known_end(self, partition: int) -> int:
-        """The same without waiting for an answer: what `end` was when it was last known, 0 before that."""
+        """The `end` that was last known, without asking the log; 0 before the first answer."""
         ...
 
     def processed(self, partition: int, committed: int, needed: int) -> None:
         """Take note of how far a partition is processed.
 
         Args:
-            partition: whose.
+            partition: which one.
             committed: everything before this position is processed and committed.
             needed: no start needs a record before this position.
         """
@@ -99,6 +99,6 @@ class Source(Protocol):
         """Take note that another process has taken over a partition that is assigned to this one.
 
         Raises:
-            FencedError: that must not happen with this form; the process should end.
+            FencedError: this form has one reader only, so the process must end.
         """
         ...

@@ -1,9 +1,8 @@
 """A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
 
-One consumer fills a bounded buffer for each of its partitions; reading at another position than its buffer's makes it
-seek. The store decides where a partition is read from: what is committed to Kafka is for its tools. A consumer that
-hears nothing is replaced: it never goes back to the addresses that it began with, and polling it does not tell that no
-broker answers.
+One consumer fills a bounded buffer for each of its partitions; a read at another position than the buffer's makes it
+seek. Positions come from the store; what is committed to Kafka is for Kafka's own tools. A consumer that no broker
+answers is replaced, because it never returns to its bootstrap addresses, and polling it does not report the silence.
 """
 
 from __future__ import annotations
@@ -36,29 +35,30 @@ BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
 """A partition with this many bytes buffered is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
 
 WAIT_S: Final = 0.1
-"""A wait ends after so long, so that control records are applied in time. Records end it at once."""
+"""Longest wait, so that control records are applied in time. Records end it at once."""
 
 ENDS_S: Final = 1.0
-"""Between requests for the ends of the partitions: one for each broker, which also shows that it answers."""
+"""Between requests for the ends of the partitions. Each goes to every broker, and also shows that it answers."""
 
 ENDS_WAIT_MS: Final = 2_000
 HEARD_S: Final = 2.5
-"""An answer is believed for so long: two requests fit. After that, no host counts as silent."""
+"""How long an answer about ends is trusted: two requests fit. After that, time stands still in the partitions, so that
+no host counts as silent because brokers are."""
 
 SILENCE_S: Final = 15.0
-"""The consumer is replaced when no broker has answered for so long; a restart of a broker takes 2 to 7 s."""
+"""The consumer is replaced when no broker has answered for this long; a restart of a broker takes 2 to 7 s."""
 
 STUCK_S: Final = 30.0
-"""The consumer is replaced when brokers answer, a partition has records, and for so long none of them came."""
+"""The consumer is replaced when brokers answer and a partition has records, but none has arrived for this long."""
 
 REOPEN_S: Final = 1.0
-"""Between tries to make a consumer."""
+"""Between tries to open a consumer."""
 
 COMMIT_S: Final = 5.0
 """Between commits to Kafka."""
 
 FENCED_S: Final = 5.0
-"""Before a partition that another process took is read again: the group's next heartbeat says whether it is ours."""
+"""How long a partition that another process took over is left alone; a heartbeat within it says who has it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -95,10 +95,10 @@ class KafkaSource:
         self._partitions = 0
         self._buffers: dict[int, Buffer] = {}
         self._broken: dict[int, str] = {}
-        """Partitions that are not the same any more, with the reason, until a read has raised it."""
+        """Why a partition is another log than before, until a read has raised it."""
         self._ends: dict[int, int] = {}
         self._processed: dict[int, int] = {}
-        """Positions that are to be committed to Kafka."""
+        """Positions to commit to Kafka."""
         self._fenced_until_s: dict[int, float] = {}
         self._asked_s = self._heard_s = self._committed_s = float("-inf")
 
@@ -107,7 +107,7 @@ class KafkaSource:
         """How many partitions the topic has.
 
         Raises:
-            LogError: it is not known, since no broker answers or there is no such topic.
+            LogError: no broker answers, or there is no such topic.
         """
         if not self._partitions:
             self._open()
@@ -125,12 +125,12 @@ class KafkaSource:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0 or self.drained(partition, position):
                 break
-            self.fetch(min(left_s, 0.1))
+            self.fetch(min(left_s, 0.1))  # in short waits: the end may move, or become known, meanwhile
             buffer = self._at(partition, position)
         return buffer.give(limit)
 
     def drained(self, partition: int, position: int) -> bool:
-        """Whether it is known, as of `HEARD_S` ago at most, that there is nothing at `position` or behind it."""
+        """Whether brokers said, `HEARD_S` ago at most, that no record is at `position` or after it."""
         buffer = self._buffers.get(partition)
         if buffer:
             return False
@@ -142,7 +142,7 @@ class KafkaSource:
         return self._offsets("end_offsets", partition)
 
     def begin(self, partition: int) -> int:
-        """The position of the oldest record kept; `end` where there is none."""
+        """The position of the oldest record kept; `end` if there is none."""
         return self._offsets("beginning_offsets", partition)
 
     def last_known_end(self, partition: int) -> int:
@@ -151,7 +151,7 @@ class KafkaSource:
 
     @property
     def assigned(self) -> frozenset[int]:
-        """The partitions that the group gives to this process, but for those that another one took just now."""
+        """The partitions that the group assigns to this process, without those that another one has just taken over."""
         if self._consumer is None:
             return frozenset()
         now_s = self._clock.monotonic_s()
@@ -159,16 +159,16 @@ class KafkaSource:
         return frozenset(number for number in ours if now_s >= self._fenced_until_s.get(number, now_s))
 
     def fenced(self, partition: int) -> None:
-        """Leave the partition alone until the group has had the time to say whose it is."""
+        """Leave the partition alone for `FENCED_S`, until the group has said which process has it."""
         self._fenced_until_s[partition] = self._clock.monotonic_s() + FENCED_S
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Fetch; where `idle`, wait for a message for `WAIT_S` at most. Returns whether the store has changed."""
+        """Fetch; if `idle`, wait for a message for `WAIT_S` at most. Returns whether the store has changed."""
         self.fetch(WAIT_S if idle else 0.0)
         return changes.changed()
 
     def fetch(self, wait_s: float) -> None:
-        """Buffer what arrived, waiting for `wait_s` at most; replace the consumer when it does not work any more.
+        """Buffer what arrived, waiting for `wait_s` at most; close a consumer that has stopped working.
 
         Raises:
             LogError: no broker answers.
@@ -198,6 +198,7 @@ class KafkaSource:
         self._committed_s = now_s
         ours, processed = self.assigned, self._processed
         self._processed = {}
+        # A partition that was revoked meanwhile is left to its new owner's commits. -1: no leader epoch is known.
         offsets = {self._topic(p): OffsetAndMetadata(at, "", -1) for p, at in processed.items() if p in ours}
         try:
             self._consumer.commit_async(offsets, self._committed)
@@ -205,13 +206,13 @@ class KafkaSource:
             self.counts["commit_failures"] += 1
 
     def close(self) -> None:
-        """Leave the group and let go of everything."""
+        """Leave the group and close the consumer."""
         self._close("")
 
     # ---- buffers ---------------------------------------------------------------------------------------------------
 
     def _at(self, partition: int, position: int) -> Buffer:
-        """The partition's buffer, with `position` as its first."""
+        """The partition's buffer, which begins at `position`; a seek empties it if it did not."""
         self._open()
         assert self._consumer is not None
         self._drop_changed()
@@ -224,9 +225,9 @@ class KafkaSource:
                 self._consumer.seek(self._topic(partition), position)
                 self._consumer.resume(self._topic(partition))
             except (KafkaError, AssertionError) as error:
-                raise LogError(f"partition {partition} is not ours: {explained(error)}") from error
+                raise LogError(f"partition {partition} is not assigned to this process: {explained(error)}") from error
             buffer = self._buffers[partition] = Buffer(partition, position, self._clock.monotonic_s())
-        elif buffer.paused and buffer.bytes < BUFFER_BYTES_MAX // 2:
+        elif buffer.paused and buffer.bytes < BUFFER_BYTES_MAX // 2:  # not at the limit, or each read would toggle it
             self._consumer.resume(self._topic(partition))
             buffer.paused = False
         return buffer
@@ -236,7 +237,7 @@ class KafkaSource:
             partition = self._assignment.changed.popleft()
             self._buffers.pop(partition, None)
             self._ends.pop(partition, None)
-            self._asked_s = float("-inf")
+            self._asked_s = float("-inf")  # until its end is known, a new partition is not drained
 
     def _take(self, partition: int, messages: Sequence[Any]) -> None:
         buffer = self._buffers.get(partition)
@@ -267,7 +268,7 @@ class KafkaSource:
         self._asked_s = float("-inf")
 
     def _close(self, why: str) -> None:
-        """Close the consumer; with a reason where it does not work any more."""
+        """Close the consumer. `why`: the reason, if it has stopped working and will be replaced."""
         consumer, self._consumer = self._consumer, None
         self._buffers.clear()
         self._ends.clear()
@@ -304,7 +305,7 @@ class KafkaSource:
             if buffer or buffer.paused or buffer.fetched >= self._ends.get(partition, 0):
                 buffer.moved_s = now_s
             elif now_s - buffer.moved_s > STUCK_S:
-                self._close(f"partition {partition} brought nothing from position {buffer.fetched} on")
+                self._close(f"no record of partition {partition} arrived from position {buffer.fetched} on")
                 return
 
     def _offsets(self, which: str, partition: int) -> int:

@@ -21,7 +21,7 @@ class Buffer:
         self.paused = False
         """Whether the consumer does not fetch the partition."""
         self.moved_s = now_s
-        """When something was last fetched, or it was known that there is nothing."""
+        """When a record last arrived, or none was outstanding; seconds of the monotonic clock."""
         self._partition = partition
         self._records: deque[Record] = deque()
 
@@ -32,7 +32,7 @@ class Buffer:
         """Add what was fetched.
 
         Raises:
-            LogError: the client began at the oldest record again, since our position does not exist.
+            LogError: the client went back to the oldest record, because our position does not exist.
         """
         for message in messages:
             if message.offset < self.fetched:
@@ -45,7 +45,7 @@ class Buffer:
         self.moved_s = now_s
 
     def give(self, limit: int) -> list[Record]:
-        """Remove and return the first records: up to `limit` and `READ_BYTES_MAX`, but one at least."""
+        """Remove and return the first records: at least one, and at most `limit` and `READ_BYTES_MAX`."""
         records: list[Record] = []
         total = 0
         while self._records and len(records) < limit:
@@ -61,5 +61,6 @@ class Buffer:
 
 
 def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
-    """When the broker received a message; where the topic keeps the sender's time, when it is read."""
+    """When the broker appended a message; if the topic keeps the sender's time, when the message is read."""
+    # A sender's clock decides nothing: ticks take these times.
     return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns

@@ -25,11 +25,11 @@ which are one batch while a backlog is processed."""
 
 FETCH_RECORDS_MAX: Final = 2_000
 FETCH_WAIT_MS: Final = 250
-"""A broker answers at once when there is something."""
+"""How long a broker waits for records before it answers; records end the wait at once."""
 
 SESSION_MS: Final = 10_000
 HEARTBEAT_MS: Final = 3_000
-"""A consumer that is silent for a session has lost its partitions; three heartbeats fit."""
+"""A consumer without a heartbeat for a session loses its partitions; three heartbeats fit."""
 
 CLOSE_MS: Final = 2_000
 
@@ -41,11 +41,11 @@ class Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
         self.changed: deque[int] = deque()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """The client fetches them from a position of its own choice, which does not follow what was buffered."""
+        """Note them: the client fetches from a position of its own choice, which does not continue their buffers."""
         self.changed.extend(partition.partition for partition in assigned)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Their buffers are out of date when they come back. Also called for partitions that were lost."""
+        """Note them: their buffers are out of date when they come back. Also called for partitions that were lost."""
         self.changed.extend(partition.partition for partition in revoked)
 
 
@@ -56,9 +56,9 @@ def open_consumer(
 
     Args:
         settings: how to reach the brokers.
-        group: the consumer group; None: all partitions, which are not fetched before somebody seeks in them.
-        session_ms: after so long without a sign of life the group gives the partitions to others.
-        assignment: notes what the group assigns.
+        group: the consumer group; None: all partitions, of which none is fetched before a seek.
+        session_ms: session time-out of the group.
+        assignment: notes which partitions the group assigns and revokes.
 
     Raises:
         LogError: no broker answers, or there is no such topic.
@@ -68,7 +68,8 @@ def open_consumer(
         consumer: KafkaConsumer = opened(KafkaConsumer, settings, CONNECT_S, **_options(group, session_ms))
     except KafkaAwayError as error:
         raise LogError(str(error)) from error
-    # The client ignores its option of this name, and a topic that a broker creates has the wrong partitions.
+    # The client ignores the public option of this name (adr/0008). A topic that a broker creates by itself has the
+    # broker's number of partitions.
     consumer._client.cluster.config["allow_auto_create_topics"] = False
     found = _partitions(consumer, topic)
     if not found:
@@ -91,7 +92,9 @@ def _partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
 
 def _options(group: str | None, session_ms: int) -> dict[str, Any]:
     options = {
+        # A position that does not exist then shows as a step back, which `Buffer.take` raises.
         "auto_offset_reset": "earliest",
+        # The store has the positions. Only `KafkaSource.processed` commits, for Kafka's tools.
         "enable_auto_commit": False,
         "fetch_max_wait_ms": FETCH_WAIT_MS,
         "fetch_max_bytes": FETCH_BYTES_MAX,

@@ -19,7 +19,7 @@ from rankwatch_service.stream.sources.kafka_consumer import SESSION_MS
 from rankwatch_service.stream.sources.kafka_dead_letters import DeadLetterTopic
 
 RETRY_S: Final = 1.0
-"""Between tries to find a broker; each has waited for one already."""
+"""Pause between tries to reach a broker; each try has waited for one already."""
 
 CLOSE_S: Final = 2.0
 
@@ -34,9 +34,9 @@ def open_kafka(
     stop_asked: Callable[[], bool],
     session_ms: int = SESSION_MS,
 ) -> Iterator[tuple[KafkaSource, DeadLetterTopic]]:
-    """A source in the consumer group of the stream, and where it publishes dead letters; both are closed at the end.
+    """A source in the consumer group of the stream, and the topic of dead letters; both are closed at the end.
 
-    Missing topics are made first: that is tried until a broker answers, or until asked to stop.
+    Missing topics are created first, with retries until a broker answers or `stop_asked` is true.
     """
     kafka = settings.kafka_settings()
     assert kafka is not None

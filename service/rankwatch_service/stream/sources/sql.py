@@ -12,13 +12,13 @@ from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.stream.ownership import FencedError
 
 POLL_S: Final = 0.01
-"""Between checks for a change of the store, which take 3 us each, while nothing comes."""
+"""Between checks for a change of the store while it is idle; a check takes 3 us."""
 
 IDLE_S: Final = 0.25
-"""A wait ends after so long: a tick is late by that at most."""
+"""Longest wait: a tick is at most this late."""
 
 TRIM_RECORDS: Final = 1_000
-"""Records removed in one transaction."""
+"""Records removed in one transaction, so that other writers do not wait for long."""
 
 
 class SqlSource(SqlLog):
@@ -30,7 +30,7 @@ class SqlSource(SqlLog):
 
     @property
     def partitions(self) -> int:
-        """One."""
+        """Always 1."""
         return 1
 
     def partition_of(self, key: str) -> int:  # noqa: ARG002
@@ -43,14 +43,14 @@ class SqlSource(SqlLog):
         return frozenset({PARTITION})
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Where `idle`, wait until the store changes, for `IDLE_S` at most; returns whether it has."""
+        """If `idle`, wait until the store changes, for `IDLE_S` at most; returns whether it has."""
         deadline_s = self._clock.monotonic_s() + IDLE_S
         while not (changed := changes.changed()) and idle and self._clock.monotonic_s() < deadline_s:
             self._clock.sleep(POLL_S)
         return changed
 
     def drained(self, partition: int, position: int) -> bool:
-        """Whether nothing is at `position` or behind it."""
+        """Whether no record is at `position` or after it."""
         return position >= self.end(partition)
 
     def last_known_end(self, partition: int) -> int:
@@ -66,7 +66,7 @@ class SqlSource(SqlLog):
         self._trimmed = needed
 
     def fenced(self, partition: int) -> None:
-        """End: the log in the store has one reader, and another process is it now.
+        """Raise: the log in the store has one reader, and another process is the reader now.
 
         Raises:
             FencedError: always.
