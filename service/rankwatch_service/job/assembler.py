@@ -1,7 +1,7 @@
 """Assembles the bundles and ticks of one job into observations for its detectors. Pure and deterministic.
 
 Only the newest attempt has open frames. When a newer attempt appears, the frames of the old one close as they are, and
-its later rows are dropped and counted. Events of old attempts are passed on: which rank died still matters.
+its later rows are dropped and counted. Events of old attempts are passed on, because which rank died still matters.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 from rankwatch_service.telemetry.envelope import decode_envelope
 
 START_WAIT_S: Final = 2.0
-"""An attempt starts when all ranks have reported who they are, or this long after its first batch."""
+"""An attempt starts when the infos of all ranks are known, or this long after its first batch."""
 
 PENDING_MAX: Final = 4_096
 PENDING_ROWS_MAX: Final = 1_000_000
-"""Batches, and rows in them, that wait for an attempt to start. Beyond that it starts with the known ranks."""
+"""Batches, and rows in them, that wait for an attempt to start. Beyond either, it starts with the known ranks."""
 
 LAUNCHES_MAX: Final = 64
 """Earlier launches remembered, so that a message from one of them does not begin a new attempt."""
 
 REASONS_MAX: Final = 64
-"""Reasons in `counts`; agents choose the names of theirs."""
+"""Reasons in `counts`. Agents choose the names of theirs, so their number needs a limit."""
 
 STEP_TIME_WEIGHT: Final = 0.1
 """Weight of the newest step in the running mean of step times, which spans about ten steps."""
@@ -89,9 +89,9 @@ class Assembler:
         )
 
     def fits(self, bundle: Bundle, now_s: float) -> bool:
-        """Whether taking the bundle whole has the outcome of taking its batches one by one. Changes nothing.
+        """Whether taking the bundle whole has the same outcome as taking its batches one by one. Changes nothing.
 
-        It always has for a single batch. Of several batches, each must satisfy `may_join`.
+        True for a single batch. Each of several batches must satisfy `may_join`.
         """
         return len(bundle.batches) == 1 or (
             self._gaps.are_new(bundle.batches)
@@ -101,7 +101,8 @@ class Assembler:
     def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
         """Take the next bundle in log order, which must fit.
 
-        While the caller handles an observation, this object has the state of that moment.
+        Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
+        read `last_step` and `topology_state`. Iterate to the end.
         """
         arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
         if Arrival.REPEATED in arrivals:
@@ -127,7 +128,12 @@ class Assembler:
         yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
-        """Advance to `now_s`. For `blind_s` of the time since the last tick the service could not receive anything."""
+        """Advance to `now_s`, lazily as `take`.
+
+        Args:
+            now_s: stream time.
+            blind_s: for how much of the time since the last tick the service could not receive anything.
+        """
         if self.attempt is None:
             return
         if blind_s > 0 and self.board is not None:
@@ -159,7 +165,7 @@ class Assembler:
     def _begin(self, attempt: str, now_s: float) -> None:
         launch = attempt.rpartition(".")[0]
         if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
-            # After a rollback inside the processes, the ranks are still the same.
+            # A rollback inside the processes keeps the launch, and with it who the ranks are.
             self.topology_state = TopologyState()
         if launch not in self._launches:
             self._launches = [*self._launches, launch][-LAUNCHES_MAX:]
@@ -211,7 +217,7 @@ class Assembler:
         for family, table in bundle.tables.items():
             yield from self._windows[family].add(table, now_s)
         if newest:
-            # The progress in a late message is older than what the board has.
+            # The progress blocks of a late message are older than those on the board.
             for rank, state in self.board.hear(bundle.batches, now_s):
                 self._depart(rank, state)
         for event in (event for batch in bundle.batches for event in batch.events):
@@ -243,8 +249,8 @@ class Assembler:
 
         Args:
             now_s: stream time.
-            last_batches: by family and step, which batch of the bundle completes a frame: frames close in the order in
-                which they would if the batches were taken one after the other.
+            last_batches: by family and step, the number of the last batch in the bundle with rows of that frame. Frames
+                close in the order in which they would if the batches were taken one after the other.
         """
         if self.board is None:
             return
@@ -297,7 +303,7 @@ class Assembler:
         assembler.topology_state = TopologyState.restored(state["roster"])
         assembler.step_time_s = state["step_time_s"]
         assembler.board = None if state["board"] is None else ProgressBoard.restored(state["board"])
-        if "march" in state:  # older snapshots lack it
+        if "march" in state:  # snapshots of earlier versions lack it
             assembler._lockstep = LockstepCheck.restored(state["march"])
         assembler._gaps.restore(state["senders"])
         assembler._launches = list(state["launches"])

@@ -22,7 +22,7 @@ class DetectionPipeline:
         self._bank = DetectorBank(make_detectors)
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
-        """Take the next observation; returns the updates of incidents, and the detectors that failed."""
+        """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
         findings, failures = self._bank.observe(observation)
@@ -34,15 +34,23 @@ class DetectionPipeline:
         return told, failures
 
     def rest(self) -> None:
-        """Replace the detectors by new ones, which inherit what was learned about the job for good. Incidents stay."""
+        """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
         return {"bank": self._bank.state(), "correlator": self.correlator.state()}
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
-        """Take up what `state` gave; returns the detectors without a snapshot, which begin in the running attempt."""
+        """Restore what `state` gave.
+
+        Args:
+            state: what `state` gave.
+            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
+
+        Returns:
+            Names of detectors without a snapshot: they are new, or of another version.
+        """
         without_snapshot = self._bank.restore(state["bank"], start)
         self.correlator.restore(state["correlator"])
         return without_snapshot

@@ -9,10 +9,10 @@ from typing import Any, Final
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
 
 FAILURES_MAX: Final = 5
-"""Failures after which a detector is switched off for this job: repeating it would not help."""
+"""Failures after which a detector is switched off for this job, because it would fail at each observation."""
 
 _OF_THE_PROCESS: Final = (KeyboardInterrupt, SystemExit)
-"""Exceptions that concern the whole process and are no failure of a detector."""
+"""Exceptions that end the process and are not failures of a detector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,11 @@ class Failure:
 
     detector: str
     error: str
+    """Type and message of the exception, at most 500 characters."""
     failures: int
+    """Of this detector in this job so far."""
     off: bool
+    """Whether it was switched off."""
 
 
 class DetectorBank:
@@ -35,7 +38,7 @@ class DetectorBank:
         self._start: AttemptStart | None = None
 
     def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
-        """Pass an observation to all detectors; returns their findings, and the failures."""
+        """Pass an observation to all detectors; returns their findings and failures, in the order of the catalogue."""
         if isinstance(observation, AttemptStart):
             self._start = observation
         findings: list[Finding] = []
@@ -47,12 +50,12 @@ class DetectorBank:
                 findings += detector.observe(observation)
             except _OF_THE_PROCESS:
                 raise
-            except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is no Exception
+            except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
                 failures.append(self._fail(name, error))
         return findings, failures
 
     def rest(self) -> None:
-        """Replace the detectors by new ones, which inherit what was learned about the job for good."""
+        """Replace the detectors by new ones, which inherit what is always true of the job."""
         before = self._detectors
         self._detectors = {detector.name: detector for detector in self._make()}
         for name, detector in self._detectors.items():
@@ -71,11 +74,14 @@ class DetectorBank:
         }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
-        """Take up snapshots; returns the names of detectors without one: they are new or of another version.
+        """Restore snapshots.
 
         Args:
             state: what `state` gave.
-            start: the running attempt, for detectors without a snapshot.
+            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
+
+        Returns:
+            Names of detectors without a snapshot: they are new, or of another version.
         """
         self._start = start
         without_snapshot = []

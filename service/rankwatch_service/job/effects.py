@@ -1,6 +1,6 @@
-"""What follows from records and ticks and has to be stored. Collected while they are processed, written by `commit`.
+"""The effects of records and ticks: what has to be stored. Collected during processing, written by `stream.commit`.
 
-During a replay the same effects arise again and are discarded: they were committed before.
+A replay brings the same effects again and discards them, because they are committed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from rankwatch_service.policy.routing import Notification
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that could not be used."""
+    """A record that could not be used: it becomes a dead letter."""
 
     position: int
     reason: str
+    """A `telemetry.envelope.Reason`, for counting."""
     detail: str
+    """One sentence for a person."""
     value: bytes
     at_unix_ns: int
+    """Stream time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class FeedEntry:
     """A change that open dashboards are notified of."""
 
     topic: str
-    """incident, checkpoint, job."""
+    """incident, checkpoint or job."""
     job: str
     data: Mapping[str, Any]
     """JSON types."""
@@ -53,16 +56,16 @@ class Effects:
     """(job, entry)"""
     host_incidents: list[HostIncident] = field(default_factory=list)
     jobs: dict[str, JobSummary] = field(default_factory=dict)
-    """By name; the newest counts."""
+    """By name, the newest summary."""
     attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
     """By (job, attempt), merged."""
     feed: list[FeedEntry] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
-    """(job, frame): for the series, which are written beside."""
+    """(job, frame), for the series, which are written beside the transaction."""
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
 
     def change_attempt(self, job: str, attempt: str, change: AttemptChange) -> None:
-        """Add a change of an attempt to those before it."""
+        """Merge a change of an attempt into those before it."""
         self.attempts[job, attempt] = self.attempts.get((job, attempt), AttemptChange()).merged(change)

@@ -1,4 +1,4 @@
-"""The frame window: rows of single ranks become, for each step and metric, one array over all ranks. Pure.
+"""The frame window: turns rows of single ranks into one array over all ranks for each step and metric. Pure.
 
 A frame closes when every expected rank has reported, or when it is late. Frames close in step order, each once. Values
 that are missing then stay unknown, and rows that arrive afterwards do not change the frame.
@@ -26,24 +26,26 @@ LATE_UNKNOWN_S: Final = 10.0
 """Replaces LATE_STEPS while the step time of the job is unknown."""
 
 MISSES_MAX: Final = 16
-"""After this many frames in a row without a rank, frames do not wait for it until it reports again."""
+"""Frames stop waiting for a rank that was missing from this many in a row, until it reports again."""
 
 STREAK: Final = 4
-"""After this many frames in a row with a late value of a rank, the next frame waits for that value."""
+"""A frame waits for a late value of a rank that came in this many frames in a row."""
 
 OPEN_MAX: Final = 1_024
 OPEN_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Limits on the open frames of one family, whichever is reached first. Beyond it the oldest closes as it is (`pushed`).
+"""Limits on the open frames of one family. Beyond either, the oldest closes as it is and is counted (`pushed`).
 A frame of 16,384 ranks x 16 metrics takes 2.4 MB, so there are at most 108 of them."""
 
 NAMES_MAX: Final = 160
-"""Metric names of one family and attempt. Values of further names are dropped and counted (`names`)."""
+"""Metric names of one family and attempt; values of further names are dropped and counted (`names`)."""
 
 PARTS_MAX: Final = 16
-"""Value rows of one rank and step in one message: 16 rows of 16 values exceed the names that a recorder can hold."""
+"""Value rows of one rank and step in one bundle, which is enough: 16 rows of 16 values exceed the 64 names of a
+recorder."""
 
 FAR_STEPS: Final = 1_024
-"""A frame this far ahead, with less than half of the ranks, holds a wrong step number. It is dropped (`far`)."""
+"""A frame this far ahead with less than half of the ranks has a wrong step number. It is dropped and counted (`far`),
+or every later row of the attempt would be late."""
 
 
 class FrameWindow:
@@ -65,10 +67,10 @@ class FrameWindow:
         self._expect()
 
     def fits(self, table: BundleTable, now_s: float) -> bool:
-        """Whether adding rows of several batches at once has the outcome of adding batch by batch. Changes nothing.
+        """Whether adding rows of several batches at once and batch by batch has the same outcome. Changes nothing.
 
-        It has if every row is the first of its rank in an open or a new frame, every such rank is expected, and frames
-        close for being complete only.
+        True if every row is the first of its rank in an open or a new frame, every such rank is expected, and frames
+        close only because they are complete.
         """
         if len(table) == 0:
             return True
@@ -90,7 +92,7 @@ class FrameWindow:
         """Add rows to their frames. Repeated and late rows, unknown ranks and names beyond the limit are counted.
 
         Returns:
-            Rows that came after their frame had closed, as frames of their own.
+            Late frames: the rows that came after their frame had closed, by step.
         """
         table = self._of_known_ranks(table)
         places = self._places(table.rows.names) if len(table) else np.zeros(0, dtype=np.intp)
@@ -110,8 +112,8 @@ class FrameWindow:
 
         Args:
             now_s: stream time.
-            step_time_s: how long a step of this job takes, if that is known.
-            unfinished: steps that a later batch of the bundle has rows of; the first of them stays open.
+            step_time_s: how long a step of this job takes; None if it is not known.
+            unfinished: steps of which a later batch of the bundle has rows; frames from the first of them on stay open.
         """
         closed: list[Frame] = []
         while self._steps and self._steps[0] not in unfinished:
@@ -138,12 +140,12 @@ class FrameWindow:
             self._expect()
 
     def blind(self, seconds: float) -> None:
-        """Discount time in which the service could not receive anything: it makes no frame late."""
+        """Discount time in which the service could not receive anything, so that it makes no frame late."""
         for frame in self._open.values():
             frame.opened_s += seconds
 
     def resize(self, world_size: int) -> None:
-        """Enlarge the frames: the attempt has more ranks than was known."""
+        """Enlarge the frames to the ranks of a larger world size; it never shrinks."""
         more = world_size - self._ranks
         assert more >= 0
         if more == 0:
@@ -191,14 +193,14 @@ class FrameWindow:
             self._count_names(places, len(ranks))
             frame.add(rows, chosen, places)
         elif self.family == "steps":
-            # A rank has one row for each step: of several, the first counts.
+            # A rank has one row for each step: the first one counts, whichever bundle brings it.
             fresh = ~frame.reported[ranks] & np.append(True, ranks[1:] != ranks[:-1])
             self.counts["repeated"] += int((~fresh).sum())
             if fresh.any():
                 self._count_names(places, int(fresh.sum()))
                 frame.add(rows, chosen[fresh], places)
         else:
-            # Several rows may add different values for the same rank and step: they are merged in order.
+            # Several rows of a rank and step may bring different values, so they are merged in order.
             for index in _one_by_one(ranks):
                 self._count_names(places, len(index))
                 frame.merge(rows, chosen[index], places)

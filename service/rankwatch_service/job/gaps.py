@@ -1,7 +1,7 @@
 """Gap tracking: which messages of each sender have arrived, which are repeated and which are missing. Pure.
 
-A sender is one boot of one host's agent; it numbers its messages from 0. A missing message may have been overtaken by
-one on another connection, so a gap is reported only after `GAP_WAIT_S`. A message that arrives even later is used.
+A sender is one boot of one host's agent; it numbers its messages from 0. A message on another connection may overtake
+the missing one, so a gap is reported only after `GAP_WAIT_S`. A message that arrives even later is still used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Arrival(Enum):
 
     NEW = "new"
     LATE = "late"
-    """It fills a gap: messages with higher numbers arrived before it."""
+    """It fills a gap: a message with a higher number arrived before it."""
     REPEATED = "repeated"
 
 
@@ -56,7 +56,7 @@ class _Sender:
 
 
 class GapTracker:
-    """Sequence numbers by host and boot. Memory: at most BOOTS_MAX x INTERVALS_MAX x 100 bytes for each host."""
+    """Tracks sequence numbers by host and boot. Memory: BOOTS_MAX x INTERVALS_MAX x 100 bytes for each host at most."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, _Sender]] = {}
@@ -84,7 +84,8 @@ class GapTracker:
                 del boots[next(iter(boots))]
             sender = boots[boot] = _Sender(seq)
             if seq > 0:
-                # The stream may begin in the middle of a sender's messages: earlier ones are used, and are not lost.
+                # The stream may begin in the middle of a sender's messages: earlier ones are not lost, and are used if
+                # they come.
                 sender.intervals.append(_Interval(0, seq - 1, now_s, told=True))
             return Arrival.NEW
         if seq > sender.newest:
@@ -122,7 +123,7 @@ class GapTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` gave."""
         self._hosts = {
             host: {
                 boot: _Sender(newest, [_Interval(*interval) for interval in intervals])

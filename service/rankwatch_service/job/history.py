@@ -1,4 +1,4 @@
-"""The history of a job: its checkpoints, and the latest changes (attempts, orders, declarations). Pure."""
+"""The history of a job: its checkpoint ledger, and its latest changes (attempts, orders, declarations). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 
 CHANGES_MAX: Final = 32
-"""Changes kept: the newest ones."""
+"""Newest changes kept."""
 
 CHANGES_S: Final = 600.0
 """How long before the onset of an incident a change is listed with it."""
@@ -31,7 +31,7 @@ class _Saved(msgspec.Struct):
 
 
 class JobHistory:
-    """The checkpoint ledger of one job, and its latest changes."""
+    """The checkpoint ledger of one job, and its latest changes. `counts` counts invalid events by kind."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -41,11 +41,11 @@ class JobHistory:
 
     @property
     def first_step(self) -> int | None:
-        """The first step that the running attempt finished."""
+        """The first step that the running attempt finished; None before it."""
         return self._first_step
 
     def begin(self, attempt: str, now_s: float) -> None:
-        """A new attempt begins."""
+        """Begin a new attempt."""
         self._first_step = None
         self.note(f"attempt {attempt} began", None, now_s)
 
@@ -59,7 +59,11 @@ class JobHistory:
         return [change for change in self._changes if low <= change["unix_ns"] <= high]
 
     def saved(self, occurrence: Occurrence, world_size: int) -> list[LedgerEntry]:
-        """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`)."""
+        """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`).
+
+        Returns:
+            The ledger entries that changed.
+        """
         try:
             told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
             tier = CheckpointTier(told.tier)
@@ -87,7 +91,11 @@ class JobHistory:
         return changed
 
     def gone(self, occurrence: Occurrence) -> list[LedgerEntry]:
-        """Remove the captures that a rank has lost, all of them if its process has ended."""
+        """Mark the capture that a rank has lost as gone, or all of its launch's if its process has ended.
+
+        Returns:
+            The ledger entries that changed; none for an invalid report, which is counted (`checkpoint_gone`).
+        """
         if occurrence.kind == "process_exit":
             launch = occurrence.attempt.rpartition(".")[0]
             return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
@@ -99,7 +107,13 @@ class JobHistory:
         return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
 
     def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[LedgerEntry]:
-        """All ranks have finished a step. Returns the entries whose verdict changes by it."""
+        """Record that all ranks have finished a step; returns the ledger entries whose verdict changed.
+
+        Args:
+            attempt: the running one.
+            step: the finished step.
+            incidents: the open ones. Steps from the onset of a part that spoils weights on prove no checkpoint.
+        """
         changed = []
         if self._first_step is None:
             self._first_step = step
@@ -115,7 +129,7 @@ class JobHistory:
         return changed
 
     def doubt(self, incident: Incident) -> list[LedgerEntry]:
-        """Mark as suspect what was saved since the onset of a part of the incident that spoils weights."""
+        """Mark as suspect what was saved since the onset of a part that spoils weights; returns the changed entries."""
         changed = []
         for part in incident.parts:
             if part.spoils_weights and part.onset_step is not None:

@@ -1,6 +1,6 @@
 """One job: bundles, ticks and control records in, effects out. Pure and deterministic: a replay ends in the same state.
 
-Here the parts meet: assembler -> detectors -> correlator -> ledger, policy and notifications.
+Connects the parts: assembler -> detectors -> correlator -> ledger, policy and notifications.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 
 REST_AFTER_S: Final = 3_600.0
-"""After this long without telemetry a job is idle: it drops its frames and detectors and keeps its incidents."""
+"""A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
 
 MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
-"""Transitions after which the cost, the suggestion and the action of the policy are decided anew."""
+"""Transitions after which cost, suggestion and the policy's action are decided again."""
 
 SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
-"""Fields of the summary in the feed."""
+"""Fields of the summary that the feed carries."""
 
 Links = Callable[[str, str], Mapping[str, str]]
-"""(job, incident id) -> URLs of pages about it, by name."""
+"""(job, incident id) -> URLs of pages about the incident, by name."""
 
 
 class JobStream:
@@ -68,7 +68,13 @@ class JobStream:
         return self._resting
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
-        """Begin as an idle job whose past is lost: its row stays as it is until telemetry comes."""
+        """Begin as an idle job whose past is lost; its row in the table of jobs stays as it is until telemetry comes.
+
+        Args:
+            first_seen_unix_ns: when the job was first seen; None if that is not known.
+            attempt: its newest attempt; empty if there is none.
+            attempts: how many attempts it had.
+        """
         self._resting = True
         self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
 
@@ -77,10 +83,10 @@ class JobStream:
         return not self._summary.is_new and self._assembler.may_join(batch)
 
     def take(self, bundle: Bundle, now_s: float, effects: Effects) -> bool:
-        """Take the next bundle in log order, with the outcome of taking its batches one by one.
+        """Take the next bundle in log order, with the same outcome as taking its batches one by one.
 
         Returns:
-            False if the bundle cannot be taken whole with that outcome. Nothing has changed then.
+            False if that is not possible for the whole bundle; then nothing has changed.
         """
         if not self._assembler.fits(bundle, now_s):
             return False
@@ -113,11 +119,18 @@ class JobStream:
                 self.settings.take(record)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
-        """Advance to `now_s`. For `blind_s` of the time since the last tick the service could not receive anything."""
+        """Advance to `now_s`.
+
+        Args:
+            now_s: stream time.
+            blind_s: for how much of the time since the last tick the service could not receive anything.
+            effects: gets what follows.
+        """
         if self._resting:
             return
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
         situation = self._situation(now_s)
+        # What kept the policy from acting, such as a cool-down, may have passed.
         for incident in self.correlator.open:
             if incident.state == "open" and incident.goes_on:
                 effects.commands += self._responder.reconsider(
@@ -195,7 +208,7 @@ class JobStream:
                 return
         self._tell([Update(incident, what, record.text, record.actor)], now_s, effects)
         if what is TransitionKind.RESOLVED:
-            # What detectors still observe is accepted: its present level becomes the level to keep.
+            # The person accepts what detectors still observe: its present level is the one to keep from now on.
             fields = {"kinds": standing}
             accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, fields)
             self._observe([accepted], now_s, effects)
@@ -254,7 +267,7 @@ class JobStream:
         effects.feed.append(self._feed("job", brief, now_s))
 
     def _hung(self) -> bool:
-        """Whether a hang of this attempt is open."""
+        """Whether a hang of the running attempt is open."""
         attempt = self._assembler.attempt
         parts = (part for one in self.correlator.open for part in one.parts)
         return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)
@@ -276,7 +289,8 @@ class JobStream:
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future: JSON types, bytes and arrays. Copy before going on."""
+        """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
+        # Keys are those of the first version, so that its snapshots stay readable.
         return {
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
@@ -289,7 +303,7 @@ class JobStream:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave; `detectors_without_snapshot` names those that could not."""
+        """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
         self.settings = SettingsInForce.restored(state["desk"])
         self._assembler = Assembler.restored(state["assembler"])
         assembler, start = self._assembler, None

@@ -1,4 +1,4 @@
-"""Whether the ranks of an attempt train in lockstep: detects that they do not where no agent reported it. Pure.
+"""Detects ranks that go at their own pace although they are reported to train in lockstep. Pure.
 
 Synchronous training keeps all ranks within a few steps of each other. A progress block is up to some seconds old, so a
 rank may seem to be behind by as many steps as the job makes in that time. A larger distance means that the ranks do not
@@ -17,16 +17,16 @@ from rankwatch_detectors.base import Bools, Floats, Presence
 from rankwatch_detectors.dispatch import which
 
 FRESH_S: Final = 5.0
-"""Blocks that are older, or whose delay changed by more than this, say nothing about now."""
+"""Blocks that are older, or whose delay changed by more than this, are ignored."""
 
 APART_STEPS: Final = 8.0
-"""Ranks may be this many steps apart ..."""
+"""Ranks in lockstep may seem this many steps apart ..."""
 
 APART_S: Final = 10.0
-"""... and as many more as the fastest makes in this time: twice what blocks are old at most."""
+"""... and as many more as the fastest rank makes in this time: twice `FRESH_S`."""
 
 LOOKS: Final = 10
-"""How many looks in a row, about one a second, must find the ranks apart."""
+"""How many checks in a row, about one a second, must find the ranks apart."""
 
 
 class LockstepCheck:
@@ -43,7 +43,7 @@ class LockstepCheck:
         """Whether the newest blocks show that ranks go at their own pace; call it once for each tick."""
         running = seen.heard & (now_s - seen.heard_s <= FRESH_S)
         running &= which(seen.state, "running")
-        # A rank that was not heard before, or a loop that counts anew.
+        # Begin again if a rank reports for the first time, or its loop counts from the start.
         if self._last.size != running.size or not (seen.step >= self._last)[running].all():
             self._begin(seen, running, now_s)
             return False

@@ -1,4 +1,4 @@
-"""A frame that is still open: takes rows of single ranks, gives arrays over all ranks. Pure."""
+"""An open frame: takes rows of single ranks and gives arrays over all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankwatch_service.telemetry.columns import Exact, Records
 _KINDS: Final = tuple(StepKind)
 
 Chosen = NDArray[np.intp]
-"""Which rows of a table."""
+"""Indices of rows of a table."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,9 @@ class OpenFrame:
     """[name, rank]; the window numbers the names."""
     reported: Bools
     present: Bools | None = None
-    """[name, rank]; None: every rank that has reported has values for exactly the names in `brought`."""
+    """[name, rank]; None, which is the usual case: every rank that has reported has exactly the names in `brought`."""
     brought: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    """Numbers of names, in the order of the rows' columns; meaningful while `present` is None."""
     exact: dict[str, Ints] = field(default_factory=dict)
     exact_present: dict[str, Bools] = field(default_factory=dict)
     count: int = 0
@@ -43,7 +44,7 @@ class OpenFrame:
         return cls(step, opened_s, np.zeros((names, ranks)), np.zeros(ranks, dtype=bool))
 
     def widen(self, names: int) -> None:
-        """Make room for this many names."""
+        """Make room for this many names in all."""
         more = names - len(self.values)
         if more > 0:
             self.values = np.pad(self.values, ((0, more), (0, 0)))
@@ -64,8 +65,8 @@ class OpenFrame:
 
         Args:
             rows: a table.
-            chosen: which of its rows.
-            places: the number of each of the table's names; -1 = leave it out.
+            chosen: indices of its rows to add.
+            places: the number of each of the table's names in this frame; -1: it is left out.
         """
         ranks = rows.rank[chosen]
         values, present, places = _kept(rows, chosen, places)
@@ -87,7 +88,7 @@ class OpenFrame:
         self.count += len(ranks)
 
     def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
-        """Merge rows of different ranks into what these have reported. Values that are present stay."""
+        """Merge rows of different ranks into what these ranks have reported. Values that are present stay."""
         ranks = rows.rank[chosen]
         values, present, places = _kept(rows, chosen, places)
         if self.present is None:
@@ -173,7 +174,7 @@ class OpenFrame:
 
 
 def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:
-    """Values and presence of the chosen rows, without the names beyond the limit."""
+    """Values, presence and places of the chosen rows, without the names beyond the limit."""
     values, present = _columns(rows.values, chosen), None if rows.present is None else _columns(rows.present, chosen)
     if len(places) == 0 or places.min() >= 0:
         return values, present, places
@@ -186,7 +187,7 @@ def _columns(table: NDArray[Any], chosen: Chosen) -> NDArray[Any]:
 
 
 def _span(indices: NDArray[np.intp] | Ints) -> NDArray[np.intp] | Ints | slice:
-    """Consecutive indices as a slice: copying is five times faster than scattering."""
+    """Consecutive indices as a slice, with which NumPy copies five times faster than with indices."""
     if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (indices[1:] > indices[:-1]).all():
         return slice(int(indices[0]), int(indices[-1]) + 1)
     return indices

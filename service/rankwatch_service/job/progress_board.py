@@ -12,11 +12,13 @@ from rankwatch_detectors.base import Presence
 
 GONE_STATES: Final = frozenset({"left", "exited"})
 """States after which a rank does not report again."""
+
 FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
+"""Columns of numbers, named as in `Presence`."""
 
 
 class ProgressBoard:
-    """Progress by rank, as arrays for the detectors. Memory: about 200 bytes for each rank."""
+    """Keeps progress by rank, as arrays for the detectors. Memory: about 200 bytes for each rank."""
 
     def __init__(self, attempt: str, world_size: int) -> None:
         self.attempt = attempt
@@ -32,7 +34,7 @@ class ProgressBoard:
         return len(self._heard)
 
     def hear(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
-        """Take the progress blocks of these batches, which are newer; ranks beyond the world size are ignored.
+        """Take the progress blocks of newer batches, in their order; ranks beyond the world size are ignored.
 
         Returns:
             (rank, state) of each rank that has left or exited since its last block.
@@ -45,7 +47,7 @@ class ProgressBoard:
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._heard[ranks] = True
         self._floats["heard_s"][ranks] = now_s
-        # Of several blocks of one rank, the last one counts.
+        # Of several blocks of one rank the last counts, since NumPy assigns in order. A sender may leave its time 0.
         self._floats["told_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
         self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
         self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
@@ -65,12 +67,12 @@ class ProgressBoard:
         return gone
 
     def depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
-        """Record that a rank has left or exited, as an event reports before its progress block does.
+        """Record that a rank has left or exited, which an event reports before a progress block does.
 
         Args:
-            rank: the rank.
+            rank: the rank; ignored beyond the world size.
             state: left or exited.
-            broken_off: its loop ended by an error, although its progress block may say that it finished.
+            broken_off: whether an error ended its loop. Then the state replaces `left`, which a progress block may say.
         """
         if rank < self.world_size:
             if broken_off:
@@ -78,16 +80,16 @@ class ProgressBoard:
             self._set_state(rank, state)
 
     def _set_state(self, rank: int, state: str) -> None:
-        # A rank that finished its loop has not crashed when its process ends afterwards.
+        # A rank that finished its loop has not crashed when its process ends later.
         if self._texts["state"][rank] != "left":
             self._texts["state"][rank] = state
 
     def blind(self, seconds: float) -> None:
-        """Discount time in which the service could not receive anything: no rank counts as silent for it."""
+        """Discount time in which the service could not receive anything, so that no rank counts as silent for it."""
         self._floats["heard_s"] += seconds
 
     def resize(self, world_size: int) -> None:
-        """Make room for more ranks than was known."""
+        """Make room for the ranks of a larger world size; it never shrinks."""
         more = world_size - self.world_size
         self._heard = np.pad(self._heard, (0, more))
         self._floats = {name: np.pad(column, (0, more)) for name, column in self._floats.items()}
@@ -110,7 +112,7 @@ class ProgressBoard:
         return sum(self._texts["state"][rank] not in GONE_STATES for rank in np.flatnonzero(recent))
 
     def any_in(self, phases: Collection[str]) -> bool:
-        """Whether a rank that has neither left nor exited is in one of these phases."""
+        """Whether any rank that has neither left nor exited is in one of these phases."""
         told = zip(self._texts["phase"], self._texts["state"], strict=True)
         return any(phase in phases and state not in GONE_STATES for phase, state in told)
 
@@ -147,6 +149,6 @@ class ProgressBoard:
         """The board that gave this state."""
         board = cls(state["attempt"], len(state["heard"]))
         board._heard, board._ints = state["heard"], state["ints"]
-        board._floats |= state["floats"]  # older snapshots lack some of them
+        board._floats |= state["floats"]  # snapshots of earlier versions lack some of them
         board._texts = {name: list(column) for name, column in state["texts"].items()}
         return board

@@ -1,4 +1,4 @@
-"""What people see of a job and of its attempts. Pure; nothing is decided by it."""
+"""Summaries of a job and of its attempts, for people. Pure; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST_S: Final = 30.0
 
 STALLED_S: Final = 60.0
 STALLED_STEPS: Final = 20
-"""A job that finishes no step for the longer of both is shown as stalled. No hang need be open: a person may have
+"""A job that finishes no step for the longer of both is shown as stalled, even if no hang is open: a person may have
 resolved it, or the ranks wait for one that was lost."""
 
 LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoint_load"})
@@ -36,7 +36,7 @@ class JobSummary:
 
     name: str
     state: str
-    """running, paused, stalled, lost, ended."""
+    """running, paused, stalled, lost or ended."""
     attempt: str
     world_size: int
     ranks_reporting: int
@@ -44,12 +44,12 @@ class JobSummary:
     """The newest step that all ranks have finished; -1 before the first."""
     step_time_s: float | None
     loss: float | str | None
-    """Mean over the ranks that report it; NaN, Inf and -Inf as words."""
+    """Mean over the ranks that report it; NaN, Inf and -Inf as words, which JSON numbers cannot express."""
     first_seen_unix_ns: int
     last_seen_unix_ns: int
     last_progress_unix_ns: int | None
     dropped: Mapping[str, int]
-    """What did not reach the detectors, by reason."""
+    """Counts of what did not reach the detectors, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class AttemptTopology:
     """The actions that every rank can carry out."""
     replicated: bool
     watched: str
-    """What the ranks say is watched in their training loop."""
+    """One line on what is watched in the training loop, from the rank that reports it; empty if none does."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptChange:
-    """What became known of an attempt. A field that is None stays as it was."""
+    """New facts about an attempt. A field that is None stays as it was."""
 
     number: int | None = None
-    """1 for the first attempt of the job; set when the attempt starts."""
+    """Counts the attempts of the job from 1; set when the attempt starts."""
     started_unix_ns: int | None = None
     ended_unix_ns: int | None = None
     topology: AttemptTopology | None = None
@@ -79,13 +79,13 @@ class AttemptChange:
     last_step: int | None = None
 
     def merged(self, later: AttemptChange) -> AttemptChange:
-        """Both changes as one; where both set a field, the later one counts."""
+        """Both changes as one; `later` wins if both set a field."""
         values = {one.name: getattr(later, one.name) for one in fields(later)}
         return replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
 class SummaryBuilder:
-    """Collects what the summary of one job says."""
+    """Builds the summary of one job from frames, orders and attempts."""
 
     def __init__(self, job: str) -> None:
         self.attempt = ""
@@ -101,7 +101,7 @@ class SummaryBuilder:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no summary of this job yet."""
+        """Whether no summary of this job was made yet."""
         return self._newest is None
 
     def order(self, action: str, phase: str, now_s: float) -> None:
@@ -121,7 +121,7 @@ class SummaryBuilder:
             self._loss = as_json(float(np.mean(told))) if len(told) else None
 
     def attempt_started(self, start: AttemptStart, topology_state: TopologyState, now_s: float) -> AttemptChange:
-        """The change when an attempt starts, or when its topology became better known."""
+        """The change of an attempt that starts, or whose topology became better known."""
         topology = AttemptTopology(
             world_size=topology_state.world_size,
             ranks=tuple(topology_state.infos),
@@ -136,7 +136,11 @@ class SummaryBuilder:
         return AttemptChange(number=self._attempts, started_unix_ns=unix_ns(now_s), topology=topology)
 
     def attempts_progressed(self, ended_unix_ns: int | None) -> dict[str, AttemptChange]:
-        """By attempt, the steps finished since the last call, and the end of the newest one if there is one."""
+        """By attempt, the steps finished since the last call.
+
+        Args:
+            ended_unix_ns: when the newest attempt ended; None if it runs.
+        """
         changes = {
             attempt: AttemptChange(first_step=first, last_step=last) for attempt, (first, last) in self._steps.items()
         }
@@ -147,17 +151,17 @@ class SummaryBuilder:
         return changes
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
-        """Take over what the tables say and telemetry does not: the newest attempt, and how many there were."""
+        """Take what telemetry does not say from the tables: the newest attempt, and how many there were."""
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
     def changed(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> JobSummary | None:
-        """The summary as of now, or None if it is what it was.
+        """The summary as of now; None if it has not changed.
 
         Args:
-            assembler: the job's.
-            heard_s: when telemetry of it came last.
+            assembler: the job's assembler.
+            heard_s: when its telemetry last arrived, stream time.
             now_s: stream time.
-            hung: whether a hang is open.
+            hung: whether a hang of the running attempt is open.
         """
         if self._first_seen_ns is None:
             self._first_seen_ns = unix_ns(now_s)
@@ -193,6 +197,7 @@ class SummaryBuilder:
     def _stands_still(self, assembler: Assembler, now_s: float) -> bool:
         if self._progress_ns is None or assembler.last_step < 0 or assembler.board is None:
             return False
+        # Counted from the newest order too: after a long pause the newest step is old.
         allowed_s = max(STALLED_S, STALLED_STEPS * (assembler.step_time_s or 0.0))
         since_ns = max(self._progress_ns, self._ordered_ns)
         return unix_ns(now_s) - since_ns > allowed_s * 1e9 and not assembler.board.any_in(LONG_PHASES)

@@ -1,4 +1,4 @@
-"""What is known of the topology of an attempt, from what agents report for their hosts. Pure."""
+"""The topology of an attempt as far as agents have reported it for their hosts. Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TopologyState:
 
     @property
     def infos_told(self) -> bool:
-        """Whether any rank info is known; then rows do not change the world size."""
+        """Whether any rank info is known; if so, rows do not change the world size."""
         return bool(self._infos)
 
     @property
     def world_size(self) -> int:
-        """As reported; without any report, the highest rank seen + 1."""
+        """As reported; before any report, the highest rank seen + 1."""
         return max(self._told, self._highest + 1)
 
     @property
@@ -74,18 +74,18 @@ class TopologyState:
         return changed
 
     def see(self, highest_rank: int) -> bool:
-        """Take the highest rank of some rows, unless infos are known; returns whether the world size changed."""
+        """Take the highest rank of some rows, unless an info is known; returns whether the world size changed."""
         if self._infos or highest_rank <= self._highest:
             return False
         self._highest = highest_rank
         return True
 
     def hosts_of(self, ranks: Iterable[int]) -> list[str]:
-        """Hosts of these ranks, each once, in their order."""
+        """Hosts of these ranks, each once, in the order of the ranks."""
         return list(dict.fromkeys(self._infos[rank].host for rank in ranks if rank in self._infos))
 
     def devices_of(self, ranks: Iterable[int]) -> list[str]:
-        """Device UUIDs of these ranks, each once, in their order."""
+        """Device UUIDs of these ranks, each once, in the order of the ranks."""
         told = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
         return list(dict.fromkeys(device for device in told if device))
 
@@ -134,6 +134,7 @@ class TopologyState:
 
 
 def _topology(info: wire.RankInfo) -> wire.RankInfo:
+    """The part of an info that decides whether the topology has changed."""
     return msgspec.structs.replace(info, parameters=(), pid=0)
 
 

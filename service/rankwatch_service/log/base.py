@@ -1,7 +1,7 @@
-"""Records of the log of telemetry, which is a table of the store or a topic of Kafka.
+"""Records of the log of telemetry, which is a table of the store or a topic of Kafka, and of the control log.
 
-Appending is each form's own (`api.ingest`), reading is `stream.sources`. What people and the api decide is a log of its
-own, always in the store: `log.control_log`.
+`api.ingest` appends telemetry and `stream.sources` reads it, in either form. The control log has what people, policy
+and orders decide, and is always in the store (`log.control_log`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ READ_BYTES_MAX: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something to append. The key is the job's name; the value of telemetry is a `rankwatch.wire.Batch` as msgpack."""
+    """A record to append. The key is the job's name; the value of telemetry is a `rankwatch.wire.Batch` as msgpack."""
 
     key: str
     value: bytes
 
 
 class Record(NamedTuple):
-    """An entry with its place. `appended_unix_ns` is the service's clock, never an agent's."""
+    """An entry with its position. `appended_unix_ns` is the service's or broker's clock, never an agent's."""
 
     partition: int
     position: int
@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
 
 class LogError(Exception):
-    """The log does not answer, or not as it did: nothing was read. Going on later, from what is committed, may help."""
+    """The log does not answer, or is another log than before. Nothing was read; a later start may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Control:
 
 
 class Controls(Protocol):
-    """Where control records are read from."""
+    """A reader of control records."""
 
     def read(self, position: int, limit: int) -> list[Control]:
         """Up to `limit` records from `position` on, in order; positions may be missing: those records were removed."""

@@ -1,8 +1,8 @@
-"""The control log: everything that decides and is not telemetry, in one sequence for all jobs.
+"""The control log: what people, policy and orders decide, in one sequence for all jobs.
 
-It is in the store wherever telemetry is kept, so that a record commits in the same transaction as the row that it
+It is always in the store, also with Kafka, so that a record commits in the same transaction as the row that it
 explains. There is one sequence for all partitions: the api need not know how many there are, and what concerns all jobs
-is one record. The stream applies control records with its ticks (`stream.loop`).
+is one record. The stream applies control records with its ticks (`stream.ticker`). See adr/0009.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import ControlEnd, ControlRecord
 
 _ROW: Final = 0
-"""The row of `control_end`, which the migration made."""
+"""The only row of `control_end`; a migration inserts it."""
 
 TAIL_MAX: Final = 1_000
 """Control records kept in memory: 0.5 MB. Older ones are read from the store."""
@@ -34,7 +34,7 @@ class ControlLog:
         self._clock = clock
 
     def append_in(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Append in a write transaction of the store: the records exist if and only if it commits."""
+        """Append in the caller's write transaction: the records exist if and only if it commits."""
         first = _reserve(connection, len(entries))
         now = self._clock.unix_ns()
         rows = [
@@ -51,7 +51,7 @@ class ControlLog:
             return [Control(*row) for row in connection.execute(query.order_by(ControlRecord.position).limit(limit))]
 
     def begin(self) -> int:
-        """The position of the oldest record kept; `end` where there is none."""
+        """The position of the oldest record kept; `end` if there is none."""
         with read(self._engine) as connection:
             oldest = connection.scalar(select(func.min(ControlRecord.position)))
         return self.end() if oldest is None else oldest
@@ -64,7 +64,7 @@ class ControlLog:
 
 
 class ControlTail:
-    """The newest control records in memory, for the many partitions of one process. Not thread-safe."""
+    """Keeps the newest control records in memory, for all partitions of one process. Not thread-safe."""
 
     def __init__(self, log: ControlLog) -> None:
         self._log = log
@@ -72,7 +72,7 @@ class ControlTail:
         self._records: deque[Control] = deque()
 
     def refresh(self) -> None:
-        """Read what was appended since the last call."""
+        """Read the records that were appended since the last call; the first call begins at the end of the log."""
         if self._begin < 0:
             self._begin = self._end = self._log.end()
         while found := self._log.read(self._end, TAIL_MAX):
@@ -84,7 +84,7 @@ class ControlTail:
                 break
 
     def read(self, position: int, limit: int) -> list[Control]:
-        """The same as `ControlLog.read`; records in memory cost no query."""
+        """As `ControlLog.read`, up to the last `refresh`; records in memory cost no query."""
         if position < self._begin or self._begin < 0:
             return self._log.read(position, limit)
         if position >= self._end:
@@ -103,7 +103,7 @@ def trim(connection: Connection, before: int, limit: int) -> int:
 
 
 def _reserve(connection: Connection, count: int) -> int:
-    """Reserve `count` positions. The row stays locked until the commit, so positions are committed in order."""
+    """Reserve `count` positions; returns the first. The row is locked until the commit, so readers see no gap fill."""
     taken = update(ControlEnd).where(ControlEnd.id == _ROW).values(next_position=ControlEnd.next_position + count)
     after: int = connection.execute(taken.returning(ControlEnd.next_position)).scalar_one()
     return after - count

@@ -9,21 +9,21 @@ from sqlalchemy import Connection, delete, func, insert, select
 from rankwatch_service.store.models import DeadLetter
 
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""Kept of each value: enough to see what it was."""
+"""Bytes kept of each value, which is enough to see what it was."""
 
 ROWS_MAX: Final = 2_000
 """The newest are kept: 2,000 x 64 KB = 128 MB at most, so that invalid data cannot fill the disk."""
 
 
 def keep(connection: Connection, source: str, reason: str, detail: str, value: bytes, at_unix_ns: int) -> None:
-    """Store one dead letter in a write transaction; the oldest beyond `ROWS_MAX` are deleted.
+    """Store one dead letter, and delete the oldest beyond `ROWS_MAX`.
 
     Args:
         connection: of a write transaction.
         source: who refused it: api or stream.
         reason: one of `telemetry.envelope.Reason`, for counting.
         detail: one sentence for a person.
-        value: what came; cut at `VALUE_BYTES_MAX`.
+        value: the record as it came; cut at `VALUE_BYTES_MAX`.
         at_unix_ns: when it was refused.
     """
     connection.execute(

@@ -18,6 +18,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.settings import Settings
 
 RETRY_S: Final = 5.0
+"""Between tries in the background."""
 
 _log = structlog.get_logger(__name__)
 
@@ -26,7 +27,7 @@ def ensure_topics(settings: Settings) -> int:
     """Create the topics that are missing; existing ones are not changed.
 
     Returns:
-        How many partitions the telemetry topic has, which may differ from the settings.
+        Number of partitions of the telemetry topic, which may differ from the settings: it cannot change in place.
 
     Raises:
         KafkaAwayError: no broker can be reached, or it refuses.
@@ -45,7 +46,7 @@ def ensure_topics(settings: Settings) -> int:
 
 
 def topic_partitions(settings: Settings) -> dict[str, int]:
-    """How many partitions each of our topics has; 0 where it does not exist.
+    """Number of partitions of each of our topics; 0 if it does not exist.
 
     Raises:
         KafkaAwayError: no broker can be reached, or it refuses.
@@ -102,18 +103,18 @@ def _topics(kafka: KafkaSettings) -> tuple[str, ...]:
 
 
 def _partitions(admin: KafkaAdminClient, topic: str) -> int:
-    """How many the topic has; 0 where it does not exist. Unlike other clients, this one never makes it by asking."""
+    """How many partitions a topic has; 0 if it does not exist. The admin client does not create a topic by asking."""
     found: list[dict[str, Any]] = admin.describe_topics([topic])
     return len(found[0]["partitions"]) if found and not found[0]["error_code"] else 0
 
 
 def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settings) -> None:
     configuration = {
-        # The broker stamps records: agents' clocks decide nothing.
+        # The broker stamps records, because ticks take these times and agents' clocks must decide nothing.
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": str(settings.kafka_retention_hours * 3_600_000),
         "max.message.bytes": str(MESSAGE_BYTES_MAX),
-        # One replica may be down, as long as another has what was acknowledged.
+        # One replica may be down; what is acknowledged is then on all others.
         "min.insync.replicas": str(max(1, settings.kafka_replication - 1)),
     }
     wanted = {

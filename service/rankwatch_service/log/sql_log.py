@@ -1,6 +1,6 @@
 """The log of telemetry as a table of the store. It has one partition, which one stream process reads.
 
-Telemetry that is too much for one process needs Kafka.
+More telemetry than one process can read needs Kafka.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PARTITION: Final = 0
 
 
 class SqlLog:
-    """Appends to the table, reads it and removes from it. Thread-safe; no transaction is longer than one append."""
+    """Appends to, reads and trims the table. Thread-safe; no transaction is longer than one append."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append in order, in one transaction: all of them are durable when this returns, and none if it raises.
+        """Append in order, in one transaction: all entries are durable when this returns, and none if it raises.
 
         Raises:
-            StoreBusyError: not now; the same entries may be appended again later.
+            StoreBusyError: the store is busy; try again with the same entries.
         """
         with write(self._engine) as connection:
             now = self._clock.unix_ns()
@@ -49,7 +49,7 @@ class SqlLog:
                 connection.execute(insert(LogRecord), rows)
 
     def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:  # noqa: ARG002
-        """Up to `limit` records from `position` on, in order. All that exist are at hand: `wait_s` is not needed."""
+        """Up to `limit` records and `READ_BYTES_MAX` from `position` on, in order; `wait_s` has no effect here."""
         query = (
             select(LogRecord.__table__)
             .where(LogRecord.partition == partition, LogRecord.position >= position)
@@ -58,6 +58,7 @@ class SqlLog:
         )
         records: list[Record] = []
         total = 0
+        # Rows are fetched 64 at a time, so that few values are read beyond READ_BYTES_MAX.
         with (
             read(self._engine) as connection,
             connection.execution_options(yield_per=64).execute(query) as rows,
@@ -75,7 +76,7 @@ class SqlLog:
             return connection.scalar(select(LogPartition.next_position).filter_by(partition=partition)) or 0
 
     def begin(self, partition: int) -> int:
-        """The position of the oldest record kept; `end` where there is none."""
+        """The position of the oldest record kept; `end` if there is none."""
         with read(self._engine) as connection:
             oldest = connection.scalar(select(func.min(LogRecord.position)).filter_by(partition=partition))
         return self.end(partition) if oldest is None else oldest
@@ -92,7 +93,7 @@ class SqlLog:
 
 
 def _reserve(connection: Connection, count: int) -> int:
-    """Reserve `count` positions. The row stays locked until the commit, so positions are committed in order."""
+    """Reserve `count` positions; returns the first. The row is locked until the commit, so readers see no gap fill."""
     taken = update(LogPartition).where(LogPartition.partition == PARTITION)
     taken = taken.values(next_position=LogPartition.next_position + count)
     after: int | None = connection.scalar(taken.returning(LogPartition.next_position))

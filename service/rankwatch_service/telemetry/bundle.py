@@ -1,6 +1,6 @@
-"""A bundle: batches of one attempt whose tables are read as one. A batch alone is a bundle of one. Pure.
+"""Bundles: batches of one attempt whose tables are read as one. A single batch is a bundle of one. Pure.
 
-A hundred small tables read together cost little more than one large one.
+Reading a hundred small tables together costs little more than reading one large table.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FAMILIES: Final = ("steps", "values")
 """The tables of a batch."""
 
 _NIL: Final = 0xC0
-"""nil in msgpack."""
+"""nil in msgpack: the batch has no such table."""
 
 
 @dataclass(frozen=True)
 class BundleTable:
-    """The rows that the batches of a bundle have in one family, in the order of sending. Sorted when that is needed."""
+    """The rows that the batches of a bundle have in one family, in the order of sending. Sorted on first use."""
 
     rows: Records
     batch: Ints
@@ -41,7 +41,7 @@ class BundleTable:
 
     @cached_property
     def by_step(self) -> Sequence[tuple[int, NDArray[np.intp]]]:
-        """(step, indices of its rows), by step. Rows of a step are by rank, those of one rank in order of sending."""
+        """(step, indices of its rows), by step. Rows of a step are by rank, those of one rank as they were sent."""
         if len(self) == 0:
             return ()
         order, _ = self._order
@@ -59,7 +59,7 @@ class BundleTable:
         return _in_order(self.rows.step, self.rows.rank)
 
     def last_batches(self) -> dict[int, int]:
-        """By step, the number of the last batch that has rows of it."""
+        """By step, the number of the last batch with rows of that step."""
         return {step: int(self.batch[chosen].max()) for step, chosen in self.by_step}
 
     def chosen(self, rows: NDArray[np.intp]) -> BundleTable:
@@ -89,7 +89,7 @@ def read_bundle(batches: Sequence[Envelope]) -> Bundle:
     """Read and check the tables of batches of one attempt.
 
     Raises:
-        BadBatchError: a table of one of them can never be accepted; of several batches it is not said which.
+        BadBatchError: a table can never be accepted. With several batches, the error does not say whose it is.
     """
     tables = {}
     for family in FAMILIES:
@@ -106,7 +106,7 @@ def check_tables(batch: Envelope) -> None:
     """Check the tables of one batch as `read_bundle` does.
 
     Raises:
-        BadBatchError: one of them can never be accepted.
+        BadBatchError: one of its tables can never be accepted.
     """
     for family in FAMILIES:
         raw = getattr(batch, family)
@@ -115,7 +115,7 @@ def check_tables(batch: Envelope) -> None:
 
 
 def table_of(rows: Records) -> BundleTable:
-    """The table of a bundle of one that has these rows."""
+    """The table of a bundle of one with these rows."""
     return BundleTable(rows, np.zeros(len(rows.step), dtype=np.int64))
 
 
@@ -142,13 +142,14 @@ def _read(family: str, tables: Sequence[msgspec.Raw]) -> tuple[list[Block], Reco
 
 
 def _in_order(steps: Ints, ranks: Ints) -> tuple[NDArray[np.intp], bool]:
-    """Row indices by step and rank, equal ones in their order; and whether there are equal ones."""
+    """Row indices sorted by step and rank, those of equal rows in their order; and whether there are equal rows."""
     low, high, width = int(steps.min()), int(steps.max()), int(ranks.max()) + 1
     if (high - low + 1) * width < 2**31:
-        # Sorting by one number of 32 bits is three times faster than by two numbers.
+        # Sorting by one number of 32 bits is three times faster than sorting by two numbers.
         keys = ((steps - low) * width + ranks).astype(np.int32)
         order = np.argsort(keys)
         of_key = keys[order]
+        # A stable sort is slower, and is needed only where keys are equal.
         if not (of_key[1:] == of_key[:-1]).any():
             return order, False
         return np.argsort(keys, kind="stable"), True

@@ -1,4 +1,4 @@
-"""Decodes the columns of wire tables into numpy arrays, and refuses what does not fit. Pure."""
+"""Decodes the columns of wire tables into numpy arrays, and refuses invalid ones. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COLUMNS_MAX: Final = 160
 """Columns in one table: 64 metrics, 64 phases and the known ones."""
 
 EXACT: Final[tuple[str, ...]] = ("fingerprint", "nonfinite", "nonfinite_first")
-"""Columns that stay integers, since every bit counts."""
+"""Columns that stay integers, because every bit counts."""
 
 NOT_METRICS: Final = frozenset({"step", "rank", "kind", "time_unix_ns", "relative_step", *EXACT})
-"""Columns that are not in `Records.values`. `time_unix_ns` and `relative_step` are not read by the service."""
+"""Columns that are not in `Records.values`. The service does not read `time_unix_ns` and `relative_step`."""
 
 _DTYPES: Final = {name: np.dtype(f"<{name}") for name in ("u1", "u2", "u4", "i8", "f4", "f8")}
 
@@ -35,7 +35,7 @@ class ColumnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """An integer column; `present` None means that every row has it."""
+    """An integer column, [row]; `present` None: every row has it."""
 
     values: Ints
     present: Bools | None
@@ -53,7 +53,7 @@ class Records:
     values: Floats
     """[name, row]."""
     present: Bools | None
-    """[name, row]; None: everything is present."""
+    """[name, row]; None: every row has every metric."""
     exact: dict[str, Exact]
 
     def rows(self, chosen: NDArray[np.intp]) -> Records:
@@ -72,11 +72,11 @@ class Cells(NamedTuple):
     """One column of several tables, table after table."""
 
     values: NDArray[Any]
-    """As on the wire: integers without their base."""
+    """[row], as on the wire: integers without their base."""
     bases: Sequence[int]
-    """Of each table."""
+    """[table]: added to the integers of that table."""
     present: Bools | None
-    """None: every row has it."""
+    """[row]; None: every row has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Block:
     numbers: Sequence[int]
     """[table]: its index among all tables that are read together."""
     rows: Sequence[int]
-    """Of each table."""
+    """[table]: its number of rows."""
     columns: Mapping[str, Cells]
 
     @property
@@ -98,19 +98,21 @@ class Block:
 def records(*tables: wire.Table) -> Records:
     """Read tables of one family as one; a column that some of them lack is absent in their rows.
 
-    A hundred small tables read together cost little more than one large one.
-
     Raises:
-        ColumnError: a length, type, mask or name does not fit.
+        ColumnError: a length, type, mask or name is invalid.
     """
     return joined(blocks(tables, range(len(tables))))
 
 
 def blocks(tables: Sequence[wire.Table], numbers: Sequence[int]) -> list[Block]:
-    """Group tables that have the same columns into blocks.
+    """Group tables with the same columns into blocks.
+
+    Args:
+        tables: the tables.
+        numbers: the number of each, for `Block.numbers`.
 
     Raises:
-        ColumnError: a length, type or mask does not fit.
+        ColumnError: a length, type or mask is invalid.
     """
     shapes: dict[tuple[Any, ...], list[int]] = {}
     for index, table in enumerate(tables):
@@ -124,7 +126,7 @@ def joined(parts: Sequence[Block]) -> Records:
     """The rows of all blocks, block after block; a column that a block lacks is absent in its rows.
 
     Raises:
-        ColumnError: a column is missing, or has a name or numbers that cannot be.
+        ColumnError: a required column is missing, or a column has an invalid name or invalid numbers.
     """
     found = dict.fromkeys(name for part in parts for name in part.columns)
     columns = {name: [part.columns.get(name) for part in parts] for name in found}
@@ -143,10 +145,10 @@ def joined(parts: Sequence[Block]) -> Records:
 
 
 def check_size(rows: int, columns: int) -> None:
-    """Refuse tables that are too large.
+    """Check the size of a table.
 
     Raises:
-        ColumnError: this one is.
+        ColumnError: it is too large.
     """
     if not 0 <= rows <= ROWS_MAX:
         raise ColumnError(f"{rows} rows; at most {ROWS_MAX} are accepted")
@@ -155,7 +157,7 @@ def check_size(rows: int, columns: int) -> None:
 
 
 def type_of(name: str, dtype: str) -> np.dtype[Any]:
-    """The type of a column.
+    """The NumPy type of a column, from its name on the wire.
 
     Raises:
         ColumnError: there is no such type.
@@ -167,27 +169,27 @@ def type_of(name: str, dtype: str) -> np.dtype[Any]:
 
 
 def check_width(name: str, size: int, rows: int, dtype: np.dtype[Any]) -> None:
-    """Refuse a column that has other rows than its table.
+    """Check that a column of `size` bytes has as many rows as its table.
 
     Raises:
-        ColumnError: this one has.
+        ColumnError: it has not.
     """
     if size != rows * dtype.itemsize:
         raise ColumnError(f"column {name[:80]!r}: {size} bytes for {rows} rows of {dtype}")
 
 
 def check_mask(name: str, size: int, rows: int) -> None:
-    """Refuse a mask that has other rows than its table.
+    """Check that a mask of `size` bytes has as many bits as its table has rows.
 
     Raises:
-        ColumnError: this one has.
+        ColumnError: it has not.
     """
     if size != (rows + 7) // 8:
         raise ColumnError(f"column {name[:80]!r}: {size} bytes of mask for {rows} rows")
 
 
 def bits(masks: NDArray[np.uint8], rows: int) -> Bools:
-    """Which rows are present, table after table; masks are [table, byte], `rows` are those of each table."""
+    """Which rows are present, table after table. `masks` are [table, byte]; each table has `rows` rows."""
     return np.unpackbits(masks, axis=1, count=rows, bitorder="little").reshape(-1).astype(bool)
 
 
@@ -240,7 +242,7 @@ class _Reader:
         self._places = [slice(low, high) for low, high in pairwise(bounds)]
 
     def floats(self, parts: _Parts, into: Floats) -> Bools | None:
-        """Read a metric into an array; returns where it is present, None = everywhere."""
+        """Read a metric into `into`, [row]; returns the rows that have it, None: all of them."""
         for part, rows, place in zip(parts, self._rows, self._places, strict=True):
             if part is None:
                 into[place] = 0.0
@@ -251,7 +253,7 @@ class _Reader:
         return self._present(parts)
 
     def exact(self, name: str, parts: _Parts) -> Exact:
-        """Read a column of integers."""
+        """Read a column of integers with their bases."""
         values = np.zeros(self.total, dtype=np.int64)
         for part, rows, place in zip(parts, self._rows, self._places, strict=True):
             if part is None:
@@ -274,10 +276,11 @@ class _Reader:
         return column.values
 
     def kind(self, columns: Mapping[str, _Parts]) -> NDArray[np.uint8]:
-        """Read the kinds of steps; the default is training."""
+        """Read the kinds of steps; without the column, all steps are training."""
         if "kind" not in columns:
             return np.zeros(self.total, dtype=np.uint8)
         column = self.exact("kind", columns["kind"])
+        # As unsigned numbers, negative kinds are large: they stay out of range in 8 bits too (`telemetry.bundle`).
         kind = np.minimum(column.values.view(np.uint64), 255).astype(np.uint8)
         return kind if column.present is None else np.where(column.present, kind, np.uint8(0))
 
@@ -297,7 +300,7 @@ class _Reader:
 
 
 def _check_bases(name: str, values: Ints, bases: Sequence[int], rows: Sequence[int]) -> None:
-    # Fingerprints use all 64 bits; the usual small columns cannot overflow.
+    # int64 wraps silently. Small numbers cannot overflow; fingerprints use all 64 bits and are checked exactly.
     if max(map(abs, bases)) < 2**62 and (not values.size or int(np.abs(values).max()) < 2**62):
         return
     start = 0

@@ -1,7 +1,7 @@
-"""The header of a telemetry batch, from bytes to a checked `Envelope`. Pure.
+"""Decodes and checks the header of a telemetry batch. Pure.
 
-A batch that can never be accepted raises `BadBatchError` with the reason. The tables of a batch are read by
-`telemetry.bundle`, for several batches at once.
+A batch that can never be accepted raises `BadBatchError` with the reason. `telemetry.bundle` reads the tables, of
+several batches at once.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rankwatch import wire
 from rankwatch_service.names import ALL_JOBS, NAME_CHARS_MAX, is_name
 
 WORLD_SIZE_MAX: Final = 131_072
-"""Largest accepted attempt: twice the largest published training job, and 1 MB for each metric of a frame."""
+"""Largest accepted world size: twice the largest published training job, and 1 MB for each metric of a frame."""
 
 STEP_MAX: Final = 2**53
-"""Largest accepted step: beyond it JSON readers lose digits."""
+"""Largest accepted step. JSON readers lose digits beyond it."""
 
 LIST_MAX: Final = 8_192
-"""Rank infos, progress blocks, device samples and events in one batch, each: 64 hosts' worth of 128 ranks."""
+"""Rank infos, progress blocks, device samples and events in one batch, each: enough for 64 hosts of 128 ranks."""
 
 PARAMETERS_MAX: Final = 65_536
 """Parameter names that one rank may declare: 10 times those of the largest published models."""
 
 FIELDS_DEPTH_MAX: Final = 4
-"""Nesting of an event's fields; those that agents send have one level."""
+"""Nesting of an event's fields. Agents send one level."""
 
 _ATTEMPT: Final = re.compile(r".+\.\d{1,9}", re.DOTALL)
 
@@ -45,11 +45,11 @@ class Reason(StrEnum):
     VERSION = "version"
     """A schema version that this service does not know."""
     NAME = "name"
-    """A job, attempt, host, boot or metric name that cannot be one."""
+    """An invalid job, attempt, host, boot or metric name."""
     COLUMNS = "columns"
-    """Columns whose length, type or mask does not fit their table."""
+    """A column whose length, type or mask does not fit its table."""
     RANGE = "range"
-    """A rank, step, world size or age that cannot be."""
+    """A rank, step, world size or age that is out of range."""
     FAILED = "failed"
     """The batch seems valid, and processing it failed: a defect of the service."""
 
@@ -83,40 +83,40 @@ def decode_envelope(body: bytes) -> Envelope:
 
 
 def check_size(body: bytes) -> None:
-    """Refuse a body that is too long.
+    """Check the length of a body.
 
     Raises:
-        BadBatchError: this one is.
+        BadBatchError: it is too long.
     """
     if len(body) > wire.BATCH_BYTES_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"{len(body)} bytes; at most {wire.BATCH_BYTES_MAX} are accepted")
 
 
 def check_range(what: str, value: int, low: int, high: int) -> None:
-    """Refuse a number outside `low` to `high`, both included.
+    """Check that a number is between `low` and `high`, both included.
 
     Raises:
-        BadBatchError: this one is.
+        BadBatchError: it is not.
     """
     if not low <= value <= high:
         raise BadBatchError(Reason.RANGE, f"{what} {value} is not in {low}..{high}")
 
 
 def decode(body: bytes, decoder: Any, version: Any) -> Any:
-    """Decode a body of one of the two forms.
+    """Decode a body as msgpack or JSON.
 
     Args:
         body: as it was sent.
-        decoder: of the whole batch.
-        version: a decoder of its schema version alone.
+        decoder: decodes the whole batch.
+        version: decodes its schema version alone (`SchemaVersion`).
 
     Raises:
-        BadBatchError: the body has another shape, because it is broken or of another version.
+        BadBatchError: the body is malformed, or of another version.
     """
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # A newer version may have another shape: then its number is the better reason.
+        # A newer version may have another shape; then the version is the better reason.
         try:
             schema = version.decode(body).schema
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -147,8 +147,8 @@ def check_header(batch: wire.Batch) -> None:
         raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
     _check_names(batch.job, batch.attempt, batch.host, batch.boot)
     if not (0 <= batch.seq <= STEP_MAX and 0 <= batch.sent_unix_ns < 2**63):
-        raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} cannot be")
-    # Most messages hold only rows: the test is cheaper than the call.
+        raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} is out of range")
+    # Most batches have only rows, and the test is cheaper than the call.
     if batch.ranks or batch.progress or batch.devices or batch.events:
         _check_lists(batch)
 
@@ -174,7 +174,7 @@ def _check_names(job: str, attempt: str, host: str, boot: str) -> None:
                 f"{what} {name[:80]!r}: 1 to {NAME_CHARS_MAX} printable characters, no '/', not '.' or '..'",
             )
     if job == ALL_JOBS:
-        raise BadBatchError(Reason.NAME, f"no job can be called {ALL_JOBS!r}")
+        raise BadBatchError(Reason.NAME, f"{ALL_JOBS!r} is reserved and cannot name a job")
     if not _ATTEMPT.fullmatch(attempt):
         raise BadBatchError(Reason.NAME, f"attempt {attempt!r} is not LAUNCH.k")
 
@@ -198,12 +198,12 @@ def _check_progress(progress: Sequence[wire.Progress]) -> None:
             0 <= block.rank < WORLD_SIZE_MAX
             and -1 <= block.step <= STEP_MAX
             and 0 <= block.collective_seq < 2**63
-            and 0 <= block.phase_age_s < 1e9  # NaN is not either
+            and 0 <= block.phase_age_s < 1e9  # false for NaN too
             and 0 <= block.step_age_s < 1e9
             and 0 <= block.cpu_s < 1e9
             and -1 <= block.outside_s < 1e9
         ):
-            raise BadBatchError(Reason.RANGE, f"progress of rank {block.rank}: a number in {block} cannot be")
+            raise BadBatchError(Reason.RANGE, f"progress of rank {block.rank}: a number is out of range in {block}")
 
 
 def _check_event(event: wire.Event) -> None:

@@ -1,4 +1,4 @@
-"""The plain JSON form of a batch, so that any language can send: lists for columns, objects for everything else.
+"""The plain JSON form of a batch, which any language can send: lists for columns, objects for everything else.
 
 In a list `null` is "not measured", and the strings "NaN", "Inf" and "-Inf" are values.
 """
@@ -17,7 +17,7 @@ _WORDS: Final = {"NaN": float("nan"), "Inf": float("inf"), "-Inf": float("-inf")
 
 
 def _as_object(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A struct with the same fields that is a JSON object; on the wire it is an array without names."""
+    """A struct with the same fields that is encoded as an object; the wire's own is an array without names."""
     fields = [
         (field.name, field.type, msgspec.field(default=field.default))
         if field.default is not msgspec.NODEFAULT
@@ -38,6 +38,7 @@ class JsonTable(msgspec.Struct):
 
     columns: dict[str, list[int | float | str | None]]
     rows: int | None = None
+    """None: as many as the column `step` has."""
 
 
 class JsonBatch(msgspec.Struct):
@@ -62,7 +63,7 @@ def from_json(plain: JsonBatch) -> wire.Batch:
     """The same batch with raw columns.
 
     Raises:
-        ColumnError: a list holds something that is no number, or too large an integer.
+        ColumnError: a list has a value that is not a number, or an integer of more than 64 bits.
     """
     return wire.Batch(
         schema=plain.schema,
@@ -103,6 +104,6 @@ def _number(name: str, cell: float | str | None) -> float:
         return 0.0
     if isinstance(cell, str):
         if cell not in _WORDS:
-            raise ColumnError(f"column {name[:80]!r}: {cell[:20]!r} is no number; words are NaN, Inf and -Inf")
+            raise ColumnError(f"column {name[:80]!r}: {cell[:20]!r} is not a number; words are NaN, Inf and -Inf")
         return _WORDS[cell]
     return float(cell)

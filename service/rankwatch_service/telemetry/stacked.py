@@ -1,9 +1,9 @@
-"""Decodes the tables of many messages at once where they have the same layout.
+"""Decodes tables of many messages at once if they have the same layout.
 
 The messages of a job differ in their numbers and in hardly anything else. So one table is decoded to see where its
-numbers are, and other tables of the same length are compared with it. Where all other bytes are equal, the names, types
-and lengths are equal too, and a column of all these tables is a rectangle in the stack of their bytes. This avoids
-decoding most tables, which would cost more than everything else that is done with them.
+numbers are, and other tables of the same length are compared with it. If all other bytes are equal, names, types and
+lengths are equal too, and a column of all these tables is a rectangle in the stack of their bytes. This avoids decoding
+most tables, which would cost more than everything else that is done with them (adr/0012).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STACK_MIN: Final = 4
 """Fewer tables than this are cheaper to decode one by one."""
 
 LAYOUTS_MAX: Final = 64
-"""Layouts kept. A job has a few for each number of rows; jobs with the same metrics share them."""
+"""Layouts remembered. A job has a few for each number of rows; jobs with the same metrics share them."""
 
 FIXED_BYTES_MAX: Final = 32 * 1024
-"""Of a layout that is remembered: 160 columns with the longest names are 14 KB. Each costs 9 bytes: all of them 19 MB
-at most and usually 200 KB."""
+"""Bytes of a remembered layout that are not numbers: 160 columns with the longest names have 14 KB. Each costs 9 bytes,
+so all layouts take at most 19 MB, and usually 200 KB."""
 
 _INTEGERS: Final = {
     0xCC: ">u1",
@@ -40,16 +40,16 @@ _INTEGERS: Final = {
     0xD2: ">i4",
     0xD3: ">i8",
 }
-"""Type of the integer that follows this first byte in msgpack. A small integer is the first byte itself."""
+"""By first byte in msgpack, the type of the integer after it. A small integer is the first byte itself."""
 
 _SMALLEST: Final = -32
-"""The smallest integer that is one byte."""
+"""The smallest integer that msgpack encodes as one byte."""
 
 Bytes = NDArray[np.uint8]
 
 
 class _Parts(msgspec.Struct, array_like=True):
-    """`wire.Column` as views into the message, so that the place of its parts is known."""
+    """`wire.Column` as views into the message, whose addresses tell where its parts are."""
 
     dtype: str
     data: memoryview
@@ -67,11 +67,11 @@ _PLACES: Final = msgspec.msgpack.Decoder(_Table)
 
 
 def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
-    """Decode tables into as few blocks as possible. Each block names the tables that it holds by their index.
+    """Decode tables into as few blocks as possible. Each block has the indices of its tables.
 
     Raises:
-        ColumnError: a length, type or mask in some table does not fit.
-        msgspec.MsgspecError: one of them is no table.
+        ColumnError: a length, type or mask in some table is invalid.
+        msgspec.MsgspecError: one of them is not a table.
     """
     by_size: dict[int, list[int]] = {}
     for number, table in enumerate(tables):
@@ -84,13 +84,13 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
             stack = np.frombuffer(b"".join([tables[number] for number in waiting]), np.uint8).reshape(-1, size)
             layout, matching = _layout(tables[waiting[0]], stack)
             if np.count_nonzero(matching) < STACK_MIN:
-                break
+                break  # tables of one size have more layouts than stacks are worth: decode the rest one by one
             found.append(layout.block(waiting[matching].tolist(), stack if matching.all() else stack[matching]))
             waiting = waiting[~matching]
         single += waiting.tolist()
     single.sort()
     found += blocks([_TABLE.decode(tables[number]) for number in single], single)
-    # The columns of the joined table are in the order in which their names first came.
+    # By first table, so that the joined columns are in the order in which their names were first sent.
     return sorted(found, key=lambda block: block.numbers[0])
 
 
@@ -101,9 +101,9 @@ class _Column:
     dtype: np.dtype[Any]
     data: slice
     base: slice
-    """Of an integer of several bytes, those after the first, which is the same in all tables."""
+    """If the base is an integer of several bytes, those after the first, which is the same in all tables."""
     base_type: str
-    """Of such an integer; empty for others."""
+    """Type of such an integer; empty if the base is one byte or absent."""
     mask: slice | None
 
 
@@ -114,8 +114,8 @@ class _Layout:
         """Decode one table and record the places of its parts.
 
         Raises:
-            ColumnError: a length, type or mask does not fit.
-            msgspec.MsgspecError: it is no table.
+            ColumnError: a length, type or mask is invalid.
+            msgspec.MsgspecError: it is not a table.
         """
         table = _PLACES.decode(raw)
         check_size(table.rows, len(table.columns))
@@ -134,12 +134,13 @@ class _Layout:
 
     @property
     def fixed_bytes(self) -> int:
-        """Number of bytes that are the same in every table of this layout."""
+        """Number of bytes that are equal in every table of this layout."""
         return len(self._bytes)
 
     def matches(self, stack: Bytes) -> Bools:
         """[table]: whether a table of the stack has this layout. `stack` is [table, byte]."""
-        # The first byte of anything but a small integer is, as a signed number, below all small integers.
+        # A base that is one byte here must be one byte there. As a signed number, the first byte of anything but a
+        # small integer is below all small integers.
         written = stack[:, self._small].view(np.int8)
         equal: Bools = (stack[:, self._fixed] == self._bytes).all(axis=1)
         return equal & (written >= _SMALLEST).all(axis=1)
@@ -168,7 +169,7 @@ def _layout(first: msgspec.Raw, stack: Bytes) -> tuple[_Layout, Bools]:
     layout = _Layout(first)
     if layout.fixed_bytes <= FIXED_BYTES_MAX:
         if len(_LAYOUTS) >= LAYOUTS_MAX:
-            _LAYOUTS.clear()
+            _LAYOUTS.clear()  # those in use are soon back, at the cost of decoding one table each
         _LAYOUTS[size] = layout
     return layout, layout.matches(stack)
 

@@ -1,4 +1,4 @@
-"""Validation of a telemetry body as it was posted: the stream accepts whatever passes here. Pure."""
+"""Validates a posted telemetry body. The stream accepts whatever passes here. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _as_msgpack(body: bytes) -> bytes:
         batch = from_json(plain)
     except ColumnError as error:
         raise BadBatchError(Reason.COLUMNS, str(error)) from error
-    check_header(batch)  # what msgpack cannot hold is not in a sound header
+    check_header(batch)  # first, because msgpack cannot encode some numbers that a checked header does not have
     return wire.encode(batch)
 
 
