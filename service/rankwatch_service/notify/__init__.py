@@ -1,1 +1,1 @@
-"""Outbox to webhooks: what is committed to the outbox reaches its receiver, signed, in order, and survives a crash."""
+"""Delivers the outbox: a committed notification reaches its receiver signed and in order, whatever crashes."""

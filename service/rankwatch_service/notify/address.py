@@ -1,5 +1,7 @@
-"""Which addresses webhooks may go to. A receiver's name is resolved once for each try, every address is checked,
-and the connection is made to the checked address, so that a second DNS response cannot redirect it (DNS rebinding).
+"""Checks the addresses that webhooks may go to, against requests into private networks (SSRF).
+
+A receiver's name is resolved once for each try, every address is checked, and the connection is made to the checked
+address, so that a second DNS response cannot redirect it (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ from typing import Final
 from urllib.parse import urlsplit
 
 ADDRESSES_MAX: Final = 4
-"""Addresses of one name to try in turn."""
+"""Addresses of one name that are tried in turn, within the time limit of one try."""
 
 URL_CHARS_MAX: Final = 2_048
 
 _WEB_PORTS: Final = (80, 443)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-# Metadata services that lie in private ranges; those in link-local ranges are refused with the range.
+# Metadata services of clouds outside of the link-local ranges, which are refused as a whole.
 _METADATA: Final = frozenset({ip_address("fd00:ec2::254"), ip_address("100.100.100.200")})
 
 
 class AddressError(Exception):
-    """Webhooks must not go to this target; a retry helps only after the receiver was changed."""
+    """Webhooks must not go to this target. A retry helps only if the receiver or its DNS entry was changed."""
 
 
 def checked_url(url: str) -> tuple[str, int]:
@@ -97,7 +99,7 @@ async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
         One to `ADDRESSES_MAX` addresses to connect to, in order of preference.
 
     Raises:
-        AddressError: any address is refused. A name with one good and one bad address is not trusted.
+        AddressError: any address is refused, even if others are allowed: such a name is not trusted.
         OSError: the name cannot be resolved.
     """
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -108,6 +110,7 @@ async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
 
 
 def _effective(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that an IPv6 address leads to, if it embeds one; else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

@@ -1,4 +1,4 @@
-"""The incidents topic: notifications to the receiver `kafka:` are published there.
+"""Publishes notifications to the receiver `kafka:` to the incidents topic.
 
 A message is a CloudEvent in the binary mode of the Kafka binding: attributes are headers, the value is the body that
 webhooks get. Its id is that of the notification, so consumers can drop duplicates.
@@ -29,7 +29,7 @@ class TopicSender:
         """Send nothing yet.
 
         Args:
-            producer: of the brokers; the caller closes it.
+            producer: publishes to the brokers; the caller closes it.
             topic: name of the incidents topic.
             source: `ce_source` of the events, the service's public URL.
             clock: measures how long a try takes.
@@ -69,6 +69,7 @@ class TopicSender:
             "ce_subject": content["data"]["id"],
             "content-type": "application/json",
         }
+        # Keyed by job, so that the messages of a job stay in one partition, in order.
         return Message(
             self._topic, content["data"]["job"], body, tuple((name, text.encode()) for name, text in headers.items())
         )

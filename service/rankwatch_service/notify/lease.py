@@ -1,8 +1,8 @@
-"""The lease of the notifier: of several processes one delivers, and another goes on when it is gone.
+"""The lease of the notifier: one of several processes delivers, and another takes over when it is gone.
 
-The holder renews it; whoever finds it run out takes it over and raises its epoch. Results are written only together
-with a look at the epoch (`confirm`), so a holder that stood still for a while and woke up changes nothing any more.
-Times are the database's where it is a server, so that the hosts' clocks need not agree.
+The holder renews the lease; a process that finds it expired takes it over and raises its epoch. Results are written
+only in a transaction that checks the epoch (`confirm`), so a former holder that was suspended and wakes up changes
+nothing. Times are those of a database server if there is one, so the hosts' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankwatch_service.store.models import Lease as Row
 from rankwatch_service.store.upsert import upsert
 
 LEASE_S: Final = 6.0
-"""Without a renewal for so long the holder counts as gone. Three times `RENEW_S`: one renewal may fail."""
+"""Without a renewal for this long the holder counts as gone. Three times `RENEW_S`, so one renewal may fail."""
 
 LEASE_NS: Final = int(LEASE_S * 1e9)
 RENEW_S: Final = 2.0
@@ -29,20 +29,20 @@ _DATABASE_TIME: Final = text("SELECT CAST(extract(epoch FROM clock_timestamp()) 
 
 
 class LeaseLostError(Exception):
-    """Somebody else has taken the lease over: nothing may be written in its name."""
+    """Another process has taken the lease over: nothing may be written under the old epoch."""
 
 
 class Lease:
-    """One process's claim to a lease. Not thread-safe; `valid` may be asked anywhere."""
+    """One process's claim to a lease. Not thread-safe; `valid` may be read from any thread."""
 
     def __init__(self, engine: Engine, name: str, clock: Clock, holder: str = "") -> None:
         """Nothing is claimed before `hold`.
 
         Args:
             engine: the store.
-            name: of the work.
+            name: of the lease.
             clock: this machine's.
-            holder: names this process; by default so that others on this machine can see whether it still runs.
+            holder: identifies this process; the default lets others on this machine see whether it still runs.
         """
         self._engine = engine
         self._name = name
@@ -53,15 +53,16 @@ class Lease:
 
     @property
     def valid(self) -> bool:
-        """Whether nobody else can hold it now, as far as this process's own clock tells."""
+        """Whether no other process can hold the lease now, by this process's own clock."""
         return self._clock.monotonic_s() < self._until_s
 
     def hold(self) -> bool:
-        """Renew it, or take it if it is free; True if it is ours for the next `LEASE_S`.
+        """Renew the lease, or take it if it is free; returns whether this process holds it for the next `LEASE_S`.
 
         Raises:
-            StoreBusyError: not now; what was held stays valid until its time is over.
+            StoreBusyError: the store is busy; a lease that was held stays valid until it expires.
         """
+        # Before the transaction, which may wait: our end of the lease must not be later than the database's.
         asked_s = self._clock.monotonic_s()
         with write_aside(self._engine) as connection:
             ours = self._renewed(connection) or self._taken(connection)
@@ -69,18 +70,19 @@ class Lease:
         return ours
 
     def confirm(self, connection: Connection) -> None:
-        """Make sure, within a writing transaction, that it is ours until that commits.
+        """Make sure, in a write transaction, that this process holds the lease until the transaction commits.
 
         Raises:
-            LeaseLostError: it is not; let the transaction go.
+            LeaseLostError: it does not; abort the transaction.
         """
+        # An UPDATE and not a SELECT: it locks the row, so nobody can take the lease over before the commit.
         mine = update(Row).where(Row.name == self._name, Row.epoch == self._epoch).values(holder=self._holder)
         if connection.execute(mine).rowcount != 1:
             self._until_s = float("-inf")
             raise LeaseLostError(f"the lease {self._name!r} has another holder now")
 
     def release(self) -> None:
-        """Let others have it at once."""
+        """Give the lease up, so that another process can take it at once."""
         self._until_s = float("-inf")
         with write_aside(self._engine) as connection:
             connection.execute(
@@ -101,7 +103,7 @@ class Lease:
         elif row.expires_unix_ns > now and not has_ended(row.holder):
             return False
         else:
-            # Compared with what was seen: of two that want it one comes first.
+            # Compare and set: of two processes that saw the same row, only the first matches it.
             epoch = row.epoch + 1
             seen = (Row.name == self._name, Row.epoch == row.epoch, Row.expires_unix_ns == row.expires_unix_ns)
             done = connection.execute(update(Row).where(*seen).values(epoch=epoch, **claim))
@@ -117,12 +119,12 @@ class Lease:
 
 
 def this_process() -> str:
-    """Names this process for `has_ended`: machine and its boot, PID namespace, pid, start time."""
+    """Identifies this process for `has_ended`: host name, its boot, PID namespace, pid, start time."""
     return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
 
 
 def has_ended(holder: str) -> bool:
-    """Whether a process is known to have ended; False where that cannot be seen from here."""
+    """Whether a process has certainly ended; False if it ran on another machine or in another PID namespace."""
     machine, _, process = holder.rpartition(" ")[0].rpartition(" ")
     started = holder.rpartition(" ")[2]
     return machine == _machine() and process.isdecimal() and _started(int(process)) != started
@@ -134,8 +136,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; "gone" if there is none such."""
+    """When a process started, in clock ticks since boot; "gone" if it does not run. A pid alone may be used again."""
     try:
+        # The process name in parentheses may contain spaces, so fields are counted from behind it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return "gone"

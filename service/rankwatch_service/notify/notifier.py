@@ -1,7 +1,7 @@
 """The notifier's loop: detects new messages in the outbox, sends them concurrently, and records the outcomes.
 
 All state is in the outbox. A notifier that is killed loses nothing: a message whose try was not recorded is sent again
-under the same id. Of several notifiers, the one that holds the lease delivers and the others wait.
+under the same id. The notifier that holds the lease delivers; others wait.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from rankwatch_service.store.change_watch import Changes
 from rankwatch_service.store.errors import StoreError
 
 COMMIT_POLL_S: Final = 0.02
-"""Time between two polls for commits; a poll takes microseconds."""
+"""Between two polls for commits; a poll takes microseconds."""
 
 DUE_POLL_S: Final = 0.5
 """How often the outbox is read even without a commit, for retries that have become due."""
 
 GIVE_UP_POLL_S: Final = 60.0
+"""How often messages that are too old, or have no receiver, are given up."""
 
 STOP_S: Final = 2.0
-"""How long running tries may take to finish after `stop`; those cut off are tried again after the next start."""
+"""How long running tries may take after `stop`. Those cut off are tried again by the next notifier."""
 
 _DATABASE_ERRORS: Final = (SQLAlchemyError, StoreError)
 
@@ -63,7 +64,7 @@ class Notifier:
             changes: polled every `COMMIT_POLL_S`.
             clock: stamps tries.
             jitter: spreads retries.
-            blocking: one thread, for all work on the database.
+            blocking: one thread, for all work on the database: outbox and lease are not thread-safe.
         """
         self._outbox = outbox
         self._lease = lease
@@ -122,7 +123,7 @@ class Notifier:
         except _DATABASE_ERRORS as error:
             _log.warning("outbox_not_read", error=str(error))
             return
-        if not self._lease.valid:  # it may have expired during the query
+        if not self._lease.valid:  # it may have expired during the query, and another notifier deliver
             return
         for message in due:
             task = asyncio.create_task(self._deliver(message))
@@ -132,7 +133,7 @@ class Notifier:
         try:
             outcome = await self._sender.send(message.url, message.secret, message.id, message.body)
         except Exception as error:  # noqa: BLE001
-            # A bug of ours. Recorded as an outcome, it is retried with the usual delays.
+            # A defect of ours. Recorded as an outcome, so that the message is retried with the usual delays.
             _log.exception("delivery_failed_internally", message_id=message.id)
             outcome = TryOutcome(None, f"internal: {type(error).__name__}", 0.0)
         now_unix_ns = self._clock.unix_ns()
@@ -152,7 +153,10 @@ class Notifier:
         """Record all tries that have ended in one transaction, so that under load they share one fsync.
 
         Until then their messages count as in flight, or they would be sent again at once. If the database fails, the
-        next turn of the loop records them. If the lease is lost, its next holder sends these messages again.
+        next pass of the loop records them. If the lease is lost, its new holder sends these messages again.
+
+        Returns:
+            Whether any were recorded, or left to the new holder.
         """
         ended = tuple(self._ended)
         if not ended:

@@ -16,7 +16,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8
-"""Messages in flight to one receiver. There is no limit over all receivers: a slow one must not delay another."""
+"""Messages in flight to one receiver. There is no limit over all receivers, so a slow one cannot delay another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class OutboxTable:
     def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[DueMessage]:
         """Messages to send now, oldest first for each receiver.
 
-        Of each incident only the oldest undelivered message to a receiver is due, so `opened` arrives before
+        Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
         `resolved`. Messages to disabled receivers wait.
 
         Args:
@@ -84,11 +84,14 @@ class OutboxTable:
                 _record(connection, one)
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
-        """Mark waiting messages as failed that are older than `GIVE_UP_AFTER_S` or have no receiver; return how many.
+        """Mark waiting messages that are older than `GIVE_UP_AFTER_S`, or whose receiver was removed, as failed.
 
         Args:
             now_unix_ns: the time.
-            in_flight: ids of the messages being sent; their tries are recorded first.
+            in_flight: ids of the messages being sent; they are left out until their tries are recorded.
+
+        Returns:
+            How many were marked.
 
         Raises:
             LeaseLostError: another notifier holds the lease; nothing was marked.
@@ -149,6 +152,7 @@ def _record(connection: Connection, one: EndedTry) -> None:
 
 
 def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[DueMessage]:
+    """The due messages of a receiver that no earlier message of their incident precedes, oldest first."""
     earlier = aliased(Outbox)
     is_behind = (
         select(earlier.id)

@@ -1,4 +1,4 @@
-"""Receivers of notifications: how stream learns about them, and the receiver that Kafka brings."""
+"""Receivers of notifications: publishes them to the stream, and adds the incidents topic as one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Receiver
 
 TOPIC_URL: Final = "kafka:"
-"""URL of a receiver that is the incidents topic, whatever the topic's name."""
+"""URL of the receiver that is the incidents topic, whatever the topic's name."""
 TOPIC_RECEIVER: Final = "incidents-topic"
 
 
 def publish_receivers(connection: Connection, controls: ControlLog) -> None:
-    """Append the current receivers to the control log, for stream, in the transaction that changed them."""
+    """Append all receivers to the control log, for the stream, in the write transaction that changed them."""
     rows = connection.execute(select(Receiver.__table__).order_by(Receiver.name)).mappings()
     routes = tuple(
         ReceiverRoute(row["name"], tuple(row["kinds"]), tuple(row["severities"]), tuple(row["jobs"]), row["enabled"])
@@ -32,7 +32,7 @@ def publish_receivers(connection: Connection, controls: ControlLog) -> None:
 
 
 def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock) -> None:
-    """Add the incidents topic as a receiver if it is missing; users can disable it.
+    """Add the incidents topic as a receiver, unless there is one of its name; users can disable it.
 
     Raises:
         StoreBusyError: the database is busy; try again.
@@ -42,7 +42,7 @@ def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock) -> No
         if connection.scalar(select(Receiver.name).where(Receiver.name == TOPIC_RECEIVER)) is not None:
             return
         now = clock.unix_ns()
-        # The topic needs no signature, but users may turn the receiver into a webhook.
+        # The topic needs no signature, but users may later set the URL of a webhook.
         row = topic | {"secret": new_secret(), "enabled": True, "disabled_reason": "", "created_unix_ns": now}
         connection.execute(insert(Receiver).values(**row))
         publish_receivers(connection, controls)

@@ -1,4 +1,4 @@
-"""Retries of notifications: what to do after one try. Pure."""
+"""Decides what to do after one try to deliver a notification. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from rankwatch_service.notify.sender import TryOutcome
 
 RETRY_DELAYS_S: Final = (5, 15, 30, 60, 120, 300, 1_800, 7_200, 18_000, 36_000)
-"""Delays between tries; the last one repeats. The first ones are short: a page must arrive while it still helps."""
+"""Delays between tries; the last one repeats. The first ones are short, so that a page arrives while it still helps."""
 
 GIVE_UP_AFTER_S: Final = 3 * 86_400
 """Age at which an undelivered message is given up (state `failed`): nobody acts on an older page."""
@@ -18,7 +18,7 @@ RETRY_AFTER_MAX_S: Final = 3_600
 """Longest delay that a receiver can ask for with Retry-After."""
 
 JITTER_RATIO: Final = 0.1
-"""Retries are delayed by up to this much more, so that messages that failed together are not retried together."""
+"""Retries are delayed by up to this share more, so that messages that failed together are not retried together."""
 
 GONE: Final = 410
 """HTTP status of a receiver that wants no more messages."""
@@ -26,11 +26,13 @@ GONE: Final = 410
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What happens to the message: its new state, when to try again, and whether to disable its receiver."""
+    """What happens to the message after a try."""
 
     state: str
+    """delivered, waiting (for the next try) or failed."""
     next_try_unix_ns: int
     receiver_gone: bool = False
+    """Whether to disable its receiver."""
 
 
 def after_try(outcome: TryOutcome, tries: int, now_unix_ns: int, jitter: float) -> RetryDecision:

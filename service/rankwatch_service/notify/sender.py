@@ -1,4 +1,4 @@
-"""What the notifier needs of whatever delivers a message: one try, and how it ended."""
+"""The interface between the notifier and the ways to deliver a message: one try, and its outcome."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MessageSender(Protocol):
     """Delivers messages to receivers."""
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
-        """Try once to deliver a message; never raises for what the receiver does.
+        """Try once to deliver a message. Whatever the receiver does is an outcome and not an exception.
 
         Args:
-            url: the receiver's.
+            url: of the receiver.
             secret: signs the message; one, or two with a space between.
             message_id: the same in all tries of this message.
             body: the exact bytes to send, JSON.

@@ -23,7 +23,7 @@ from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
-"""Concurrent DNS look-ups. Each blocks a thread, and one that hangs must not delay other receivers."""
+"""Concurrent DNS look-ups. Each blocks a thread, and a look-up that hangs must not delay other receivers."""
 
 
 def run(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Secrets of receivers, and signatures of messages by Standard Webhooks (symmetric, v1)."""
+"""Secrets of receivers, and signatures of messages as in Standard Webhooks (symmetric, v1)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def signed_headers(secret: str, message_id: str, timestamp_s: int, body: bytes) 
     """The three headers that authenticate a message.
 
     Args:
-        secret: one secret, or two with a space between while the receiver rotates them.
+        secret: one secret, or two with a space between while the receiver rotates them; each gives a signature.
         message_id: the same in all tries of one message.
         timestamp_s: Unix seconds of this try.
         body: the exact bytes that are sent.

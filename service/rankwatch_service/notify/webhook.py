@@ -1,4 +1,4 @@
-"""Webhooks: POSTs one signed message to one receiver, once."""
+"""Sends webhooks: one try is one signed POST."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WebhookSender:
     """Sends messages to webhooks. Use as an async context manager; many tasks may send at once.
 
     Each message has a connection of its own: if the receiver closed a reused connection at the wrong moment, we would
-    not know whether the message arrived. Redirects are not followed, proxies of the environment are not used, and only
-    the head of the response is read.
+    not know whether the message arrived. Redirects and proxies of the environment are not followed, since they lead to
+    addresses that were not checked, and only the head of the response is read.
     """
 
     def __init__(self, clock: Clock, allow_private: bool, timeout_s: float = TRY_TIMEOUT_S) -> None:
@@ -33,7 +33,7 @@ class WebhookSender:
         self._client = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
-            timeout=None,
+            timeout=None,  # `send` limits the whole try
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
@@ -85,7 +85,7 @@ class WebhookSender:
             try:
                 response = await self._client.send(request, stream=True)
             except httpx2.ConnectError:
-                # Nothing has been sent yet, so try the next address.
+                # Nothing has been sent yet, so the next address cannot make it twice.
                 if position == len(addresses) - 1:
                     raise
                 continue
@@ -95,7 +95,7 @@ class WebhookSender:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in one short line: the outer errors only say that something failed."""
+    """The innermost cause in one short line, because outer errors only say that something failed."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     if isinstance(error, ssl.SSLCertVerificationError):
