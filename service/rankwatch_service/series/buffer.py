@@ -1,7 +1,7 @@
-"""The chunks of one attempt that are being filled, and the roll-ups above them. Pure: what was stored is handed in.
+"""Buffers the open chunks of one attempt and the roll-ups above them. Pure: stored chunks and rows come from callables.
 
-Frames wait until a block of them is worth the work: NumPy's cost is by call. They are not copied before, and must not
-be written to.
+Frames wait until there are enough of them, because NumPy's cost is by call. They are not copied, and must not be
+written to.
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ from rankwatch_service.series.chunks import CHUNK_STEPS, Block, Cells, blank
 from rankwatch_service.series.rollups import BRANCHES, LEVELS, Buckets, of_chunk
 
 OPEN_CHUNKS: Final = 2
-"""Chunks of an attempt that are filled at a time: late records lag behind the newest; older ones are written out."""
+"""Chunks of an attempt that are open at a time, since late records lag behind the newest; older chunks are written."""
 
 WAITING_FRAMES: Final = 64
 WAITING_BYTES: Final = 4 * 1024 * 1024
-"""Frames that wait, whichever is less."""
+"""Frames that wait at most; the first limit that is reached counts."""
 
 Stored = Callable[[int], dict[str, Cells]]
-"""What an earlier life has written of a chunk, by metric."""
+"""(chunk number) -> what an earlier process has stored of the chunk, by metric."""
 StoredRow = Callable[[Sequence[str], int, int], tuple[list[str], Buckets] | None]
-"""What it has written of a row (level, number): those of some metrics that have it, and their buckets."""
+"""(metrics, level, row number) -> those of the metrics that have a stored row, and their buckets; None: none has."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A raw chunk; metrics are those of its attempt, in that order."""
+    """An open raw chunk, with the metrics of its attempt in their order."""
 
     cells: Block
     dirty: set[int] = field(default_factory=set)
-    """Metrics whose cells are not stored yet."""
+    """Indices of metrics whose cells are not stored yet."""
     summed: bool = False
-    """The roll-ups know it as it is."""
+    """Whether the roll-ups have it as it is."""
     partial: bool = False
-    """What was stored of it before has left, so it is not all that its bucket was made of."""
+    """Whether it was stored before and has been removed since: then its bucket was made of more than it has."""
 
 
 @dataclass(slots=True)
 class Row:
-    """A row of roll-ups; metrics are those of its attempt, in that order."""
+    """A row of roll-ups, with the metrics of its attempt in their order."""
 
     buckets: Buckets
     dirty: bool = False
+    """Whether it is not stored yet."""
 
 
 class AttemptBuffer:
     """One attempt's open chunks and roll-ups.
 
     Args:
-        metrics: those that an earlier life has written.
-        newest_stored: number of its newest chunk; -1: none.
+        metrics: names that an earlier process has stored.
+        newest_stored: number of the newest stored chunk; -1: none.
         stored: reads a chunk.
         stored_row: reads a row of roll-ups.
     """
@@ -74,16 +75,16 @@ class AttemptBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """Held in open chunks."""
+        """Bytes of the open chunks."""
         return sum(chunk.cells.nbytes for chunk in self.chunks.values())
 
     @property
     def dirty(self) -> bool:
-        """Something is not stored yet."""
+        """Whether something is not stored yet."""
         return bool(self._waiting) or any(chunk.dirty or not chunk.summed for chunk in self.chunks.values())
 
     def add(self, frame: Frame) -> bool:
-        """Take up a frame; True when those that wait should be put in their chunks."""
+        """Let a frame wait; returns whether `settle` should be called now."""
         self._waiting.append(frame)
         for values in frame.values.values():
             self._waiting_bytes += 9 * len(frame.values) * len(values)
@@ -91,7 +92,7 @@ class AttemptBuffer:
         return len(self._waiting) >= WAITING_FRAMES or self._waiting_bytes >= WAITING_BYTES
 
     def settle(self) -> None:
-        """Put the frames that wait in their chunks."""
+        """Put the waiting frames into their chunks."""
         by_chunk: dict[int, list[Frame]] = {}
         for frame in self._waiting:
             by_chunk.setdefault(frame.step // CHUNK_STEPS, []).append(frame)
@@ -100,31 +101,31 @@ class AttemptBuffer:
             self._fill(self.chunk(number), frames)
 
     def full(self) -> list[int]:
-        """Numbers of the chunks that are to be written and let go, oldest first."""
+        """Numbers of the chunks beyond `OPEN_CHUNKS`, oldest first: write them and `let_go`."""
         return sorted(self.chunks)[: max(len(self.chunks) - OPEN_CHUNKS, 0)]
 
     def let_go(self, number: int) -> None:
-        """Forget a chunk that is stored."""
+        """Drop a chunk that is stored."""
         del self.chunks[number]
         self._newest = max(self._newest, number)
 
     def sum_up_chunk(self, number: int) -> None:
-        """Bring level 1 up to date with an open chunk."""
+        """Update the bucket of level 1 from an open chunk."""
         chunk = self.chunks[number]
         if not chunk.summed:
             self._put(1, number, of_chunk(chunk.cells), join=chunk.partial)
             chunk.summed = True
 
     def sum_up_rows(self) -> None:
-        """Bring the upper levels up to date with level 1."""
+        """Update the upper levels from level 1, one level after the other."""
         for level in range(1, LEVELS):
             for (of_level, number), row in list(self.rows.items()):
                 if of_level == level and row.dirty:
                     self._put(level + 1, number, row.buckets.joined())
 
     def let_rows_go(self) -> None:
-        """Forget the rows that are stored, but for the newest of each level."""
-        newest = dict(sorted(self.rows))  # of each level the last one stays
+        """Drop the rows, all of which are stored, except for the newest of each level, which is still being filled."""
+        newest = dict(sorted(self.rows))  # level -> highest number, since later pairs replace earlier ones
         for (level, number), row in list(self.rows.items()):
             row.dirty = False
             if number < newest[level]:
@@ -133,7 +134,7 @@ class AttemptBuffer:
     # ---- raw -------------------------------------------------------------------------------------------------------
 
     def chunk(self, number: int) -> Chunk:
-        """The open chunk of that number, opened if it is not."""
+        """The chunk of this number; opened, with what is stored of it, if it is not open."""
         chunk = self.chunks.get(number)
         if chunk is None:
             stored = self._stored(number) if number <= self._newest else {}
@@ -203,13 +204,13 @@ class AttemptBuffer:
 
 
 def _put_cells(cells: Cells, rows: list[int], values: list[Floats], present: list[Bools]) -> None:
-    """Put values of several steps in the rows of a chunk; of a row that comes twice the later one counts."""
+    """Put values of several steps into the rows of a chunk; if a row comes twice, the later values count."""
     ranks = len(values[0])
     if len(rows) > 1 and (len(set(rows)) < len(rows) or any(len(one) != ranks for one in values)):
         for row, one, here in zip(rows, values, present, strict=True):
             _put_cells(cells, [row], [one], [here])
         return
-    # A value beyond float32 is infinite on a chart; NaN loses its payload, so that none looks absent.
+    # A value beyond float32 is infinite on a chart. NaN loses its payload, so that no measured NaN looks absent.
     with np.errstate(over="ignore"):
         narrow = np.concatenate(values, dtype=np.float32, casting="same_kind").reshape(len(rows), ranks)
     bad = np.isnan(narrow)

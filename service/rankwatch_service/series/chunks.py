@@ -1,12 +1,12 @@
-"""Values of some metrics over consecutive steps and all ranks as bytes, and back. Pure.
+"""Encodes values of some metrics over consecutive steps and all ranks as bytes, and decodes them. Pure.
 
-Neighbours are alike: each value becomes an integer at the resolution that a chart needs, less the median of its step;
-the integers' bytes are shuffled (all first bytes, all second ones) and compressed by zstd. What integers cannot say
-comes back exactly: NaN, infinities, what is far from all others, what is too small or too large. NaN is a value; "not
-measured" is the NaN with the payload of `ABSENT_BITS`.
+Ranks have similar values in a step. So each value becomes an integer at the resolution that a chart needs, less the
+median of its step; the integers' bytes are shuffled (all first bytes, then all second ones) and compressed by zstd.
+Values that do not fit come back exactly: NaN, infinities, and what is far from all others, too small or too large. NaN
+is a value; "not measured" is the NaN with the payload of `ABSENT_BITS`.
 
-Resolution: times (`is_time`) TIME_RESOLUTION_S, finer where a thousandth of their median is; everything else 18 bits,
-one part in 260,000. Bytes that an earlier version wrote (float32, shuffled, zstd) stay readable.
+Resolution: times (`is_time`) have TIME_RESOLUTION_S, or a thousandth of their median if that is finer; everything else
+has 18 bits, one part in 260,000. Bytes of the first version (float32, shuffled, zstd) stay readable.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import zstandard
 from numpy.typing import NDArray
 
 CHUNK_STEPS: Final = 64
-"""Steps in one chunk: of 1,024 ranks 262 KB before compression, small enough to write again every second."""
+"""Steps in one chunk: 262 KB of 1,024 ranks before compression, small enough to write again every second."""
 
 ABSENT_BITS: Final = 0x7FC0_AB5E
 
 TIME_RESOLUTION_S: Final = 1e-5
 TIME_SHARE: Final = 1e-3
-"""Resolution of times as a share of their median, where that is finer: a phase of 50 us has digits too."""
+"""Resolution of times as a share of their median, if that is finer: a phase of 50 us needs digits too."""
 
 _LEVEL: Final = 1  # level 3 gains 0.3 % on shuffled integers
 _VERSION: Final = 2  # the first byte; zstd's own, with which the first version's chunks began, is 0x28
@@ -54,12 +54,17 @@ def blank(*shape: int) -> NDArray[np.float32]:
 
 
 def absent(cells: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Where nothing is measured."""
+    """Of the same shape: where nothing is measured."""
     return np.asarray(cells.view(np.uint32) == ABSENT_BITS)
 
 
 def encoded(block: Block, times: bool) -> list[bytes]:
-    """Each metric's chunk as bytes; all of them are times, or none."""
+    """Encode each metric of a block.
+
+    Args:
+        block: metrics that are all times, or none of them.
+        times: whether they are (`is_time`).
+    """
     form, usable = (_FIXED, np.isfinite(block)) if times else (_ROUNDED, _roundable(block))
     resolution = _resolution(block, usable) if times else np.zeros(len(block))
     codes = _fixed(block, usable, resolution) if times else _rounded(block, usable)
@@ -93,15 +98,15 @@ def encoded(block: Block, times: bool) -> list[bytes]:
 
 
 def decoded(data: bytes, ranks: int = 0, decompressor: zstandard.ZstdDecompressor | None = None) -> Cells:
-    """The cells that gave these bytes: as many steps as were written.
+    """Decode the cells of one metric: as many steps as were encoded.
 
     Args:
         data: what `encoded` gave.
-        ranks: for the bytes of the first version, which do not say.
-        decompressor: one to use again, by one thread.
+        ranks: number of ranks, for bytes of the first version, which do not have it.
+        decompressor: is reused if given; for one thread.
 
     Raises:
-        ValueError: these are not the bytes of a chunk.
+        ValueError: the bytes are not a chunk.
     """
     decompressor = decompressor or zstandard.ZstdDecompressor()
     try:
@@ -112,7 +117,7 @@ def decoded(data: bytes, ranks: int = 0, decompressor: zstandard.ZstdDecompresso
         body = decompressor.decompress(memoryview(data)[_HEADER.size :], max_output_size=length)
         return _cells(body, form, size, steps, ranks, escapes, resolution)
     except (zstandard.ZstdError, struct.error, ValueError) as error:
-        raise ValueError(f"no series chunk: {error}") from error
+        raise ValueError(f"not a series chunk: {error}") from error
 
 
 def widened(cells: NDArray[np.float32], ranks: int) -> NDArray[np.float32]:
@@ -125,7 +130,7 @@ def widened(cells: NDArray[np.float32], ranks: int) -> NDArray[np.float32]:
 
 
 def by_resolution(metrics: Sequence[str]) -> tuple[tuple[bool, list[int]], tuple[bool, list[int]]]:
-    """Positions of the metrics that are times, and of those that are not: as `encoded` takes them."""
+    """(True, indices of the metrics that are times), (False, indices of the others): `encoded` takes them apart."""
     times = [index for index, name in enumerate(metrics) if is_time(name)]
     others = [index for index, name in enumerate(metrics) if not is_time(name)]
     return (True, times), (False, others)
@@ -135,7 +140,7 @@ def by_resolution(metrics: Sequence[str]) -> tuple[tuple[bool, list[int]], tuple
 
 
 def _resolution(block: Block, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Powers of ten, so that the same times give the same integers in every chunk."""
+    """[metric], in seconds. Powers of ten, so that equal times give equal integers in every chunk."""
     found = np.full(len(block), TIME_RESOLUTION_S)
     for index, cells in enumerate(block):
         sample = np.abs(cells[usable[index]][:: max(1, cells.size // 256)])
@@ -155,13 +160,14 @@ def _fixed(block: Block, usable: NDArray[np.bool_], resolution: NDArray[np.float
 
 
 def _roundable(block: Block) -> NDArray[np.bool_]:
-    """Finite, neither denormal nor so large that rounding it gives infinity."""
+    """Which cells are finite, and neither denormal nor so large that rounding makes them infinite."""
+    # One unsigned comparison for both bounds: what is below the lower one wraps around.
     size = block.view(np.uint32) & 0x7FFF_FFFF
     return np.asarray((size - np.uint32(0x0080_0000) < 0x7F7F_FFE0 - 0x0080_0000) | (size == 0))
 
 
 def _rounded(block: Block, usable: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Float32 in its own order as integers, without its last bits."""
+    """Float32 as integers in the same order, rounded to 18 bits."""
     bits = block.view(np.int32)
     size = ((bits & 0x7FFF_FFFF) + (1 << (_ROUNDED_BITS - 1))) >> _ROUNDED_BITS
     codes = np.where(bits < 0, -size, size)
@@ -170,7 +176,7 @@ def _rounded(block: Block, usable: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def _middle(codes: NDArray[np.int32], usable: NDArray[np.bool_], whole: bool) -> NDArray[np.int32]:
-    """[metric, step]: the median over ranks, of a sample where there are many."""
+    """[metric, step]: the median over ranks, or over a sample of many ranks."""
     if whole:
         sample = codes[:, :, :: max(1, codes.shape[2] // _SAMPLE)]
         half = sample.shape[2] // 2
@@ -182,7 +188,7 @@ def _middle(codes: NDArray[np.int32], usable: NDArray[np.bool_], whole: bool) ->
 
 
 def _zigzag(codes: NDArray[np.signedinteger]) -> NDArray[np.signedinteger]:
-    """Small numbers of either sign become small ones: their upper bytes are 0."""
+    """Make small numbers of either sign small and positive, so that their upper bytes are 0 and compress well."""
     return np.asarray((codes << 1) ^ (codes >> (8 * codes.itemsize - 1)))
 
 
@@ -191,7 +197,7 @@ def _zigzag(codes: NDArray[np.signedinteger]) -> NDArray[np.signedinteger]:
 
 def _cells(body: bytes, form: int, size: int, steps: int, ranks: int, escapes: int, resolution: float) -> Cells:
     planes = np.frombuffer(body, np.uint8, steps * ranks * size, steps * 4).reshape(size, -1)
-    # Planes are put together by shifts: four times as fast as a transposed copy.
+    # Joining planes by shifts is four times as fast as a transposed copy.
     mixed = planes[0].astype(f"<u{size}")
     for number in range(1, size):
         mixed |= planes[number].astype(mixed.dtype) << np.array(8 * number, mixed.dtype)

@@ -1,4 +1,4 @@
-"""A heat map as bytes, for the dashboard: two for each cell before compression, about half a byte after it."""
+"""Encodes a heat map as bytes, for the dashboard: two for each cell before compression, about half a byte after it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Codes 0 to 3 are not measured, NaN, Inf and -Inf. Of any other, n = (code - 4) /
 size, at most a quarter of the usual difference between ranks, and far from it to one part in 100."""
 
 AIM_BYTES: Final = 150_000
-"""Of a large map's codes, compressed, where differences are normal: cells get finer steps where there are fewer."""
+"""Compressed bytes of a large map's codes, if differences are normally distributed. Fewer cells get finer steps."""
 
 LEVELS_MIN, LEVELS_MAX = 4, 64
-"""Steps in one sigma of what differs from the column's centre."""
+"""Steps in one sigma of the differences from the column's centre."""
 
 LINEAR_SIGMAS: Final = 32
-"""Beyond so many the steps grow."""
+"""Steps have a fixed size up to this many sigmas from the centre, and grow beyond."""
 
 _HEADER: Final = struct.Struct("<4sIIIff")
 _CODES: Final = {ValueMark.ABSENT: 0, ValueMark.NAN: 1, ValueMark.POSITIVE_INF: 2, ValueMark.NEGATIVE_INF: 3}
@@ -51,14 +51,14 @@ _SAMPLE_ROWS: Final = 128
 
 
 def tile(found: HeatMap) -> bytes:
-    """The map as bytes, not compressed."""
+    """Encode a map as described in `LAYOUT`, not compressed."""
     finite = found.mark == ValueMark.FINITE
     whole = bool(finite.all())
     value = np.ascontiguousarray(found.value, np.float64)
     centre = _centre(value, finite).astype(np.float32)
     apart = value - centre if whole else np.where(finite, value - centre, 0.0)
     scale, levels = _steps(apart.ravel() if whole else apart[finite], apart.size)
-    # The scale keeps the quotient below 1e30; float32 tells steps apart, and is four times as quick.
+    # The scale keeps the quotient below 1e30. float32 is exact enough to tell steps apart, and four times as fast.
     count = np.rint(levels * np.arcsinh((apart / scale).astype(np.float32))).astype(np.int32)
     code = ((count << 1) ^ (count >> 31)) + _PLAIN
     if not whole:
@@ -78,13 +78,13 @@ def tile(found: HeatMap) -> bytes:
 
 
 def gzipped(data: bytes) -> bytes:
-    """By Huffman codes and runs: matches are not worth looking for in noise, and that is 8 times as fast."""
+    """Compress by Huffman codes and runs alone: noise has no matches worth a search, and this is 8 times as fast."""
     packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS, 9, zlib.Z_RLE)
     return packer.compress(data) + packer.flush()
 
 
 def _centre(value: NDArray[Any], finite: NDArray[np.bool_]) -> NDArray[Any]:
-    """Each column's median, about, of those that are finite; 0 where none is."""
+    """[column]: about the median of its finite values; 0 if it has none."""
     if finite.all() and len(value):
         return np.asarray(np.median(value[:: max(1, len(value) // _SAMPLE_ROWS)], axis=0))
     held = np.sort(np.where(finite, value, np.inf), axis=0)
@@ -96,7 +96,7 @@ def _centre(value: NDArray[Any], finite: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def _steps(apart: NDArray[Any], cells: int) -> tuple[float, float]:
-    """Scale and levels, as they are sent."""
+    """Scale and levels of the layout, as float32 holds them."""
     largest = float(np.abs(apart).max(initial=0.0))
     if largest == 0.0:
         return 1.0, 1.0

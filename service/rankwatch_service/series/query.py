@@ -1,4 +1,4 @@
-"""Series as charts draw them: never more points than pixels, and never an extreme or a NaN hidden by that."""
+"""Queries series for charts: never more points than pixels, and no extreme or NaN is lost by that."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import SeriesChunk, SeriesRollup
 
 POINTS_MAX: Final = 4_000
-"""Points of one line: the widest screens have so many pixels."""
+"""Points of one line: as many as the widest screens have pixels."""
 
 LINE_CELLS_MAX: Final = 2_000_000
 MAP_CELLS_MAX: Final = 6_000_000
-"""Values that a line or a heat map is made of, at most: 50 ms. Of more steps or ranks a coarser level is read."""
+"""Values that a line or a heat map is made of, which takes 50 ms. For more steps or ranks a coarser level is read."""
 
 RANKS_MAX: Final = 64
-"""Lines of single ranks in one answer; more can be shown as a fan or a heat map."""
+"""Lines of single ranks in one answer. A fan or a heat map shows more."""
 
 STEP_MAX: Final = 2**53
 
@@ -71,61 +71,62 @@ _DRAWN: Final[dict[Reduce, tuple[tuple[str, str], ...]]] = {
     Reduce.MAX: (("max", "max"),),
     Reduce.FAN: (("p5", "p5"), ("p50", "p50"), ("p95", "p95"), ("max", "max")),
 }
-"""Names of the lines, and which of `LINES` they are."""
+"""(name of a line, its name in `LINES`)"""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesLine:
-    """Values at the steps of its segment. Where `mark` is not FINITE alone, low and high are of the finite values."""
+    """Values at the points of its segment: the lowest and highest finite one; NaN if a point has none."""
 
     name: str
     low: Single
     high: Single
     mark: Marks
-    """`ValueMark` of each point."""
+    """`ValueMark` of each point: the worst that occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One attempt's part of a series. `step` is the first step of each point; points without any value are left out."""
+    """One attempt's part of a series. `step` has the first step of each point; points without values are left out."""
 
     attempt: str
     step: Ints
     lines: list[SeriesLine]
     missing: Ints
-    """Where values are missing: the first step at which one was due, of at most one gap within each point."""
+    """First steps of gaps, at which a value was due; at most one within each point."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """One metric over ranks and steps. Where steps were repeated the newest attempt counts."""
+    """One metric over ranks and steps. If attempts repeated a step, the newest counts."""
 
     step: Ints
     """First step of each column."""
     rank: Ints
-    """First rank of each row; it goes up to the next one's, the last to `ranks`."""
+    """First rank of each row, which ends where the next one begins; the last row ends at `ranks`."""
     ranks: int
     value: Single
-    """[row, column], the highest or lowest of the finite values; NaN where there are none."""
+    """[row, column]: the highest or lowest finite value; NaN if there is none."""
     mark: Marks
-    """[row, column], `ValueMark`."""
+    """[row, column]: `ValueMark`, the worst that occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Consecutive points of one attempt, [point, line or rank]; steps may repeat, and then belong together."""
+    """Consecutive points of one attempt; points with equal steps belong together."""
 
     attempt: str
     step: Ints
+    """[point]"""
     low: Single
+    """[point, line or rank], as `high` and `mark`; low or high is empty if it was not asked for."""
     high: Single
-    """Empty, as `low`, where it is not asked for."""
     mark: Marks
     width: int = 1
     """Steps of a point."""
 
     def chosen(self, at: NDArray[np.bool_]) -> _Points:
-        """Some of them."""
+        """The points for which `at` is true."""
         low, high = (ends[at] if len(ends) else ends for ends in (self.low, self.high))
         return _Points(self.attempt, self.step[at], low, high, self.mark[at], self.width)
 
@@ -135,7 +136,7 @@ def metrics(engine: Engine, job: str) -> list[str]:
     with read(engine) as connection:
         found = set[str]()
         for column, of_job in ((SeriesChunk.metric, SeriesChunk.job), (SeriesRollup.metric, SeriesRollup.job)):
-            # From name to name, each found through the index: a job has many chunks and few metrics.
+            # From one name to the next by the index, instead of DISTINCT: a job has many chunks and few metrics.
             name: str | None = ""
             while name is not None:
                 following = select(column).where(of_job == job, column > name).order_by(column).limit(1)
@@ -154,20 +155,20 @@ def series(
     reduce: Reduce = Reduce.MEAN,
     points: int = 1_000,
 ) -> list[Segment]:
-    """A metric over steps, one segment for each attempt, in their order.
+    """A metric over steps, one segment for each attempt, in the order of attempts.
 
-    Over a long range the lines of chosen ranks are bands in which they ran: between the reduction of the ranks' lowest
-    values of a point and that of their highest ones.
+    Over a long range, lines over chosen ranks are bands: from the reduction of the ranks' lowest values in a point to
+    the reduction of their highest ones.
 
     Args:
         engine: the store.
-        job: whose.
-        metric: which.
+        job: its name.
+        metric: its name.
         from_step: first step.
-        to_step: last step; None: to the newest.
-        ranks: these alone, at most RANKS_MAX for `NONE`; empty: all.
+        to_step: last step; None: the newest.
+        ranks: only these, at most RANKS_MAX for `NONE`; empty: all.
         reduce: how ranks become lines.
-        points: at most so many for each line of the whole answer.
+        points: points of each line at most, all segments together.
     """
     wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
     by_rank = reduce is Reduce.NONE or len(ranks) > 0
@@ -204,7 +205,18 @@ def heat_map(
     to_step: int | None = None,
     side: Side = Side.HIGH,
 ) -> HeatMap:
-    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks."""
+    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks.
+
+    Args:
+        engine: the store.
+        job: its name.
+        metric: its name.
+        columns: columns at most.
+        rows: rows at most; beyond it, neighbouring ranks share a row.
+        from_step: first step.
+        to_step: last step; None: the newest.
+        side: which extreme a cell shows.
+    """
     wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
     with read(engine) as connection:
         reader = Reader(connection, wanted)
@@ -235,7 +247,7 @@ def heat_map(
 def _ranks_of(
     part: SeriesSlice, level: int, decompressor: zstandard.ZstdDecompressor, side: Side | None = None
 ) -> _Points:
-    """A part by rank; with a side, only that extreme is filled in."""
+    """The points of a slice by rank; with a side, only that extreme is decoded."""
     if part.cells is not None:
         return _measured(part, part.cells, level)
     row, inside = part.row, part.step >= 0
@@ -248,12 +260,12 @@ def _ranks_of(
 
 
 def _width(level: int) -> int:
-    """Steps of a bucket that is read for a level: for raw cells that have left, level 1 stands in."""
+    """Steps of a bucket that is read for a level: level 1 replaces raw chunks that were removed."""
     return bucket_steps(max(level, 1))
 
 
 def _measured(part: SeriesSlice, cells: Single, level: int) -> _Points:
-    """What was measured [step, rank or line] as points of a level."""
+    """Raw cells, [step, rank or line], as points of a level."""
     if level:
         low, high, mark = extremes(cells)
         width = bucket_steps(level)
@@ -264,7 +276,7 @@ def _measured(part: SeriesSlice, cells: Single, level: int) -> _Points:
 
 
 def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
-    """Of some ranks alone; with `drawn`, their lines."""
+    """Points of the chosen ranks; if lines are `drawn`, of those lines over them."""
     low, high, mark = points.low[:, chosen], points.high[:, chosen], points.mark[:, chosen]
     if not drawn:
         return _Points(points.attempt, points.step, low, high, mark, points.width)
@@ -274,14 +286,14 @@ def _of_ranks(points: _Points, chosen: list[int], drawn: list[int]) -> _Points:
 
 
 def _lines_of(ends: Single) -> Single:
-    """`lines` of the finite values."""
+    """`lines` over the finite values; NaN, which stands for no finite value, counts as not measured."""
     held = np.ascontiguousarray(ends)
     held.view(np.uint32)[np.isnan(held)] = ABSENT_BITS
     return lines(held) if held.shape[1] else blank(len(held), len(LINES))
 
 
 def _drawn_of(part: SeriesSlice, level: int, drawn: list[int]) -> _Points:
-    """A part's lines over all ranks."""
+    """The points of a slice for lines over all ranks."""
     if part.cells is not None:
         return _measured(part, lines(part.cells)[:, drawn], level)
     assert part.row is not None
@@ -320,8 +332,8 @@ def _segments(found: dict[str, list[_Points]], names: list[str], points: int) ->
 
 
 def _missing(step: Ints, end: Ints, points: Ints) -> Ints:
-    """Where values are missing that were due. Some metrics come every tenth step, and buckets differ in width: what
-    counts is how far a value lies from the end of the one before, against what is usual for the metric.
+    """First steps of gaps. A gap is a distance of at least twice the usual one from the end of one value to the next,
+    because some metrics come every tenth step and buckets differ in width.
     """
     ends = np.maximum.accumulate(end)[:-1]
     apart = step[1:] - ends + 1
@@ -331,7 +343,7 @@ def _missing(step: Ints, end: Ints, points: Ints) -> Ints:
 
 
 def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Points]:
-    """Without what a later attempt repeated; of a bucket in which it began the rest stays."""
+    """The points without steps that a later attempt repeated. The bucket in which that attempt began stays."""
     kept: list[_Points] = []
     repeated = np.zeros(0, dtype=np.int64)
     for attempt in reversed(list(dict.fromkeys(one.attempt for one in points))):
@@ -351,7 +363,7 @@ def _newest_only(points: list[_Points], reader: Reader, level: int) -> list[_Poi
 
 
 def _joined(join: np.ufunc, array: NDArray[Any], starts: Ints) -> NDArray[Any]:
-    """Groups of rows as one row each. NumPy's own `reduceat` takes ten times as long across rows."""
+    """Join each group of rows into one row. NumPy's own `reduceat` takes ten times as long across rows."""
     if len(starts) == len(array):
         return array
     joined = np.empty((len(starts), array.shape[1]), array.dtype)
@@ -372,7 +384,11 @@ def _stacked(arrays: list[NDArray[Any]], width: int, fill: Any) -> NDArray[Any]:
 
 
 def _grouped(step: Ints, points: int, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Steps in order, where the groups of steps of each of at most `points` points begin, and the arrays likewise."""
+    """Sort by step, and group rows into at most `points` points; equal steps stay together.
+
+    Returns:
+        The steps, the index at which each group begins, and the arrays, all in the order of steps.
+    """
     if np.any(step[1:] < step[:-1]):
         order = np.argsort(step, kind="stable")
         step, arrays = step[order], tuple(array[order] for array in arrays)

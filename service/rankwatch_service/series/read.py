@@ -1,5 +1,5 @@
-"""Reads the parts of a series that a chart of so many points needs: raw chunks of a short range, of a longer one the
-roll-ups whose buckets are just fine enough, and never more than a fraction of a second's worth.
+"""Reads what a chart needs of a series: raw chunks for a short range, and for a longer one the coarsest roll-ups that
+still have a bucket for each point. A limit of cells bounds the time of a query.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rankwatch_service.series.rollups import BRANCHES, LEVELS, bucket_steps, chu
 from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup
 
 TAIL_CHUNKS: Final = 8
-"""Newest raw chunks of an attempt that its roll-ups may not know yet."""
+"""Newest raw chunks of an attempt that its roll-ups may not have yet."""
 
 COUNTED_ROWS: Final = 8
-"""So many rows of a level tell how many steps there are, to an eighth."""
+"""Rows of a level that are enough to estimate the number of steps, to an eighth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ class SeriesSlice:
 
     attempt: str
     step: Ints
-    """First step of each bucket; of raw cells every step."""
+    """First step of each bucket, -1 for buckets outside of the range; or every step of raw cells."""
     cells: Cells | None
-    """[step, rank]"""
+    """[step, rank]; None for a row of roll-ups."""
     row: Row[Any] | None
+    """Row of `series_rollup`; None for raw cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Range:
 
 
 class Reader:
-    """One query's reading, in one transaction."""
+    """Reads for one query, in one transaction."""
 
     def __init__(self, connection: Connection, wanted: Range) -> None:
         self._connection = connection
@@ -56,13 +57,13 @@ class Reader:
         known = select(Attempt.attempt, Attempt.number, Attempt.first_step).where(Attempt.job == wanted.job)
         rows = connection.execute(known.order_by(Attempt.number)).all()
         self.order = {row.attempt: row.number for row in rows}
-        """Attempts' places in their order."""
+        """Number of each attempt."""
         self.began = {row.attempt: row.first_step for row in rows}
 
     def level(self, points: int, cells_max: int) -> int:
-        """The coarsest level with at least `points` buckets, if it has no more than `cells_max` cells; else a coarser.
+        """The coarsest level with at least `points` buckets, or a coarser one if that has more than `cells_max` cells.
 
-        Level 0 are the raw chunks.
+        Level 0 is the raw chunks.
         """
         steps = self._steps()
         ranks = self._connection.scalar(self._of(SeriesChunk.ranks).order_by(SeriesChunk.chunk.desc()).limit(1)) or 1
@@ -72,11 +73,11 @@ class Reader:
         return level
 
     def parts(self, level: int, columns: Sequence[Any]) -> list[SeriesSlice]:
-        """All parts of the range, in the order of attempts and steps.
+        """All slices of the range, in the order of attempts and steps.
 
         Args:
-            level: as `level` says.
-            columns: of SeriesRollup, that are needed.
+            level: which level to read (see `level`).
+            columns: the columns of SeriesRollup that are needed.
         """
         if level == 0:
             raw = self._raw(self._chunks())
@@ -89,6 +90,7 @@ class Reader:
 
     def _steps(self) -> int:
         """About how many steps of the range are stored, all attempts together."""
+        # Rows of the coarsest level that has enough are counted, since these are few; raw chunks in a short range only.
         wanted = self._wanted
         at_most = (wanted.last - wanted.first + 1) * max(len(self.order), 1)
         for level in range(LEVELS, 0, -1):
@@ -99,7 +101,7 @@ class Reader:
         return min(int(raw) or rows * chunk_steps(1), at_most)
 
     def _of(self, *columns: Any) -> Select[Any]:
-        """Raw chunks of the range."""
+        """A query for raw chunks of the range."""
         wanted = self._wanted
         low, high = wanted.first // CHUNK_STEPS, wanted.last // CHUNK_STEPS
         return select(*columns).where(
@@ -109,7 +111,7 @@ class Reader:
         )
 
     def _of_level(self, level: int, *columns: Any) -> Select[Any]:
-        """Rows of a level of the range."""
+        """A query for rows of a level of the range."""
         wanted, steps = self._wanted, chunk_steps(level)
         return select(*columns).where(
             SeriesRollup.job == wanted.job,
@@ -137,7 +139,7 @@ class Reader:
         return parts
 
     def _instead_of(self, raw: Sequence[SeriesSlice], columns: Sequence[Any]) -> list[SeriesSlice]:
-        """Level 1 where raw chunks have left."""
+        """Level 1 in place of raw chunks that were removed."""
         held = {(part.attempt, int(part.step[0]) // CHUNK_STEPS) for part in raw}
         first, last = self._wanted.first // CHUNK_STEPS, self._wanted.last // CHUNK_STEPS
 

@@ -1,4 +1,4 @@
-"""How long series are kept, and how much of them: the oldest leave first, raw chunks long before roll-ups."""
+"""Removes series that are too old or too many, oldest first. Raw chunks and roll-ups have limits of their own."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import SeriesChunk, SeriesRollup
 
 TRIM_ROWS: Final = 500
-"""Removed in one transaction."""
+"""Rows removed in one transaction."""
 
 PASS_ROWS: Final = 20_000
-"""Removed in one pass: about a second; the next pass goes on."""
+"""Rows removed in one pass, which takes about a second; the next pass goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The bounds of one tier; whichever is reached first."""
+    """The limits of one tier, of which the first that is reached counts."""
 
     keep_ns: int
     bytes_max: int
@@ -28,26 +28,26 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What one pass removed."""
+    """Rows that one pass removed."""
 
     chunks: int
     rollups: int
 
 
 def tiers(settings: Settings) -> tuple[Tier, Tier]:
-    """The bounds of the raw chunks and of the roll-ups."""
+    """The limits of raw chunks and of roll-ups."""
     raw = Tier(settings.series_raw_hours * 3_600 * 10**9, settings.series_raw_bytes)
     return raw, Tier(settings.series_rollup_days * 86_400 * 10**9, settings.series_rollup_bytes)
 
 
 def trim(engine: Engine, raw: Tier, rolled: Tier, now_unix_ns: int) -> Trimmed:
-    """Remove what is past its time or too much; ages count from when a row was last written."""
+    """Remove what is beyond the limits, up to `PASS_ROWS` of each tier. A row's age counts from its last write."""
     chunks = _trimmed(engine, SeriesChunk, raw, now_unix_ns)
     return Trimmed(chunks, _trimmed(engine, SeriesRollup, rolled, now_unix_ns))
 
 
 def kept_bytes(connection: Connection) -> tuple[int, int]:
-    """Bytes of raw chunks and of roll-ups; row overhead comes on top."""
+    """Bytes of raw chunks and of roll-ups, without the overhead of rows."""
     raw, rolled = (connection.scalar(select(func.sum(model.size_bytes))) for model in (SeriesChunk, SeriesRollup))
     return int(raw or 0), int(rolled or 0)
 
@@ -71,6 +71,7 @@ def _trimmed(engine: Engine, model: type[SeriesChunk | SeriesRollup], tier: Tier
             leaving.append(tuple(key))
         if not leaving:
             break
+        # Sorted: `write_aside` asks for rows in the order of their keys.
         with write_aside(engine) as connection:
             connection.execute(delete(model).where(tuple_(*keys).in_(sorted(leaving))))
         gone += len(leaving)

@@ -1,9 +1,9 @@
-"""Summaries of a series over ever more steps: what a chart needs when a pixel stands for many. Pure.
+"""Rolls series up over more and more steps, for charts on which a pixel stands for many. Pure.
 
-A raw chunk becomes one bucket of level 1; BRANCHES buckets of a level make a row of the table, and that row one bucket
-of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred
-(`ValueMark`), and for lines over all ranks (`LINES`) their lowest and highest point. So no extreme and no NaN is ever
-lost, and buckets join to what a bucket of all their steps would be.
+A raw chunk becomes one bucket of level 1; BRANCHES buckets of a level are a row of the table, and that row becomes one
+bucket of the next level. A bucket keeps each rank's lowest and highest finite value and the worst that occurred
+(`ValueMark`), and for lines over all ranks (`LINES`) their lowest and highest point. So no extreme and no NaN is lost,
+and joined buckets equal the bucket of all their steps.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rankwatch_service.series.chunks import ABSENT_BITS, CHUNK_STEPS, Block, abs
 
 BRANCHES: Final = 8
 LEVELS: Final = 4
-"""Buckets of 64, 512, 4,096 and 32,768 steps: 300 columns of the last are 10 million steps."""
+"""Buckets of 64, 512, 4,096 and 32,768 steps: 300 columns of the last level are 10 million steps."""
 
 LINES: Final = ("mean", "min", "p5", "p50", "p95", "max")
-_SHARES: Final = (0.0, 0.05, 0.5, 0.95, 1.0)
+_SHARES: Final = (0.0, 0.05, 0.5, 0.95, 1.0)  # of all lines but the mean
 
 MARKS_HELD: Final = 16
-"""Columns mark that are kept unpacked, a few bytes and up to 1 MB each: nearly all rows of a chart have the same one,
-which says that everything was measured."""
+"""Values of the column `mark` that are cached, packed and unpacked: a few bytes and up to 1 MB each. Nearly all rows of
+a chart have the same value, which says that everything was measured."""
 
-_BY_RANK: Final = 3  # of the parts of a bucket; the others are by line
+_BY_RANK: Final = 3  # the first parts of a bucket are by rank, the others by line
 _JOINS: Final = (np.fmin, np.fmax, np.maximum)
 
 Single = NDArray[np.float32]
@@ -38,7 +38,7 @@ Marks = NDArray[np.uint8]
 
 
 class ValueMark(IntEnum):
-    """What is worth marking in a bucket of values; the highest one that occurs counts."""
+    """What occurred in a bucket of values; the highest mark that occurs counts."""
 
     ABSENT = 0
     FINITE = 1
@@ -59,7 +59,7 @@ def chunk_steps(level: int) -> int:
 
 @dataclass(slots=True)
 class Buckets:
-    """Consecutive buckets of some metrics. `low` and `high` are NaN where nothing finite occurred."""
+    """Consecutive buckets of some metrics. `low` and `high` are NaN if no finite value occurred."""
 
     low: Single
     """[metric, bucket, rank], as `high` and `mark`."""
@@ -85,27 +85,27 @@ class Buckets:
 
     @property
     def metrics(self) -> int:
-        """How many."""
+        """Number of metrics."""
         return len(self.low)
 
     @property
     def ranks(self) -> int:
-        """How many."""
+        """Number of ranks."""
         return int(self.low.shape[2])
 
     def of(self, metrics: NDArray[np.intp]) -> Buckets:
-        """Those of some metrics."""
+        """The buckets of the metrics with these indices."""
         return Buckets(*(part[metrics] for part in self._parts()))
 
     def arranged(self, places: list[int], metrics: int) -> Buckets:
-        """The same with each metric in the place given for it, of so many."""
+        """The same buckets among `metrics` metrics: the i-th metric moves to `places[i]`, and the others are blank."""
         found = Buckets.blank(metrics, self.low.shape[1], self.ranks)
         for mine, theirs in zip(found._parts(), self._parts(), strict=True):
             mine[places] = theirs
         return found
 
     def grown(self, metrics: int, ranks: int) -> Buckets:
-        """The same with room for more."""
+        """The same buckets with room for at least this many metrics and ranks."""
         if metrics <= self.metrics and ranks <= self.ranks:
             return self
         wide = Buckets.blank(max(metrics, self.metrics), self.low.shape[1], max(ranks, self.ranks))
@@ -113,12 +113,12 @@ class Buckets:
         return wide
 
     def put(self, other: Buckets, at: slice, join: bool = False) -> None:
-        """Put other buckets, of no more metrics and ranks, in these places.
+        """Put other buckets into these.
 
         Args:
-            other: the buckets.
-            at: the places, as many.
-            join: with what is there, because `other` does not hold all that went into that.
+            other: the buckets, of no more metrics and ranks than these.
+            at: the indices of buckets to fill, as many as `other` has.
+            join: whether to join them with what is there, because `other` does not have all that was put there before.
         """
         metrics, ranks = slice(other.metrics), slice(other.ranks)
         for number, (old, new) in enumerate(zip(self._parts(), other._parts(), strict=True)):
@@ -126,7 +126,7 @@ class Buckets:
             place[...] = _JOINS[number % _BY_RANK](place, new) if join else new
 
     def joined(self) -> Buckets:
-        """One bucket of all."""
+        """All buckets as one."""
         parts = enumerate(self._parts())
         return Buckets(*(_JOINS[number % _BY_RANK].reduce(part, axis=1, keepdims=True) for number, part in parts))
 
@@ -135,7 +135,7 @@ class Buckets:
 
 
 def of_chunk(block: Block) -> Buckets:
-    """The bucket of level 1 that sums up a raw chunk."""
+    """The bucket of level 1 of a raw chunk."""
     low, high, mark = extremes(block)
     drawn_low, drawn_high, drawn_mark = extremes(lines(block))
     return Buckets(
@@ -144,7 +144,7 @@ def of_chunk(block: Block) -> Buckets:
 
 
 def extremes(cells: NDArray[np.float32]) -> tuple[Single, Single, Marks]:
-    """Lowest and highest finite value (NaN: none) and mark over the last axis but one."""
+    """Lowest and highest finite value (NaN if there is none) and worst mark, over the last axis but one (steps)."""
     if np.isfinite(cells).all():
         ones = np.ones((*cells.shape[:-2], cells.shape[-1]), np.uint8)
         return cells.min(axis=-2), cells.max(axis=-2), ones
@@ -168,14 +168,14 @@ def marks(cells: NDArray[np.float32]) -> Marks:
 
 
 def lines(block: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[..., step, line]: each step's value of `LINES` over its measured ranks, absent where there are none.
+    """[..., step, line]: each step's `LINES` over its measured ranks; absent if no rank is.
 
-    A NaN of any rank makes its step's values NaN.
+    A NaN of any rank makes all lines of its step NaN.
     """
     missing = absent(block)
     holes = bool(missing.any())
     count = np.count_nonzero(~missing, axis=-1) if holes else np.full(block.shape[:-1], block.shape[-1])
-    # What is absent sorts behind everything else but NaN, so that the k-th value of a step is the k-th measured one.
+    # Absent values sort after all others but NaN, so that the k-th value of a step is the k-th measured one.
     held = np.sort(np.where(missing, np.float32(np.inf), block) if holes else block, axis=-1)
     at = np.rint(np.array(_SHARES) * np.maximum(count - 1, 0)[..., None]).astype(np.intp)
     found = np.empty((*block.shape[:-1], len(LINES)), np.float32)
@@ -189,7 +189,7 @@ def lines(block: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def packed(buckets: Buckets, metrics: list[str]) -> list[dict[str, bytes]]:
-    """The columns low, high, mark and lines of each metric's row."""
+    """Encode the columns low, high, mark and lines of each metric's row."""
     rows: list[dict[str, bytes]] = [{} for _ in metrics]
     compressor = zstandard.ZstdCompressor(level=1)
     for times, chosen in by_resolution(metrics):
@@ -206,7 +206,7 @@ def packed(buckets: Buckets, metrics: list[str]) -> list[dict[str, bytes]]:
 
 
 def unpacked(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> Buckets:
-    """The buckets whose columns low, high, mark and lines these are, one metric each; ranks are as many as the most."""
+    """Decode rows (low, high, mark, lines), one for each metric, into buckets with the ranks of the widest row."""
     ranks = max(len(unpacked_mark(mark)[0]) for _, _, mark, _ in rows)
     found = Buckets.blank(len(rows), BRANCHES, ranks)
     for index, (low, high, mark, drawn) in enumerate(rows):
@@ -220,13 +220,13 @@ def unpacked(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> Buckets:
 
 @lru_cache(MARKS_HELD)
 def unpacked_mark(data: bytes) -> Marks:
-    """[bucket, rank] of the column mark, not to be written to."""
+    """[bucket, rank]: the column mark. Cached: do not write to it."""
     raw = zstandard.ZstdDecompressor().decompress(data)
     return np.frombuffer(raw, np.uint8).reshape(BRANCHES, -1)
 
 
 def unpacked_lines(data: bytes) -> tuple[Single, Single, Marks]:
-    """[bucket, line] of the column lines: low, high and mark."""
+    """Low, high and mark of the column lines, each [bucket, line]."""
     raw, shape = zstandard.ZstdDecompressor().decompress(data), (BRANCHES, len(LINES))
     cells = BRANCHES * len(LINES)
     low, high = (np.frombuffer(raw, np.float32, cells, at).reshape(shape) for at in (0, 4 * cells))

@@ -1,4 +1,4 @@
-"""Rows of series, raw and rolled up, in the database: read one by one, written by the megabyte."""
+"""Reads and writes the rows of series, raw and rolled up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Base, SeriesChunk, SeriesRollup
 
 WRITE_BYTES: Final = 1024 * 1024
-"""Written in one transaction: 5 ms of the write lock."""
+"""Written in one transaction, which holds the write lock for 5 ms."""
 
 
 def known(engine: Engine, job: str, attempt: str) -> tuple[list[str], int]:
-    """What is stored of an attempt: its metrics, and the number of its newest raw chunk, -1 if there is nothing."""
+    """What is stored of an attempt: its metrics, sorted, and the number of its newest raw chunk; -1 if there is none.
+
+    Raw chunks are removed before roll-ups, so a chunk also counts if only its bucket is left.
+    """
     raw = (SeriesChunk.job == job, SeriesChunk.attempt == attempt)
     rolled = (SeriesRollup.job == job, SeriesRollup.level == 1, SeriesRollup.attempt == attempt)
     with read(engine) as connection:
@@ -34,7 +37,7 @@ def known(engine: Engine, job: str, attempt: str) -> tuple[list[str], int]:
 
 
 def stored_chunk(engine: Engine, job: str, attempt: str, number: int) -> dict[str, Cells]:
-    """A raw chunk's cells by metric."""
+    """The cells of a raw chunk, by metric; metrics without a row are left out."""
     with read(engine) as connection:
         rows = connection.execute(
             select(SeriesChunk.metric, SeriesChunk.ranks, SeriesChunk.data).where(
@@ -47,7 +50,7 @@ def stored_chunk(engine: Engine, job: str, attempt: str, number: int) -> dict[st
 def stored_rollup(
     engine: Engine, job: str, attempt: str, metrics: Sequence[str], level: int, number: int
 ) -> tuple[list[str], Buckets] | None:
-    """A row of roll-ups: those of the metrics that have it, and their buckets; None: no metric has."""
+    """A row of roll-ups: those of the metrics that have it, and their buckets; None if no metric has it."""
     with read(engine) as connection:
         rows = connection.execute(
             select(SeriesRollup.__table__).where(
@@ -66,7 +69,7 @@ def stored_rollup(
 def chunk_rows(
     job: str, attempt: str, metrics: Sequence[str], number: int, cells: Block, at_unix_ns: int
 ) -> list[dict[str, Any]]:
-    """A row for each metric of a chunk; trailing steps without any value are left out."""
+    """Rows to write for a chunk, one for each metric; trailing steps without any value are left out."""
     used = np.flatnonzero(~absent(cells).all(axis=(0, 2)))
     steps = int(used[-1]) + 1 if len(used) else 0
     rows = []
@@ -94,7 +97,7 @@ def chunk_rows(
 def rollup_rows(
     job: str, attempt: str, metrics: Sequence[str], level: int, number: int, buckets: Buckets, at_unix_ns: int
 ) -> list[dict[str, Any]]:
-    """A row for each metric that has any value in these buckets."""
+    """Rows to write for these buckets, one for each metric that has any value in them."""
     chosen = np.flatnonzero((buckets.mark != ValueMark.ABSENT).any(axis=(1, 2)))
     names = [metrics[int(index)] for index in chosen]
     common = {"job": job, "attempt": attempt, "level": level, "chunk": number, "ranks": buckets.ranks}
@@ -105,7 +108,7 @@ def rollup_rows(
 
 
 def put(engine: Engine, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows, in the place of those with the same keys, in transactions of WRITE_BYTES."""
+    """Write rows, replacing those with the same keys, in transactions of about WRITE_BYTES."""
     make = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
     statement: Any = make(model)
     keys = [column.name for column in model.__table__.primary_key]

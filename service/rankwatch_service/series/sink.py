@@ -1,4 +1,4 @@
-"""What the stream needs of the series engine."""
+"""The interface through which the stream writes series."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SeriesSink(Protocol):
     """Takes the closed frames of all jobs, for charts."""
 
     def add(self, job: str, frame: Frame) -> None:
-        """Take a frame; the same one may come again after a restart."""
+        """Take a frame. The same frame may come again after a restart, and gives the same rows."""
         ...
 
     def flush(self, job: str) -> None:

@@ -1,5 +1,6 @@
-"""Writes closed frames as series, beside the deciding transaction. A crash loses nothing for good: the frames come
-again in the replay, and writing one twice gives the same rows.
+"""Writes closed frames as series, beside the deciding transaction.
+
+A crash loses nothing permanently: the replay brings the frames again, and writing one twice gives the same rows.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from rankwatch_service.store.models import SeriesChunk, SeriesRollup
 
 FLUSH_S: Final = 1.0
 FLUSH_BYTES_PER_S: Final = 4 * 1024 * 1024
-"""Unfinished chunks are written every FLUSH_S, less often where they are so large that more than this would be written
-each second: 64 ranks x 20 metrics are 0.3 MB, 16,384 ranks 84 MB, every 20 s."""
+"""Unfinished chunks are written every FLUSH_S, or less often if that would be more than FLUSH_BYTES_PER_S: 64 ranks x
+20 metrics are 0.3 MB; 16,384 ranks are 84 MB, every 20 s."""
 
 SUM_UP_S: Final = 10.0
 SUM_UP_CHUNKS: Final = 4
-"""Roll-ups are written so often, or when so many chunks of an attempt were finished; until then charts fill in what is
-missing from the raw chunks."""
+"""Roll-ups are written this often, or after this many finished chunks of a job. Until then charts use the raw chunks
+for what roll-ups lack."""
 
 ATTEMPTS_OPEN: Final = 2
-"""Attempts of a job that are filled at a time."""
+"""Attempts of a job that are open at a time; older ones are written and dropped."""
 
 
 class SeriesWriter:
-    """Collects frames by job. Not thread-safe. `add` makes no transaction but to look for what a chunk held before."""
+    """Collects frames by job and writes them. Not thread-safe. `add` reads what is stored of a chunk or attempt that it
+    opens, and writes chunks that are full.
+    """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -49,7 +52,7 @@ class SeriesWriter:
         self._summed_s: dict[str, float] = {}
 
     def add(self, job: str, frame: Frame) -> None:
-        """Take up a closed frame; the same one may come again."""
+        """Take a closed frame; the same one may come again."""
         attempts = self._open.get(job)
         if attempts is None:
             attempts = self._open[job] = {}
@@ -63,14 +66,14 @@ class SeriesWriter:
             self._settle(job, frame.attempt, buffer)
 
     def flush(self, job: str) -> None:
-        """Write what is held for a job, roll-ups too."""
+        """Write everything that is buffered for a job, with its roll-ups."""
         self._flushed_s[job] = self._summed_s[job] = self._clock.monotonic_s()
         self._finished[job] = 0
         for attempt, buffer in self._open.get(job, {}).items():
             self._flush(job, attempt, buffer)
 
     def flush_due(self) -> None:
-        """Write the jobs whose time has come."""
+        """Write the jobs that are due: unfinished chunks, and roll-ups less often."""
         now_s = self._clock.monotonic_s()
         held = sum(buffer.size_bytes for attempts in self._open.values() for buffer in attempts.values())
         wait_s = max(FLUSH_S, held / FLUSH_BYTES_PER_S)

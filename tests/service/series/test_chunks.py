@@ -112,7 +112,7 @@ def test_chunks_of_the_first_version_are_read():
 
 @pytest.mark.parametrize("data", [b"", b"rubbish", b"\x02", b"\x02" * 40])
 def test_bytes_that_are_no_chunk_are_refused(data):
-    with pytest.raises(ValueError, match="no series chunk"):
+    with pytest.raises(ValueError, match="not a series chunk"):
         decoded(data, 3)
 
 
