@@ -27,7 +27,7 @@ def running(world_size: int = 2) -> Assembler:
     return assembler
 
 
-def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
+def test_an_attempt_starts_when_the_infos_of_all_ranks_are_known():
     assembler = Assembler()
     first = batch(0, ranks=ranks(2, chosen=[0]), steps=table([1], [0], loss=[1.0]))
     assert take(assembler, first, 0.0) == []
@@ -40,7 +40,7 @@ def test_an_attempt_starts_when_all_ranks_have_said_who_they_are():
     assert frame.values["loss"].tolist() == [1.0, 2.0]
 
 
-def test_it_starts_with_what_is_known_after_a_while():
+def test_an_attempt_starts_with_the_known_ranks_after_a_while():
     assembler = Assembler()
     take(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
     assert of(AttemptStart, list(assembler.tick(START_WAIT_S - 0.5, 0.0))) == []
@@ -49,7 +49,7 @@ def test_it_starts_with_what_is_known_after_a_while():
     assert start.topology.host == ("node-1", "", "", "")
 
 
-def test_a_sender_that_names_no_ranks_is_understood_all_the_same():
+def test_a_sender_without_rank_infos_starts_an_attempt_too():
     assembler = Assembler()
     take(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
     start, frame, tick = list(assembler.tick(START_WAIT_S, 0.0))
@@ -84,7 +84,7 @@ def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat():
     assert [o.step for o in of(Frame, out)] == [6, 5]
 
 
-def test_telemetry_of_an_older_attempt_comes_too_late_but_its_events_are_told():
+def test_rows_of_an_older_attempt_are_dropped_and_its_events_are_passed_on():
     assembler = running()
     take(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
     old = batch(2, steps=table([9, 9], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("process_exit", 1, 1),))
@@ -93,7 +93,7 @@ def test_telemetry_of_an_older_attempt_comes_too_late_but_its_events_are_told():
     assert assembler.dropped == {"old_attempt_rows": 2}
 
 
-def test_an_earlier_launch_does_not_come_back():
+def test_a_batch_of_an_earlier_launch_begins_no_attempt():
     assembler = running()
     take(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
     assert take(assembler, batch(2, attempt="l.7"), 1.0) == []
@@ -106,7 +106,7 @@ def test_a_rank_that_moved_to_another_host_is_announced():
     assert start.topology.host == ("node-1", "node-9")
 
 
-def test_presence_tells_the_newest_block_of_each_rank():
+def test_presence_has_the_newest_block_of_each_rank():
     assembler = running()
     take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
     (tick,) = list(assembler.tick(4.0, 0.0))
@@ -116,7 +116,7 @@ def test_presence_tells_the_newest_block_of_each_rank():
     assert (tick.presence.step[0], tick.presence.phase[0], tick.presence.os_state[0]) == (7, "backward", "T")
 
 
-def test_a_late_message_does_not_turn_progress_back():
+def test_a_late_message_does_not_move_progress_back():
     assembler = running()
     take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
     take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
@@ -125,7 +125,7 @@ def test_a_late_message_does_not_turn_progress_back():
     assert tick.presence.heard_s[0] == 1.0
 
 
-def test_time_in_which_nothing_could_come_makes_nobody_silent():
+def test_no_rank_is_silent_because_the_service_could_not_receive():
     assembler = running()
     take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
     (tick,) = list(assembler.tick(61.0, 59.0))
@@ -152,14 +152,14 @@ def test_frames_do_not_wait_for_ranks_that_left_or_died():
     assert not assembler.finished
 
 
-def test_a_process_that_ends_after_its_loop_did_has_finished():
+def test_a_rank_whose_process_ends_after_its_loop_has_finished():
     assembler = running(1)
     left = (wire.Event("rank_left", 1, 0, 5, {"reason": "end"}), wire.Event("process_exit", 2, 0, 5, {"code": 0}))
     take(assembler, batch(1, events=left), 0.0)
     assert assembler.finished
 
 
-def test_what_agents_lost_is_counted_by_their_reasons():
+def test_records_that_agents_lost_are_counted_by_reason():
     assembler = running()
     lost = wire.Event("records_lost", 1, None, None, {"reason": "ring", "count": 12})
     odd = wire.Event("records_lost", 1, None, None, {"reason": ["x"], "count": "many"})
@@ -201,7 +201,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
     return seen
 
 
-def test_the_frames_of_a_scenario_come_out_as_they_went_in():
+def test_frames_of_a_simulated_job_come_out_as_they_were_simulated():
     job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=RankPlacement(ranks_per_host=4))
     job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
     sent = [told(o) for o in generate(job) if isinstance(o, Frame)]
@@ -210,7 +210,7 @@ def test_the_frames_of_a_scenario_come_out_as_they_went_in():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.55, 0.8, 0.95])
-def test_a_restored_assembler_tells_the_same(share):
+def test_a_restored_assembler_gives_the_same_observations(share):
     messages = scripted()
     assert play(Assembler(), messages, int(share * len(messages))) == play(Assembler(), messages)
 
@@ -229,7 +229,7 @@ def test_repeated_and_slightly_reordered_messages_give_the_same_frames():
     assert frames(play(Assembler(), shaken)) == frames(play(Assembler(), messages))
 
 
-def test_an_exception_that_ends_a_rank_counts_as_its_exit_though_it_seemed_to_have_left_its_loop():
+def test_an_exception_that_ends_a_rank_counts_as_its_exit_even_if_its_block_says_that_it_left():
     assembler = running(2)
     take(assembler, batch(1, progress=(progress(0, 5, state="left"), progress(1, 5, state="left"))), 0.0)
     broken = wire.Event("exception", 1, 0, 5, {"type": "ValueError", "message": "x", "left": False})

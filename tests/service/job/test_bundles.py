@@ -1,4 +1,4 @@
-"""A bundle leads to what bundles of one lead to, whatever its batches hold."""
+"""A bundle has the same outcome as bundles of one, whatever its batches contain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORLD = HOSTS * HOST_RANKS
 
 
 class Listener:
-    """A detector that finds nothing and writes down what it was told."""
+    """A detector that finds nothing and records what it observes."""
 
     name = "listener"
     version = 1
@@ -74,7 +74,7 @@ def plain(state: Any) -> Any:
 
 
 class World:
-    """A partition, told of records in the given portions."""
+    """A partition that gets records in the given portions."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -100,7 +100,7 @@ class World:
             del waiting[:portion]
 
     def outcome(self) -> dict[str, Any]:
-        # Charts do not mind when a late row comes, if only it does.
+        # The order of frames may differ: late rows reach the charts sooner or later, and the rows are the same.
         charted = sorted((told(frame) for _, frame in self.effects.frames), key=repr)
         refused = [(one.position, one.reason, one.detail) for one in self.effects.refused]
         return {
@@ -123,7 +123,7 @@ def played(turns: Sequence[tuple[float, Sequence[bytes]]], portions: Sequence[in
 
 
 class Agents:
-    """Makes up what agents send: mostly in order and complete, sometimes not."""
+    """Generates what agents send: mostly in order and complete, sometimes not."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
@@ -144,7 +144,7 @@ class Agents:
         """What comes between two ticks."""
         bodies = []
         for _ in range(int(self.random.integers(1, 12))):
-            # Hosts of a synchronous job keep pace, more or less.
+            # Hosts of a synchronous job stay within a few steps of each other.
             slowest, any_host = int(np.argmin(self.step)), int(self.random.integers(HOSTS))
             host = slowest if self.random.random() < 0.8 else any_host
             odd = self.random.random() < oddity
@@ -226,13 +226,13 @@ def turns_of(seed: int, oddity: float, turns: int = 25) -> list[tuple[float, lis
     oddity=st.sampled_from([0.0, 0.03, 0.1, 0.4]),
     portions=st.lists(st.integers(1, 12), min_size=1, max_size=4),
 )
-def test_the_outcome_of_bundles_is_that_of_bundles_of_one(seed, oddity, portions):
+def test_bundles_have_the_same_outcome_as_bundles_of_one(seed, oddity, portions):
     turns = turns_of(seed, oddity)
     assert played(turns, portions) == played(turns, [1])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_so_it_is_where_few_frames_and_names_have_room(seed, monkeypatch):
+def test_bundles_have_the_same_outcome_when_frames_and_names_reach_their_limits(seed, monkeypatch):
     monkeypatch.setattr(frames_module, "OPEN_MAX", 5)
     monkeypatch.setattr(frames_module, "NAMES_MAX", 6)
     turns = turns_of(seed, 0.2, 60)
@@ -258,7 +258,7 @@ def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
     assert taken == [4 * HOSTS] * 10
 
 
-def test_of_a_bundle_only_the_bad_batch_is_refused():
+def test_only_the_bad_batch_of_a_bundle_is_refused():
     agents = Agents(np.random.default_rng(1))
     world = World()
     world.tick(1.0)

@@ -1,5 +1,5 @@
-"""From batches to incidents with all detectors: taken together or one by one, twice, late, in another order, with
-restarts from snapshots in between, a job's telemetry leads to the same incidents."""
+"""From batches to incidents with all detectors: the same telemetry gives the same incidents, in bundles or one by one,
+twice, late, in another order, and with restarts from snapshots in between."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from rankwatch_service.stream.saved.packing import pack, unpack
 JOB = "gpt"
 DRAWN = {"max_examples": 3, "phases": (Phase.explicit, Phase.generate), "deadline": None}
 Turns = Sequence[Sequence[bytes]]
-"""What comes before each tick, one a second."""
+"""The bodies that arrive before each tick; ticks are a second apart."""
 
 
 @cache
@@ -52,9 +52,9 @@ def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int]
     """Transitions of incidents, in their order.
 
     Args:
-        turns: the records before each tick.
-        portions: how many records are taken at a time, again and again.
-        restarts: ticks after which everything goes on from what a snapshot's bytes say.
+        turns: the bodies before each tick.
+        portions: how many records are taken at a time, repeated as often as needed.
+        restarts: numbers of ticks after which a new partition goes on from snapshots.
     """
     partition, effects, position = new_partition(), Effects(), 0
     for number, bodies in enumerate(turns, 1):
@@ -80,7 +80,7 @@ def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int]
 
 
 def incidents(transitions: Sequence[dict[str, Any]]) -> set[Any]:
-    """Who, what and since when."""
+    """Kind, scope, ranks and onset of the incidents that opened."""
     return {(t["kind"], t["scope"], tuple(t["ranks"]), t["onset_step"]) for t in transitions if t["what"] == "opened"}
 
 
@@ -93,13 +93,13 @@ def expected() -> list[dict[str, Any]]:
 
 @settings(**DRAWN)
 @given(portions=st.lists(st.integers(1, 40), min_size=1, max_size=4), restarts=st.sets(st.integers(1, 100), max_size=4))
-def test_neither_portions_nor_restarts_change_what_is_told(portions: list[int], restarts: set[int]) -> None:
+def test_neither_portions_nor_restarts_change_the_transitions(portions: list[int], restarts: set[int]) -> None:
     assert played(turns(), portions, sorted(restarts)) == expected()
 
 
 @settings(**DRAWN)
 @given(seed=st.integers(0, 2**32), twice=st.floats(0.0, 0.5))
-def test_hosts_that_overtake_each_other_and_messages_that_come_again_change_nothing(seed: int, twice: float) -> None:
+def test_neither_the_order_of_hosts_nor_repeated_messages_change_an_incident(seed: int, twice: float) -> None:
     random = np.random.default_rng(seed)
     seen: list[bytes] = []
     disordered = []

@@ -58,14 +58,14 @@ def test_a_late_frame_closes_with_what_is_missing_unknown():
     assert target.counts["incomplete"] == 1
 
 
-def test_a_slow_job_waits_eight_of_its_steps():
+def test_a_frame_of_a_slow_job_is_late_after_eight_steps():
     target = window()
     add(target, 0, [0])
     assert target.ready(79.0, 10.0) == []
     assert steps(target.ready(80.0, 10.0)) == [0]
 
 
-def test_what_comes_after_its_frame_closed_changes_nothing():
+def test_a_row_that_comes_after_its_frame_closed_does_not_change_it():
     target = window()
     add(target, 1, [0])
     assert steps(target.ready(100.0, 1.0)) == [1]
@@ -74,7 +74,7 @@ def test_what_comes_after_its_frame_closed_changes_nothing():
     assert target.counts["late"] == 1
 
 
-def test_what_comes_too_late_to_count_is_kept_for_the_charts():
+def test_late_rows_are_kept_for_the_charts():
     target = window()
     add(target, 1, [0], loss=[1.0])
     target.ready(100.0, 1.0)
@@ -83,7 +83,7 @@ def test_what_comes_too_late_to_count_is_kept_for_the_charts():
     assert frame.present["loss"].tolist() == [False, True]
 
 
-def test_of_repeated_step_records_the_first_counts():
+def test_the_first_of_repeated_step_records_counts():
     target = window()
     add(target, 1, [0, 0], loss=[1.0, 9.0])
     add(target, 1, [0], loss=[8.0])
@@ -93,7 +93,7 @@ def test_of_repeated_step_records_the_first_counts():
     assert target.counts["repeated"] == 2
 
 
-def test_nan_is_a_value_and_absence_is_none():
+def test_nan_is_a_value_and_an_absent_value_is_not():
     target = window()
     add(target, 1, [0, 1], loss=[math.nan, None], busy_s=[1.0, 1.0])
     (frame,) = target.ready(0.0, 1.0)
@@ -110,7 +110,7 @@ def test_exact_columns_keep_all_their_bits():
     assert "fingerprint" not in frame.values
 
 
-def test_a_metric_that_nobody_reported_is_not_in_the_frame():
+def test_a_metric_that_no_rank_reported_is_not_in_the_frame():
     target = window(1)
     add(target, 1, [0], loss=[1.0])
     add(target, 2, [0], busy_s=[1.0])
@@ -147,7 +147,7 @@ def test_a_rank_missing_for_long_is_not_waited_for_until_it_reports_again():
     assert target.ready(100.0, 1.0) == []
 
 
-def test_a_wild_step_number_of_one_rank_does_not_end_the_attempt():
+def test_a_wrong_step_number_of_one_rank_makes_no_later_row_late():
     target = window(3)
     add(target, 1, [0, 1, 2])
     assert steps(target.ready(0.0, 1.0)) == [1]
@@ -182,7 +182,7 @@ def test_metric_names_are_bounded(monkeypatch):
     assert target.counts["names"] == 1
 
 
-def test_several_late_values_of_a_rank_and_step_are_joined():
+def test_several_late_values_of_a_rank_and_step_are_merged():
     target = window(1, "values")
     target.add(rows(table([1, 1], [0, 0], a=[1.0, None], b=[None, 2.0])), 0.0)
     (frame,) = target.ready(0.0, 1.0)
@@ -201,7 +201,7 @@ def test_a_late_value_that_usually_comes_is_waited_for():
     assert frame.values["b"].tolist() == [2.0]
 
 
-def test_time_in_which_nothing_could_come_makes_nothing_late():
+def test_no_frame_is_late_because_the_service_could_not_receive():
     target = window()
     add(target, 0, [0])
     target.blind(60.0)
@@ -217,7 +217,7 @@ def test_flushing_closes_everything_in_order():
     assert target.flush(0.0) == []
 
 
-def test_an_attempt_that_turns_out_larger_keeps_what_it_has():
+def test_an_attempt_that_turns_out_larger_keeps_its_values():
     target = window(1)
     target.add(rows(table([1], [0], loss=[1.0], exact={"fingerprint": [5]})), 0.0)
     target.resize(2)
@@ -284,7 +284,7 @@ def test_rows_of_several_batches_may_come_in_any_order():
 
 
 @pytest.mark.parametrize("far", [1, 2**40])
-def test_the_rows_of_a_step_are_known_by_rank_and_a_rank_that_stands_twice_in_it_does_not_fit(far):
+def test_rows_of_a_step_are_sorted_by_rank_and_a_table_with_a_rank_twice_in_a_step_does_not_fit(far):
     target = window(ranks=4)
     once = rows(table([far, 0, far], [1, 1, 0], loss=[1.0, 2.0, 3.0]))
     assert [(step, chosen.tolist()) for step, chosen in once.by_step] == [(0, [1]), (far, [2, 0])]

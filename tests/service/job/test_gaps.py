@@ -13,7 +13,7 @@ def test_a_message_in_order_is_new_and_a_repeated_one_changes_nothing():
     assert gaps.gaps(100.0) == []
 
 
-def test_a_gap_is_told_once_and_only_after_waiting():
+def test_a_gap_is_reported_once_and_only_after_waiting():
     gaps = GapTracker()
     gaps.arrive("h", "b", 0, 0.0)
     gaps.arrive("h", "b", 4, 1.0)
@@ -32,7 +32,7 @@ def test_a_message_that_was_only_slower_fills_its_gap():
     assert gaps.gaps(100.0) == []
 
 
-def test_what_comes_after_its_gap_was_told_is_late_and_not_repeated():
+def test_a_message_that_comes_after_its_gap_was_reported_is_late_and_not_repeated():
     gaps = GapTracker()
     for seq in (0, 2):
         gaps.arrive("h", "b", seq, 0.0)
@@ -40,7 +40,7 @@ def test_what_comes_after_its_gap_was_told_is_late_and_not_repeated():
     assert gaps.arrive("h", "b", 1, 11.0) is Arrival.LATE
 
 
-def test_beginning_to_listen_in_the_middle_is_no_gap():
+def test_messages_before_the_first_that_arrived_are_no_gap():
     gaps = GapTracker()
     assert gaps.arrive("h", "b", 500, 0.0) is Arrival.NEW
     assert gaps.arrive("h", "b", 499, 0.0) is Arrival.LATE

@@ -18,7 +18,7 @@ from tests.support.detection.scripted_job import Scripted, World
 from tests.support.values.batches import ranks
 
 
-def test_an_incident_is_told_with_everything_a_person_needs():
+def test_an_incident_opens_with_everything_a_person_needs():
     world = World()
     world.train(*range(60, 100))
     world.save(99, tier="local")
@@ -40,7 +40,7 @@ def test_an_incident_is_told_with_everything_a_person_needs():
     assert [entry.host for entry in world.effects.host_incidents] == ["node-1"]
 
 
-def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
+def test_the_stacks_of_a_hang_are_requested_and_become_its_evidence():
     world = World()
     world.find("hang", ranks=[3])
     (command,) = world.effects.commands
@@ -54,7 +54,7 @@ def test_the_stacks_of_a_hang_are_asked_for_and_become_its_evidence():
     assert world.told() == ["opened", "evidence"]
 
 
-def test_where_nobody_is_named_some_stacks_are_asked_for():
+def test_a_hang_that_names_no_rank_requests_the_stacks_of_some():
     world = World()
     world.find("hang")
     assert world.effects.commands[0].params == {"ranks": [0, 1, 2, 3]}
@@ -78,7 +78,7 @@ def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     assert world.effects.transitions[0].incident.checkpoint == "memory:l.0:79"
 
 
-def test_policy_acts_later_when_what_kept_it_has_passed():
+def test_policy_acts_on_the_second_incident_after_the_cool_down():
     world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
     world.find("straggler", scope="rank:0")
     world.find("loss_divergence")
@@ -90,7 +90,7 @@ def test_policy_acts_later_when_what_kept_it_has_passed():
     ]
 
 
-def test_nothing_is_done_to_an_attempt_that_the_trouble_was_not_in():
+def test_policy_acts_on_no_other_attempt_than_that_of_the_incident():
     world = World(Rule("r1", Mode.ACT, action="relaunch"))
     world.send("m.0", ranks=ranks(4))
     world.find("rank_lost", attempt="l.0", scope="rank:1")
@@ -99,7 +99,7 @@ def test_nothing_is_done_to_an_attempt_that_the_trouble_was_not_in():
     assert world.effects.commands == []
 
 
-def test_a_person_who_has_taken_over_is_left_alone():
+def test_policy_does_not_act_on_an_acknowledged_incident():
     world = World(Rule("r1", Mode.ACT, action="pause"), cool_down_s=10.0)
     world.find("straggler", scope="rank:0")
     world.find("loss_divergence")
@@ -110,7 +110,7 @@ def test_a_person_who_has_taken_over_is_left_alone():
     assert len(world.effects.commands) == 1
 
 
-def test_what_people_say_becomes_transitions():
+def test_judgements_of_people_become_transitions():
     world = World()
     world.find("loss_spike")
     incident = world.effects.transitions[0].incident.id
@@ -124,7 +124,7 @@ def test_what_people_say_becomes_transitions():
     assert (len(types), len(world.effects.notifications)) == (2, 2)
 
 
-def test_detectors_hear_that_a_person_accepts_what_still_stands():
+def test_detectors_observe_that_a_person_accepted_what_is_still_open():
     heard = []
 
     class Listening(Scripted):
@@ -161,7 +161,7 @@ def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
     assert "declared: curriculum" in json.dumps(incident_row(world.effects.transitions[0].incident))
 
 
-def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
+def test_the_first_notification_to_a_receiver_is_that_the_incident_opened():
     world = World()
     severe = ReceiverRoute("severe", severities=("warning", "critical"))
     world.job.settings.receivers = (*world.job.settings.receivers, severe)
@@ -178,7 +178,7 @@ def test_the_first_that_a_receiver_hears_of_an_incident_is_that_it_opened():
     ]
 
 
-def test_who_hears_of_no_incident_hears_of_no_end():
+def test_a_receiver_without_a_notification_of_the_opening_gets_none_of_the_end():
     world = World()
     world.job.settings.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
     world.find("slowdown", severity="warning")
@@ -192,7 +192,7 @@ def test_a_judgement_about_an_unknown_incident_changes_nothing():
     assert world.effects.transitions == []
 
 
-def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_gone():
+def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone():
     world = World()
     world.train(*range(70, 100))
     world.save(80)
@@ -207,7 +207,7 @@ def test_a_rollback_ends_in_a_resolved_incident_and_what_lay_ahead_is_gone():
     assert world.verdicts()["memory:l.0:100"] == "gone"
 
 
-def test_the_memory_of_ended_processes_is_gone():
+def test_captures_of_a_launch_that_ended_are_gone():
     world = World()
     world.train(*range(30))
     world.save(5)
@@ -221,14 +221,14 @@ def test_the_memory_of_ended_processes_is_gone():
 @pytest.mark.parametrize(
     "fields", [{"tier": "moon"}, {"seconds": "long"}, {"seconds": float("nan")}, {"bytes": []}, {"shards": {}}]
 )
-def test_a_checkpoint_event_that_makes_no_sense_is_counted(fields):
+def test_an_invalid_checkpoint_event_is_counted(fields):
     world = World()
     world.save(5, **fields)
     assert world.effects.checkpoints == []
     assert world.job.history.counts["checkpoint_saved"] == 1
 
 
-def test_a_detector_that_fails_is_begun_anew_and_switched_off_in_the_end():
+def test_a_detector_that_fails_is_replaced_and_finally_switched_off():
     world = World()
     for _ in range(FAILURES_MAX + 3):
         world.send(events=(wire.Event("note", 1, None, 1, {"fail": True}),))
@@ -250,7 +250,7 @@ def test_control_c_is_not_a_detectors_failure():
         bank.observe(Occurrence("note", "l.0", "h", 0.0, None, None, {}))
 
 
-def test_detectors_of_another_version_begin_cold():
+def test_detectors_of_another_version_begin_anew():
     class Newer(Scripted):
         version = 2
 
@@ -266,7 +266,7 @@ def test_detectors_of_another_version_begin_cold():
     assert len(newer.correlator.open) == 1
 
 
-def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before_it_is_the_target():
+def test_a_capture_that_a_rank_has_lost_is_gone_and_the_one_before_it_is_the_newest_good_one():
     world = World()
     world.save(0)
     world.save(20)
@@ -279,7 +279,7 @@ def test_a_capture_that_a_rank_has_lost_is_gone_in_the_ledger_and_the_one_before
 
 
 @pytest.mark.parametrize("fields", [{}, {"checkpoint": 7}, {"checkpoint": "memory:l.0:0", "reason": []}])
-def test_a_loss_that_makes_no_sense_is_counted(fields):
+def test_an_invalid_report_of_a_lost_capture_is_counted(fields):
     world = World()
     world.save(0)
     world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
@@ -287,7 +287,7 @@ def test_a_loss_that_makes_no_sense_is_counted(fields):
     assert world.job.history.counts["checkpoint_gone"] == 1
 
 
-def test_when_a_process_has_ended_what_was_in_memory_is_gone_before_anything_starts_again():
+def test_captures_are_gone_as_soon_as_a_process_has_ended():
     world = World()
     world.save(0)
     world.save(1, tier="local")

@@ -1,4 +1,4 @@
-"""The state in which a job is shown: where it stands, whether it moves, rests or has ended."""
+"""The state that the summary of a job shows: running, paused, stalled, lost or ended."""
 
 from rankwatch import wire
 from rankwatch_service.job.effects import Effects
@@ -9,7 +9,7 @@ from tests.support.detection.scripted_job import World
 from tests.support.values.batches import progress, ranks, table
 
 
-def test_the_job_row_shows_where_training_stands():
+def test_the_summary_shows_how_far_training_is():
     world = World()
     world.train(7)
     world.send(progress=tuple(progress(rank, 8) for rank in range(4)))
@@ -25,7 +25,7 @@ def test_the_job_row_shows_where_training_stands():
     assert columns["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
 
 
-def test_a_row_that_did_not_change_is_not_written_again():
+def test_a_summary_that_did_not_change_is_not_written_again():
     world = World()
     world.tick()
     world.effects = Effects()
@@ -33,7 +33,7 @@ def test_a_row_that_did_not_change_is_not_written_again():
     assert world.effects.jobs == {}
 
 
-def test_a_paused_job_is_shown_as_paused_until_it_goes_on():
+def test_a_paused_job_is_shown_as_paused_until_it_resumes():
     world = World()
     states = []
     for phase in ("hold", "do", "go"):
@@ -55,7 +55,7 @@ def stand_still(world, seconds, phase="forward"):
         world.tick()
 
 
-def test_a_job_that_hangs_is_stalled_and_says_when_it_last_moved():
+def test_a_job_that_hangs_is_stalled_and_shows_its_last_progress():
     world = World()
     world.train(7)
     moved_s = world.now_s
@@ -119,7 +119,7 @@ def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
     assert world.told() == ["opened", "resolved"]
 
 
-def test_a_silent_job_is_lost_then_rests_and_wakes_up():
+def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry():
     world = World()
     world.find("loss_divergence")
     world.tick(60)

@@ -1,4 +1,4 @@
-"""What came late was not slow: what ranks say of their steps decides, whenever it comes."""
+"""Late telemetry is not a slow rank: the times that ranks report of their steps decide, whenever they arrive."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -25,7 +25,7 @@ def findings(
     late_hosts: Collection[str],
     clock_s: Callable[[float], int] = lambda _: 0,
 ) -> Iterator[Finding]:
-    """What the detector says of a job whose late hosts' blocks take `way_s(sent)` seconds, and come in their order.
+    """Findings about a job in which the blocks of `late_hosts` take `way_s(sent)` seconds to arrive, in their order.
 
     The clock of host 1 is ahead by `clock_s(sent)`.
     """
@@ -78,7 +78,7 @@ def test_telemetry_that_comes_late_is_no_hang(way: str, count: int, step_s: floa
     assert list(findings(job(step_s), WAYS[way], hosts(count))) == []
 
 
-def test_a_host_whose_blocks_come_late_is_not_who_the_others_wait_for() -> None:
+def test_a_host_with_late_blocks_is_not_named_for_the_hang_of_another_rank() -> None:
     way = WAYS["falls behind to half a minute"]
     told = list(findings(job(1.0).inject(Hang(29, 150, seconds=20)), way, {"host-0"}))
     assert {finding.ranks for finding in told} == {(29,)}
@@ -91,7 +91,7 @@ def test_a_job_that_is_late_as_a_whole_still_hangs() -> None:
 
 
 @pytest.mark.parametrize("by_s", [20, -20, 3600, -3600])
-def test_a_clock_that_is_set_right_while_a_job_runs_is_no_hang_and_hides_none(by_s: int) -> None:
+def test_a_clock_that_is_corrected_while_a_job_runs_is_no_hang_and_hides_none(by_s: int) -> None:
     def clock_s(sent_s: float) -> int:
         return by_s if sent_s > 100 else 0
 

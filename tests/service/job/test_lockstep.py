@@ -1,4 +1,4 @@
-"""Ranks that do not wait for each other are found out by the steps they make, and then judged one by one."""
+"""Ranks that do not wait for each other are detected by the steps they make, and are then judged one by one."""
 
 import math
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Job:
 ROLLOUTS = (0.05, 0.4, 2.5, 9.0)
 
 
-def test_rollouts_that_say_so_are_no_hang_and_one_that_stands_is_found() -> None:
+def test_ranks_reported_out_of_lockstep_are_no_hang_and_one_that_stops_is_found() -> None:
     job = Job(ROLLOUTS, lockstep=False)
     assert job.live(300) == []
     assert job.topologies == [False]
@@ -66,7 +66,7 @@ def test_rollouts_that_say_so_are_no_hang_and_one_that_stands_is_found() -> None
     assert (found.kind, str(found.scope), found.severity) == ("hang", "rank:1", "warning")
 
 
-def test_rollouts_that_say_nothing_are_found_out_within_seconds_and_are_no_hang() -> None:
+def test_ranks_out_of_lockstep_are_detected_within_seconds_and_are_no_hang() -> None:
     job = Job(ROLLOUTS)
     assert job.live(300) == []
     assert job.topologies == [True, False]
@@ -81,13 +81,13 @@ def test_a_server_that_makes_no_steps_beside_workers_that_do_is_no_hang() -> Non
 
 
 @pytest.mark.parametrize("step_s", [0.03, 1.0, 20.0])
-def test_ranks_that_march_together_stay_so_whatever_their_steps_take(step_s: float) -> None:
+def test_ranks_in_lockstep_stay_so_whatever_their_steps_take(step_s: float) -> None:
     job = Job((step_s,) * 4)
     job.live(300)
     assert job.topologies == [True]
 
 
-def test_a_loop_that_counts_anew_on_one_rank_after_the_other_still_marches_together() -> None:
+def test_ranks_that_count_their_steps_anew_one_after_the_other_stay_in_lockstep() -> None:
     job = Job((0.05,) * 4)
     job.live(60)
     for rank in range(4):
@@ -97,7 +97,7 @@ def test_a_loop_that_counts_anew_on_one_rank_after_the_other_still_marches_toget
     assert job.topologies == [True]
 
 
-def test_what_was_found_out_is_known_after_a_restart_and_forgotten_with_the_next_launch() -> None:
+def test_the_end_of_lockstep_outlives_a_restart_and_not_the_launch() -> None:
     job = Job(ROLLOUTS)
     job.live(60)
     job.assembler = Assembler.restored(job.assembler.state())
@@ -107,7 +107,7 @@ def test_what_was_found_out_is_known_after_a_restart_and_forgotten_with_the_next
     assert job.assembler.topology_state.lockstep
 
 
-def test_a_nan_of_a_rank_far_behind_names_it_and_lasts_until_that_rank_is_well_again() -> None:
+def test_a_nan_of_a_rank_far_behind_names_it_and_lasts_until_that_rank_is_finite_again() -> None:
     infos = tuple(msgspec.structs.replace(info, lockstep=False) for info in ranks(4))
     batches = [batch(0, ranks=infos, sent_unix_ns=EPOCH_S * 10**9)]
     for second in range(1, 121):

@@ -7,7 +7,7 @@ def block(rank: int, step: int, phase: str = "forward", state: str = "running") 
     return wire.Progress(rank, step, phase, 0.5, 1.5, 10 * step, state=state, cpu_s=2.0 * step)
 
 
-def test_of_several_blocks_of_a_rank_the_last_one_stays():
+def test_the_last_of_several_blocks_of_a_rank_counts():
     board = ProgressBoard("l.0", 3)
     board.hear(
         [
@@ -48,7 +48,7 @@ def test_ranks_that_the_attempt_does_not_have_are_left_out():
     assert board.presence().step.tolist() == [-1, 3]
 
 
-def test_who_left_its_loop_stays_so_whatever_comes_after():
+def test_a_rank_that_left_its_loop_stays_left():
     board = ProgressBoard("l.0", 1)
     board.hear(
         [
@@ -64,7 +64,7 @@ def test_who_left_its_loop_stays_so_whatever_comes_after():
     assert board.presence().state == ("left",)
 
 
-def test_when_a_block_was_sent_is_told_by_its_host_or_is_when_it_came():
+def test_a_block_without_a_time_of_sending_has_its_time_of_arrival():
     board = ProgressBoard("l.0", 2)
     board.hear(
         [batch(progress=(block(0, 1),), sent_unix_ns=5 * 10**9), batch(progress=(block(1, 1),), sent_unix_ns=0)], 9.0

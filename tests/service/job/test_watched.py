@@ -1,4 +1,4 @@
-"""What the torch probe says of itself reaches the job's page, once for the job and not for each rank."""
+"""The torch probe's line on what it watches is in the attempt's topology, once and not for each rank."""
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
@@ -9,7 +9,7 @@ from rankwatch_service.store.rows import attempt_columns
 LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
 
 
-def test_the_line_of_the_one_rank_that_says_it_is_the_jobs():
+def test_the_line_of_one_rank_is_the_line_of_the_attempt():
     topology_state = TopologyState()
     topology_state.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
     start = AttemptStart("l.0", topology_state.topology(), 0.0)
@@ -18,7 +18,7 @@ def test_the_line_of_the_one_rank_that_says_it_is_the_jobs():
     assert all("watched" not in rank for rank in topology["ranks"])
 
 
-def test_a_line_that_comes_after_the_first_step_is_news():
+def test_a_line_that_comes_later_changes_the_topology():
     topology_state = TopologyState()
     assert topology_state.learn([wire.RankInfo(0, 1)])
     assert topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
