@@ -220,6 +220,7 @@ class Assembler:
             # The progress blocks of a late message are older than those on the board.
             for rank, state in self.board.hear(bundle.batches, now_s):
                 self._depart(rank, state)
+        # Before frames close, so that none of them waits for a rank that this bundle reports gone.
         for event in (event for batch in bundle.batches for event in batch.events):
             if event.kind in _DEPARTURES and event.rank is not None:
                 self._depart(event.rank, _DEPARTURES[event.kind], broken_off=event.fields.get("left") is False)

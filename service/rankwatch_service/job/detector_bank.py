@@ -113,5 +113,5 @@ class DetectorBank:
                 fresh.observe(self._start)
             except _OF_THE_PROCESS:
                 raise
-            except BaseException:  # noqa: BLE001 - counted when it fails at the next observation
+            except BaseException:  # noqa: BLE001 - a new one that fails at the start would fail for ever: switched off
                 self._failures[name] = FAILURES_MAX

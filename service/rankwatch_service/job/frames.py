@@ -218,6 +218,7 @@ class FrameWindow:
         self._expected_count = int(np.count_nonzero(self._expected))
 
     def _complete(self, frame: OpenFrame) -> bool:
+        # Counts decide most frames without a look at each rank.
         if frame.count < self._expected_count:
             return False
         if frame.count < self._ranks and not bool(np.all(frame.reported | ~self._expected)):
@@ -235,7 +236,7 @@ class FrameWindow:
         return len(self._steps) > LATE_STEPS or age_s >= limit_s
 
     def _too_many(self, frames: int, names: int) -> bool:
-        frame_bytes = max(names * self._ranks * 9, 1)
+        frame_bytes = max(names * self._ranks * 9, 1)  # 8 bytes for a value and 1 for its presence
         return frames > min(OPEN_MAX, max(OPEN_BYTES_MAX // frame_bytes, LATE_STEPS))
 
     def _close_head(self, now_s: float) -> list[Frame]:

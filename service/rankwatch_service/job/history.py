@@ -118,6 +118,7 @@ class JobHistory:
         if self._first_step is None:
             self._first_step = step
             changed += self.ledger.began(attempt, step)
+        # Called for each frame: nothing is looked for while no entry can change.
         if any(entry.verdict is Verdict.UNPROVEN for entry in self.ledger.entries):
             doubts = [
                 step if part.onset_step is None else part.onset_step

@@ -93,7 +93,7 @@ class JobStream:
         self._heard_s, self._resting = now_s, False
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
         if self._summary.is_new:
-            self._summarize(now_s, effects)
+            self._summarize(now_s, effects)  # so that a new job is listed before its first tick
         return True
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
@@ -234,6 +234,7 @@ class JobStream:
                 unix_ns(now_s),
                 incident.told_to,
             )
+            # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages
             brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}

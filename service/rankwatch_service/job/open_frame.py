@@ -113,6 +113,7 @@ class OpenFrame:
 
     def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float, *, late: bool = False) -> Frame:
         """Close the frame as it is. This object must not be used afterwards."""
+        # Detectors and series take the arrays without a copy, so nobody may write to them.
         for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
             array.flags.writeable = False
         if self.present is None:

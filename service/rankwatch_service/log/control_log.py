@@ -97,6 +97,7 @@ def trim(connection: Connection, before: int, limit: int) -> int:
     oldest = connection.scalar(select(func.min(ControlRecord.position)))
     if oldest is None or oldest >= before:
         return 0
+    # Positions are consecutive, so a range of positions limits the rows without counting them.
     return connection.execute(
         delete(ControlRecord).where(ControlRecord.position < min(before, oldest + limit))
     ).rowcount

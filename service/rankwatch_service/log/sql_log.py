@@ -87,7 +87,7 @@ class SqlLog:
             oldest = connection.scalar(select(func.min(LogRecord.position)).filter_by(partition=partition))
             if oldest is None or oldest >= before:
                 return 0
-            stop = min(before, oldest + limit)
+            stop = min(before, oldest + limit)  # positions are consecutive, so this limits the rows
             gone = delete(LogRecord).where(LogRecord.partition == partition, LogRecord.position < stop)
             return connection.execute(gone).rowcount
 

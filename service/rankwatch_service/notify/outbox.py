@@ -65,6 +65,7 @@ class OutboxTable:
                 .distinct()
                 .order_by(Outbox.receiver)
             ).all()
+            # One query for each receiver, so that a backlog of one takes no place of the others.
             found: list[DueMessage] = []
             for name in names:
                 busy = in_flight.get(name, ())

@@ -34,6 +34,7 @@ def run(settings: Settings) -> None:
 
 async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
+    # The event loop resolves names in its default executor.
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
     engine = open_engine(settings.database_url, "notify")
@@ -68,4 +69,5 @@ async def _with_topic(settings: Settings, clock: Clock, webhooks: MessageSender)
 
     producer = Producer(kafka)
     yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, webhooks)
+    # Without waiting: a message that is not acknowledged is still in the outbox.
     await asyncio.to_thread(producer.close, 0.0)

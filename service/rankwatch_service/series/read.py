@@ -185,6 +185,7 @@ class Reader:
         ).all()
         rolled_unix_ns = max((row.at_unix_ns for row in rows), default=-1)
         parts: list[SeriesSlice] = []
+        # Roll-ups of earlier attempts are complete, because the writer writes an attempt whole when it drops it.
         for attempt in sorted(self.order, key=self.order.__getitem__)[-2:] or [None]:
             mine = [SeriesChunk.attempt == attempt] if attempt is not None else []
             newest = self._of(SeriesChunk.attempt, SeriesChunk.chunk, SeriesChunk.at_unix_ns).where(*mine)

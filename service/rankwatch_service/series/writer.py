@@ -109,6 +109,7 @@ class SeriesWriter:
 
     def _flush(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
         self._settle(job, attempt, buffer)
+        # Raw chunks before roll-ups: a raw chunk that is newer than the roll-ups counts as missing in them (`read`).
         self._write_chunks(job, attempt, buffer, list(buffer.chunks))
         for number in buffer.chunks:
             buffer.sum_up_chunk(number)

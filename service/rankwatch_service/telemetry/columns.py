@@ -204,6 +204,7 @@ def _block(tables: Sequence[wire.Table], numbers: Sequence[int]) -> Block:
 def _cells(name: str, parts: Sequence[wire.Column], rows: Sequence[int], widths: Mapping[int, Sequence[int]]) -> Cells:
     dtype = type_of(name, parts[0].dtype)
     data = [part.data for part in parts]
+    # One comparison for all tables; the loop only finds the table that the error is about.
     if list(map(len, data)) != widths[dtype.itemsize]:
         for part, count in zip(data, rows, strict=True):
             check_width(name, len(part), count, dtype)

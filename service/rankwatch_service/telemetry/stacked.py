@@ -193,7 +193,7 @@ def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
 
 
 def _place(part: msgspec.Raw | memoryview, start: int) -> slice:
-    """Where a part of a table is in its bytes."""
+    """Where a part of a table is in its bytes. msgspec returns views, so the difference of addresses says it."""
     size = memoryview(part).nbytes
     low = _address(part) - start if size else 0
     return slice(low, low + size)
