@@ -217,7 +217,7 @@ class SummaryBuilder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` gave."""
         self.attempt, self._attempts = state["attempt"], state["attempts"]
         self._newest = None if state["row"] is None else JobSummary(**state["row"])
         self._first_seen_ns, self._paused = state["first_seen_ns"], state["paused"]

@@ -138,7 +138,7 @@ class Stream:
 
     def start(self) -> Started:
         """Take over the partition and catch up with what is committed, as `stream.recovery` plans it."""
-        # Committed before the facts are read: from here on the former owner cannot change them.
+        # Committed before the facts are read: from here on the former owner can commit nothing that they lack.
         with write(self._engine) as connection:
             held = claim(connection, self._number)
         self._epoch = held.epoch

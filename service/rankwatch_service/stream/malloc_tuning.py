@@ -33,7 +33,7 @@ def tune() -> bool:
     """Collect young objects less often and keep freed memory; older objects are collected as before.
 
     Returns:
-        False where the C library is not glibc and has no such settings.
+        False if the C library is not glibc and has no such settings, or if it refused one.
     """
     gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -4,8 +4,8 @@ Every known job starts in exactly one of four ways, and so do the partition's se
 
 - from its *snapshot*, followed by a replay of what came after it;
 - as an *idle* job, which stays in its row until a record or a control record concerns it;
-- from the *log* alone, where the log still has the job's whole past;
-- from the *tables*, where that past is lost: incidents and checkpoints are kept, detectors begin anew.
+- from the *log* alone, if the log still has the job's whole past;
+- from the *tables*, if that past is lost: incidents and checkpoints are kept, detectors begin anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Facts:
 
     claim: Claim
     log_begin: int
-    """Position of the oldest record that the log has; `log_end` where it has none."""
+    """Position of the oldest record that the log has; `log_end` if it has none."""
     log_end: int
     """The position that the next record will have."""
     snapshots: tuple[Saved, ...] = ()

@@ -230,7 +230,7 @@ def _check_names(names: tuple[str, ...]) -> None:
 
 
 _Parts = Sequence[Cells | None]
-"""A column of each block; None where a block lacks it."""
+"""A column of each block; None for a block without it."""
 
 
 class _Reader:

@@ -96,7 +96,7 @@ def read_blocks(tables: Sequence[msgspec.Raw]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Where the parts of a column are in the bytes of a table."""
+    """The places of the parts of a column in the bytes of a table."""
 
     dtype: np.dtype[Any]
     data: slice
@@ -193,7 +193,7 @@ def _seen(name: str, parts: _Parts, rows: int, start: int) -> _Column:
 
 
 def _place(part: msgspec.Raw | memoryview, start: int) -> slice:
-    """Where a part of a table is in its bytes. msgspec returns views, so the difference of addresses says it."""
+    """The place of a part in the bytes of its table. msgspec returns views, so the difference of addresses is it."""
     size = memoryview(part).nbytes
     low = _address(part) - start if size else 0
     return slice(low, low + size)

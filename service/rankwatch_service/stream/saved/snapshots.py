@@ -75,7 +75,7 @@ def save(engine: Engine, partition: int, epoch: int, job: str, place: Place, sta
 
 
 def load(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
-    """The newest readable snapshot of each job; and by job, the place of the newest where none is readable.
+    """The newest readable snapshot of each job; and by job, the place of the newest if none is readable.
 
     Args:
         engine: the store.

@@ -1,4 +1,4 @@
-"""Where a stream process reads telemetry from: the log in the store (`sql`) or a topic of Kafka (`kafka`)."""
+"""The source of telemetry of a stream process: the log in the store (`sql`) or a topic of Kafka (`kafka`)."""
 
 from __future__ import annotations
 

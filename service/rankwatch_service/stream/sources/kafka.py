@@ -146,7 +146,7 @@ class KafkaSource:
         return self._offsets("beginning_offsets", partition)
 
     def last_known_end(self, partition: int) -> int:
-        """Where the partition ended when brokers last answered."""
+        """The end of the partition when brokers last answered; 0 before that."""
         return self._ends.get(partition, 0)
 
     @property
