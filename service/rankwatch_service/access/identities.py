@@ -70,6 +70,7 @@ class Authenticator:
 
     def cached(self, text: str) -> Identity | None:
         """The identity of a token that was valid less than `CACHE_S` ago; does no I/O."""
+        # Without the lock: a look-up in a dict is atomic.
         entry = self._cache.get(digest(text))
         if entry is None or self._clock.monotonic_s() - entry[0] > CACHE_S:
             return None
@@ -113,5 +114,6 @@ class Authenticator:
             last_used, self._last_used = self._last_used, {}
         if last_used:
             with write_aside(self._engine) as connection:
+                # In the order of their keys, as `write_aside` requires.
                 for token_id, at_unix_ns in sorted(last_used.items()):
                     connection.execute(update(Token).where(Token.id == token_id).values(last_used_unix_ns=at_unix_ns))

@@ -54,6 +54,7 @@ def write_secret(path: Path, content: str) -> None:
     """Replace a file atomically; only its owner can read it."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
+    # Created with its final mode, so that others cannot read it even for a moment.
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(content)
     fresh.replace(path)

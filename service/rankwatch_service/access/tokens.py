@@ -46,6 +46,7 @@ class TokenParts(NamedTuple):
 
 def split_token(text: str) -> TokenParts | None:
     """Split a token's text into its parts; None if it does not have the form of a token."""
+    # At most 3 splits, since the secret may contain underscores.
     parts = text.split("_", 3)
     return TokenParts(*parts[1:]) if len(parts) == 4 and parts[0] == PREFIX else None
 

@@ -18,7 +18,7 @@ from rankwatch_service.store.engine import in_turn
 from rankwatch_service.store.models import Audit
 
 FIRST: Final = "0" * 64
-"""What the first row names as its predecessor."""
+"""The predecessor that the first row names."""
 
 
 def append(
@@ -32,7 +32,7 @@ def append(
     source: str = "",
     fields: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a row in the caller's writing transaction, which also holds what the row tells about.
+    """Add a row in the transaction of the change that it describes.
 
     Args:
         connection: of a `write`.
@@ -40,7 +40,7 @@ def append(
         actor: a token's id and name, or "policy".
         action: what was done, for instance "command.request".
         target: what it was done to.
-        outcome: ok; of a command the action names how it ended.
+        outcome: ok. How a command ended is part of the action's name.
         source: address of the caller.
         fields: plain JSON details; never a secret.
     """
@@ -60,7 +60,7 @@ def append(
 
 
 def verify(connection: Connection) -> int | None:
-    """Follow the chain from its start; return the id of the first row that does not fit, None if all do."""
+    """Check the chain from its start. Return the id of the first row that breaks it, None if there is none."""
     previous = FIRST
     for row in connection.execute(select(Audit.__table__).order_by(Audit.id)).mappings():
         content = {key: row[key] for key in row if key not in ("id", "sha256")}
@@ -71,4 +71,5 @@ def verify(connection: Connection) -> int | None:
 
 
 def _digest(row: Mapping[str, Any]) -> str:
+    # A fixed form, since `verify` must compute the same hash from the row that the database returns.
     return sha256(json.dumps(row, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

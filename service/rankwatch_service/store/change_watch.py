@@ -1,4 +1,4 @@
-"""Notices that somebody has committed, without asking any table.
+"""Detects that another connection has committed, without querying a table.
 
 SQLite counts commits (`PRAGMA data_version`); on PostgreSQL every `write` announces itself (NOTIFY), and a thread of
 this process listens.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import psycopg
 
 RECONNECT_S: Final = 1.0
-"""Between tries to listen again."""
+"""Pause before listening again after an error."""
 
 _log = structlog.get_logger(__name__)
 
@@ -39,28 +39,29 @@ class Changes(Protocol):
 
 
 class ChangeWatch:
-    """Tells whether another connection has committed since the last question, for microseconds; never waits.
+    """Tells whether another connection has committed since the last call. A call takes microseconds and never waits.
 
-    Holds one connection; ask from one thread only. The first yes means that it watches: at the beginning, and again
-    after the connection was lost, since what was committed in between was not heard.
+    Holds one connection; call it from one thread only. It also says yes when it has begun to watch, at the start and
+    after a lost connection, since it has missed what was committed before.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._source: Changes = _Listener(engine) if engine.dialect.name == "postgresql" else _Counter(engine)
 
     def changed(self) -> bool:
-        """True whenever somebody else has committed since the last yes, and soon after the beginning."""
+        """True if another connection has committed since the last True, or watching has begun since then."""
         return self._source.changed()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Release the connection."""
         self._source.close()
 
 
 class _Counter:
-    """SQLite's own count of commits, 3 us a question."""
+    """SQLite's own count of commits by others, 3 us a call."""
 
     def __init__(self, engine: Engine) -> None:
+        # Kept open: two values of data_version can be compared only on the same connection.
         self._connection = engine.raw_connection()
         self._version: int | None = None
 
@@ -76,12 +77,13 @@ class _Counter:
 
 
 class _Listener:
-    """A thread that waits for PostgreSQL's notices and keeps in mind that one came."""
+    """A thread that waits for notifications of PostgreSQL and remembers that one came."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._heard = threading.Event()
         self._closing = threading.Event()
+        # `close` wakes the thread from its select through these.
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
         self._thread.start()
@@ -103,17 +105,18 @@ class _Listener:
         while not self._closing.is_set():
             try:
                 self._listen()
-            except Exception as error:  # noqa: BLE001 - whatever it is, listening again is all there is to do
+            except Exception as error:  # noqa: BLE001 - whatever failed, only listening again helps
                 _log.warning("listening_broke", error=" ".join(str(error).split()))
                 self._closing.wait(RECONNECT_S)
 
     def _listen(self) -> None:
         pooled = self._engine.raw_connection()
         connection = cast("psycopg.Connection", pooled.driver_connection)
-        pooled.detach()  # ours from now on: the pool may open another one in its place
+        pooled.detach()  # ours for good: the pool may open another one in its place
         with closing(connection), selectors.DefaultSelector() as selector:
             connection.autocommit = True
             connection.execute(f"LISTEN {CHANNEL}")
+            # Commits before this were missed.
             self._heard.set()
             for source in (connection, self._wake):
                 selector.register(source, selectors.EVENT_READ)

@@ -2,7 +2,8 @@
 
 A write is one short transaction. Writes go one at a time on both databases: SQLite has one writer (BEGIN IMMEDIATE), on
 PostgreSQL each takes the same advisory lock first. So what a block reads stays true until it has written, and ids
-appear in the order in which they were given out. Who needs neither writes aside. A commit is on disk when it returns.
+appear in the order in which they were given out. A write that needs neither uses `write_aside`. A commit is on disk
+when it returns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BUSY_TIMEOUT_MS: Final = 5_000
 """How long SQLite waits for another writer; writers hold the lock for 20 ms at most, so 250 of them fit."""
 
 BEGIN_TRIES_MAX: Final = 3
-"""Tries to begin a write, BUSY_TIMEOUT_MS each: after 15 s the caller hears `StoreBusyError` and decides."""
+"""Tries to begin a write, BUSY_TIMEOUT_MS each: after 15 s the caller gets `StoreBusyError`."""
 
 _WRITE: Final = "rankwatch_write"
 _IN_TURN: Final = "in turn"
@@ -37,15 +38,15 @@ _ASIDE: Final = "aside"
 def open_engine(database_url: str, role: str = "") -> Engine:
     """Open a database by its URL (`sqlite:///PATH`, `postgresql://USER:PASSWORD@HOST:PORT/NAME`).
 
-    The folder of a SQLite file is made, for its owner alone, if it is missing. Nothing is migrated: see
+    The folder of a SQLite file is created, for its owner alone, if it is missing. Nothing is migrated: see
     `store.migrate`. No connection is made before the first read or write.
 
     Args:
-        database_url: where.
-        role: of this process, for those who look at the server's connections.
+        database_url: of the database.
+        role: of this process, shown in PostgreSQL's list of connections.
 
     Raises:
-        StoreAddressError: the URL cannot be one, the driver for it is not installed, or its folder cannot be made.
+        StoreAddressError: the URL is invalid, its driver is not installed, or the folder cannot be created.
     """
     url = address_of(database_url)
     if url.get_backend_name() == "postgresql":
@@ -53,9 +54,9 @@ def open_engine(database_url: str, role: str = "") -> Engine:
     if url.database:
         folder = Path(url.database).parent
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # secrets of receivers lie in the database
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database holds secrets of receivers
         except OSError as error:
-            raise StoreAddressError(f"the folder {folder} cannot be made: {error.strerror}") from error
+            raise StoreAddressError(f"the folder {folder} cannot be created: {error.strerror}") from error
     engine = create_engine(url, json_serializer=_json, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)
@@ -66,7 +67,7 @@ def address_of(database_url: str) -> URL:
     """The URL in parts, with the driver that we use.
 
     Raises:
-        StoreAddressError: it is none, or of another kind of database.
+        StoreAddressError: it is not a URL, or that of another kind of database.
     """
     try:
         url = make_url(database_url)
@@ -85,11 +86,11 @@ def address_of(database_url: str) -> URL:
 def write(engine: Engine) -> Iterator[Connection]:
     """One writing transaction: committed at the end of the block, undone if the block raises.
 
-    It goes alone: no other `write` of any process comes between its begin and its commit. Do no I/O inside but the
-    database's own, and stay below 20 ms.
+    It runs alone: no other `write` of any process comes between its begin and its commit. So do no I/O in the block
+    except in the database, and stay below 20 ms.
 
     Raises:
-        StoreBusyError: not now.
+        StoreBusyError: the database cannot be used now.
     """
     with _transaction(engine, _IN_TURN) as connection:
         if _is_postgres(engine):
@@ -99,13 +100,13 @@ def write(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def write_aside(engine: Engine) -> Iterator[Connection]:
-    """A writing transaction for bulk that nobody waits for: series, snapshots, views, what is tidied away.
+    """A writing transaction for bulk data that nobody waits for: series, snapshots, views, housekeeping.
 
-    On PostgreSQL it goes beside other writes and no `ChangeWatch` hears of it. So it may touch only rows that nobody
-    else writes, or that it takes in the order of their keys, and never the feed, the audit trail or the control log.
+    On PostgreSQL it runs beside other writes, and `ChangeWatch` does not see it. So it may write only rows that nobody
+    else writes, or rows in the order of their keys, and never the feed, the audit trail or the control log.
 
     Raises:
-        StoreBusyError: not now.
+        StoreBusyError: the database cannot be used now.
     """
     with _transaction(engine, _ASIDE) as connection:
         yield connection
@@ -113,13 +114,13 @@ def write_aside(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def read(engine: Engine) -> Iterator[Connection]:
-    """One reading transaction: every query of the block sees the same state, and nobody waits for it.
+    """One reading transaction: every query of the block sees the same state, and no writer waits for it.
 
     Raises:
-        StoreBusyError: not now.
+        StoreBusyError: the database cannot be used now.
     """
     options = postgres.READ_ONLY if _is_postgres(engine) else {}
-    with _told_apart(), engine.connect().execution_options(**options) as connection:
+    with _temporary_errors(), engine.connect().execution_options(**options) as connection:
         yield connection
 
 
@@ -130,7 +131,7 @@ def in_turn(connection: Connection) -> bool:
 
 @contextmanager
 def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
-    with _told_apart(), _turn(engine), engine.connect().execution_options(**{_WRITE: kind}) as connection:
+    with _temporary_errors(), _turn(engine), engine.connect().execution_options(**{_WRITE: kind}) as connection:
         _begin(connection)
         try:
             yield connection
@@ -141,8 +142,8 @@ def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
-    """Tell what may go better another time from what is wrong for good."""
+def _temporary_errors() -> Iterator[None]:
+    """Raise temporary errors, which another try may not meet, as `StoreBusyError`."""
     try:
         yield
     except PoolTimeoutError as error:
@@ -168,10 +169,10 @@ def _postgres_engine(url: URL, role: str) -> Engine:
             pool_size=postgres.CONNECTIONS_KEPT,
             max_overflow=postgres.CONNECTIONS_MAX - postgres.CONNECTIONS_KEPT,
             pool_timeout=postgres.POOL_WAIT_S,
-            # A connection that died while nobody used it is replaced without a word.
+            # A connection that broke while nobody used it is replaced silently.
             pool_pre_ping=True,
         )
-        # psycopg is an extra; who does not use PostgreSQL does not need it.
+        # Imported here, since psycopg is an extra that only PostgreSQL needs.
         from rankwatch_service.store import postgres_timeouts  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreAddressError("PostgreSQL needs psycopg: pip install 'rankwatch[postgres]'") from error
@@ -184,6 +185,7 @@ def _is_postgres(engine: Engine) -> bool:
 
 
 def _turn(engine: Engine) -> AbstractContextManager[None]:
+    # A database in memory belongs to one process, and has no file to put the locks beside.
     if _is_postgres(engine) or engine.url.database in (None, "", ":memory:"):
         return nullcontext()
     return turn(engine.url.database, BUSY_TIMEOUT_MS / 1000)
@@ -202,6 +204,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _is_busy(error: OperationalError) -> bool:
+    # The low byte of an extended code, such as SQLITE_BUSY_SNAPSHOT, is its primary code.
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -215,10 +218,11 @@ def _on_sqlite_connect(dbapi_connection: sqlite3.Connection, _record: object) ->
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
+    # IMMEDIATE takes the write lock before the block reads, so what it reads stays true.
     writes = _WRITE in connection.get_execution_options()
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _json(value: Any) -> str:
-    # NaN is not JSON: whoever stores one must have turned it into the string "NaN" before.
+    # NaN is not JSON: callers store it as the string "NaN".
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The database cannot be used as things are."""
+    """The database cannot be used."""
 
 
 class StoreAddressError(StoreError):
-    """This can never work: the URL is wrong, or the driver is not installed."""
+    """Trying again cannot help: the URL is wrong, or the driver is not installed."""
 
 
 class StoreBusyError(StoreError):
-    """Not now: locked by others for too long, away, or restarting. Trying again later may help.
+    """The database is locked for too long, unavailable or restarting. Trying again later may help.
 
-    What was under way may have been done all the same if the connection broke while it was committed; writes that must
-    not happen twice carry an id.
+    If the connection broke during a commit, the write may have happened nevertheless; writes that must not happen twice
+    carry an id.
     """
 
 

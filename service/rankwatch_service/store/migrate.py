@@ -1,4 +1,4 @@
-"""Bringing a database to this version's tables, and refusing one that is not there.
+"""Migrates a database to this version's tables, and refuses one that has others.
 
 The migrations lie at the repository's root and, in an installed wheel, inside the package.
 """
@@ -22,7 +22,7 @@ _PACKAGE: Final = Path(__file__).parents[1]
 
 
 def upgrade(engine: Engine) -> None:
-    """Bring the database to this version's tables. Safe to call from several processes at once: one does the work.
+    """Migrate the database to this version's tables. Several processes may call it at once: one does the work.
 
     Raises:
         SchemaError: the database was made by a newer version.
@@ -40,10 +40,10 @@ def upgrade(engine: Engine) -> None:
 
 
 def downgrade(engine: Engine, revision: str) -> None:
-    """Take the database back to an earlier version's tables. What later ones had added is gone.
+    """Migrate the database back to an earlier revision. Data that later revisions added is lost.
 
     Raises:
-        SchemaError: there is no such revision before the database's own, or that one is not known here.
+        SchemaError: `revision` is not earlier than the database's, or this version does not know the database's.
     """
     config = configuration()
     with write(engine) as connection:
@@ -55,13 +55,13 @@ def downgrade(engine: Engine, revision: str) -> None:
         earlier = [script.revision for script in scripts][1:]
         if revision not in earlier:
             known = ", ".join(reversed(earlier)) or "none"
-            raise SchemaError(f"the database is at revision {current}; before it there is {known}, not {revision}")
+            raise SchemaError(f"the database is at revision {current}; it can go back to {known}, not to {revision}")
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
 
 
 def check(engine: Engine) -> None:
-    """Return if the database has exactly this version's tables.
+    """Check that the database has exactly this version's tables.
 
     Raises:
         SchemaError: it is older, newer or empty.
@@ -93,6 +93,6 @@ def _refuse_newer(revision: str | None, config: Config) -> None:
     if revision is not None and revision not in known:
         head = ScriptDirectory.from_config(config).get_current_head()
         raise SchemaError(
-            f"the database is at revision {revision}, which this version does not know: it is too old; to use it "
-            f"all the same, back up and run the newer version's `rankwatch db downgrade {head}`"
+            f"the database is at revision {revision}, which this older version does not know: install a newer version, "
+            f"or make a backup and run `rankwatch db downgrade {head}` with a newer version"
         )

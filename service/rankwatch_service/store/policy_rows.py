@@ -15,17 +15,18 @@ SETTING: Final = "policy"
 
 
 def read_policy(connection: Connection) -> Policy:
-    """The policy in force; the default one where nobody has set any."""
+    """The stored policy; the default one if none is stored."""
     rows = connection.execute(select(PolicyRule.__table__).order_by(PolicyRule.position, PolicyRule.id))
     rules = tuple(policy_rule_of(row) for row in rows.mappings())
     stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
+    # A newer version may have stored limits that this one does not know.
     known = {field.name for field in fields(PolicyLimits)}
     limits = PolicyLimits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
     return Policy(rules, limits, stored.get("hands_off", False))
 
 
 def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> None:
-    """Replace the stored policy, in a writing transaction."""
+    """Replace the stored policy, in a `write`."""
     connection.execute(delete(PolicyRule))
     rows = [policy_rule_row(rule, position) for position, rule in enumerate(policy.rules)]
     if rows:

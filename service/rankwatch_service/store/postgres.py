@@ -1,4 +1,4 @@
-"""What PostgreSQL needs beyond what both databases do alike: limits, time-outs, turns, and which errors may pass."""
+"""What only PostgreSQL needs: limits, time-outs, turns of writers, and which errors are temporary."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from sqlalchemy import URL, Connection, text
 from sqlalchemy.exc import DBAPIError
 
 CONNECTIONS_MAX: Final = 16
-"""Of one process: five processes use 80 of the 100 that a server takes by default."""
+"""Connections of one process: five processes use 80 of the 100 that a server accepts by default."""
 
 CONNECTIONS_KEPT: Final = 4
-"""Kept open while nobody needs them."""
+"""Connections that stay open while they are unused."""
 
 POOL_WAIT_S: Final = 5.0
-"""Longest wait for one of them."""
+"""Longest wait for a free connection."""
 
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
-"""Longest statement; the longest that we know of, a month's series, takes a second."""
+"""Longest statement; the longest known one, a month's series, takes a second."""
 
 IDLE_TIMEOUT_S: Final = 10
-"""A process that stands still within a transaction (SIGSTOP, swapping) loses it after so long, and its turn."""
+"""A process that stands still within a transaction (SIGSTOP, swapping) loses it after this time, and its turn."""
 
 LOCK_TIMEOUT_S: Final = 15
 """Longest wait for a turn: longer than a process that stands still can hold it."""
 
 ANSWER_TIMEOUT_S: Final = 45
-"""Longest silence of a server: by then it would have answered with one of the errors above, unless it stands still."""
+"""Longest silence of a server. A server that works has answered by then, if only with one of the time-outs above."""
 
 KEEPALIVE_S: Final = 5
-"""A server that vanished without a word (power, network) is noticed after four times this."""
+"""A server that disappeared (power, network) is noticed after four times this."""
 
 CHANNEL: Final = "rankwatch"
 """Where writes are announced. Channels belong to one database each."""
 
 READ_ONLY: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-"""Of reading transactions: one state for all queries of a block."""
+"""Options of reading transactions: all queries of a block see one state."""
 
 _TURN: Final = 0x72616E6B
-"""Key of the advisory lock that writers take one after the other: "rank"."""
+"""Key of the advisory lock that writers take one after the other: "rank" in ASCII."""
 
+# One statement for both: each would cost a round trip.
 _TAKE_TURN: Final = text("SELECT pg_advisory_xact_lock(:key), pg_notify(:channel, '')")
 
 _PASSING: Final = frozenset(
@@ -54,11 +55,11 @@ _PASSING: Final = frozenset(
         "57014",  # statement took too long
     }
 )
-"""SQLSTATEs of what may go better another time, besides all that psycopg calls operational."""
+"""SQLSTATEs of temporary errors, besides those that psycopg raises as OperationalError."""
 
 
 def connect_arguments(url: URL, role: str) -> dict[str, Any]:
-    """Arguments for psycopg: how long things may take. `options` of the URL come later and so win.
+    """The arguments for psycopg to connect: a name and time-outs. `options` in the URL come last and so win.
 
     Args:
         url: of the database.
@@ -76,7 +77,7 @@ def connect_arguments(url: URL, role: str) -> dict[str, Any]:
         "keepalives_idle": KEEPALIVE_S,
         "keepalives_interval": KEEPALIVE_S,
         "keepalives_count": 3,
-        "tcp_user_timeout": 4_000 * KEEPALIVE_S,
+        "tcp_user_timeout": 4_000 * KEEPALIVE_S,  # milliseconds
         "options": f"{ours} {url.query.get('options', '')}".strip(),
     }
 
@@ -95,5 +96,5 @@ def lift_limits(connection: Connection) -> None:
 
 
 def may_pass(error: DBAPIError) -> bool:
-    """Whether what went wrong on the server may go better another time."""
+    """Whether an error of the server is temporary, so that trying again may help."""
     return getattr(error.orig, "sqlstate", None) in _PASSING

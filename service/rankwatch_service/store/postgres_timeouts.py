@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL that take every text, and do not wait for ever for a server that stands still.
+"""Connections to PostgreSQL that accept every text, and give up on a server that does not answer.
 
-A server that is suspended, or whose disk hangs, answers nothing, while its machine goes on acknowledging what we send:
-no time-out of TCP or of the server's own ends that. Needs the extra `postgres`.
+A server that is suspended, or whose disk hangs, does not answer, but its kernel still acknowledges what is sent. So
+neither TCP's nor the server's own time-outs end the wait. Needs the extra `postgres`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sqlalchemy import Engine, event
 
 RV = TypeVar("RV")
 Talk = Generator[Any, Any, RV]
-"""What psycopg does with a connection: yields what it waits for, and is sent what is ready, 0 for nothing yet."""
+"""An exchange of psycopg with the server: yields what it waits for, and is sent what is ready, 0 while nothing is."""
 
 
 class _AnyText(StrDumperUnknown):
-    """The character NUL, which PostgreSQL has no place for, becomes U+FFFD.
+    """Replaces the character NUL, which PostgreSQL cannot store, by U+FFFD.
 
-    It comes from outside, in the output of a job for instance, and must not stop whoever has to store it.
+    NUL comes from outside, for instance in the output of a job, and must not make a write fail.
     """
 
     def dump(self, obj: str) -> Any:
@@ -35,7 +35,7 @@ class Connection(psycopg.Connection[Any]):
     answer_within_s = float("inf")
 
     def wait(self, gen: Talk[RV], *arguments: Any, **more: Any) -> RV:
-        """Let psycopg talk to the server.
+        """Run an exchange with the server, as every call of psycopg does.
 
         Raises:
             OperationalError: no whole answer came in time; the connection is closed.
@@ -58,7 +58,10 @@ class Connection(psycopg.Connection[Any]):
 
 
 def install(engine: Engine, answer_within_s: float) -> None:
-    """Have the engine make such connections, and give each its bound again when it comes back to the pool."""
+    """Make the engine use such connections.
+
+    A connection that returns to the pool gets its limit back, which `postgres.lift_limits` may have removed.
+    """
 
     def connect(_dialect: Any, _record: Any, arguments: Any, more: Any) -> Connection:
         connection = Connection.connect(*arguments, **more)

@@ -1,4 +1,4 @@
-"""Values as rows and back: the one place that knows both. Keys are columns of the table that a function names."""
+"""Maps values to rows and back; only this module knows both. Keys are columns of the table that a function names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def incident_row(incident: IncidentVersion) -> dict[str, Any]:
 
 
 def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
-    """The incident that a row of `incident` tells of, without its consequences, for a job whose state is lost.
+    """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables.
 
     Args:
         row: columns of `incident`.
@@ -59,7 +59,7 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
         detected_step=row["detected_step"],
         detected_time_s=row["detected_unix_ns"] / 1e9,
         standing=row["evidence"].get("standing") is True,
-        # No detector remembers it: it is over when a later attempt makes progress, or a person says so.
+        # No detector remembers it, so it ends when a later attempt makes progress or a person resolves it.
         ended_with_attempt=False,
     )
     same = ("id", "number", "job", "score", "confidence", "cause", "summary", "state", "transitions")
@@ -145,6 +145,7 @@ def attempt_columns(change: AttemptChange) -> dict[str, Any]:
     """Columns of `attempt` that a change sets."""
     names = ("number", "started_unix_ns", "ended_unix_ns", "first_step", "last_step")
     columns = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
+    # A number is set when the attempt starts: an end that was stored before does not hold any more.
     if change.number is not None:
         columns["ended_unix_ns"] = change.ended_unix_ns
     if change.topology is not None:
@@ -153,7 +154,7 @@ def attempt_columns(change: AttemptChange) -> dict[str, Any]:
 
 
 def attempt_row(job: str, attempt: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of `attempt` for one that has no row yet, of which `columns` are known."""
+    """All columns of `attempt` for a new row, of which `columns` are known."""
     unknown: dict[str, Any] = {
         "started_unix_ns": 0,
         "ended_unix_ns": None,

@@ -1,4 +1,4 @@
-"""Insert, or change what is there: the same statement on both databases."""
+"""Inserts rows or updates those that exist: the same statement on both databases."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankwatch_service.store.models import Base
 
 
 def upsert(connection: Connection, table: type[Base], changed: Iterable[str] = ()) -> Any:
-    """A statement that inserts rows; where a row's primary key is there already only the columns `changed` are set,
-    of which the key's own are passed over.
+    """A statement that inserts rows, and in rows whose primary key exists sets only the columns `changed`.
 
-    With no columns to change a row that is there stays as it is, and the result's `rowcount` does not count it.
+    Columns of the key in `changed` are ignored. Without columns to change, a row that exists stays as it is, and the
+    result's `rowcount` does not count it.
     """
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    # Without being asked psycopg's count of inserted rows is gone when the result is looked at.
+    # Without this option, psycopg's count of inserted rows is lost before the caller reads it.
     statement: Any = make(table).execution_options(preserve_rowcount=True)
     keys = [column.name for column in inspect(table).primary_key]
     fresh = {name: statement.excluded[name] for name in changed if name not in keys}

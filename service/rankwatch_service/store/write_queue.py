@@ -1,9 +1,9 @@
-"""Turns at the write lock of a SQLite database, so that no process waits for ever while another writes all the time.
+"""Turns at the write lock of a SQLite database, so that a steady writer does not starve the others.
 
-SQLite's own waiting is a sleep of up to 100 ms and then a try: under a steady writer the others hardly ever come at the
-right moment (seen: a stream that got one turn in five seconds). Here whoever wants to write first takes the place of
-the next one, then waits for the turn itself; who has just had a turn must queue again. Both are `flock`s on files
-beside the database, which the kernel lets go when a process dies.
+A process that waits for SQLite sleeps up to 100 ms between tries, so beside a steady writer it hardly ever finds the
+lock free (measured: one turn in five seconds). Here a writer first takes the place of the next one, then waits for the
+turn, and queues again after it. Both are `flock`s on files beside the database, which the kernel releases when a
+process dies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 LOOK_S: Final = 0.001
-"""Between looks at a lock; a turn lasts 5 to 20 ms."""
+"""Pause between looks at a lock; a turn lasts 5 to 20 ms."""
 
 
 @contextmanager
 def turn(database: str, timeout_s: float) -> Iterator[None]:
     """Hold the turn for the block.
 
-    After `timeout_s`, or where no files can be made, the block goes ahead without: then SQLite's own lock decides.
+    After `timeout_s`, or if the files cannot be created, the block runs without a turn: then SQLite's own lock decides.
     """
     deadline_s = time.monotonic() + timeout_s
     held = -1
@@ -42,7 +42,7 @@ def turn(database: str, timeout_s: float) -> Iterator[None]:
 
 
 def _taken(path: str, deadline_s: float) -> int:
-    """The open, locked file; -1 if the time is over."""
+    """Descriptor of the locked file; -1 after the deadline."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:

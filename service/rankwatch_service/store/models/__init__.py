@@ -1,9 +1,9 @@
-"""Every table, named from here by whoever reads or writes it.
+"""All tables, the same on SQLite and PostgreSQL; other modules import them from here.
 
-SQLite and PostgreSQL alike; times are integer nanoseconds since the Unix epoch.
+Times are integer nanoseconds since the Unix epoch.
 
-Who writes: `stream` the deciding tables (positions, ticks, incidents, outbox, commands it orders) in one transaction
-for each batch; `api` commands, orders, tokens, settings, audit; `notify` the outbox states and deliveries.
+`stream` writes positions, ticks, incidents, outbox and the commands that it requests, in one transaction for each
+batch; `api` writes commands, orders, tokens, settings and audit; `notify` writes states of the outbox and deliveries.
 """
 
 from rankwatch_service.store.models.access import Audit, IdempotentReply, PolicyRule, Setting, Token

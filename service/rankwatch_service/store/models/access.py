@@ -1,4 +1,4 @@
-"""Tokens, policy, settings, answers that are given again, and the audit trail."""
+"""Tokens, policy, settings, replies that are kept for repeated requests, and the audit trail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Token(Base):
     scopes: Mapped[list[Any]]
     """ingest, read, operate (acknowledge, silence, comment), command, admin."""
     job: Mapped[str]
-    """"" = every job."""
+    """Empty: every job."""
     secret_sha256: Mapped[str]
     created_unix_ns: Mapped[int]
     expires_unix_ns: Mapped[int | None]
@@ -32,25 +32,26 @@ class Token(Base):
 
 
 class PolicyRule(Base):
-    """kind, severity, confidence, job -> notify | suggest | act. First match by `position` decides."""
+    """A rule of the policy: kind, severity, confidence, job -> notify | suggest | act. The first match decides."""
 
     __tablename__ = "policy_rule"
     id: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int]
+    """Rules are tried in ascending order."""
     kind: Mapped[str]
-    """"" = any, and so for severity and job."""
+    """Empty: any; the same for severity and job."""
     severity: Mapped[str]
     job: Mapped[str]
     confidence_min: Mapped[float]
     mode: Mapped[str]
     action: Mapped[str]
-    """For act: pause, checkpoint, rollback, relaunch, stop."""
+    """For suggest and act: pause, checkpoint, rollback, relaunch, stop."""
     rollback_mode: Mapped[str] = mapped_column(default="", server_default="")
-    """For rollback: "" = in full, else by a relaunch."""
+    """For rollback: full, weights or relaunch; "": full, else relaunch."""
 
 
 class Setting(Base):
-    """One stored setting, for instance policy.hands_off."""
+    """One stored setting, for instance the limits of the policy."""
 
     __tablename__ = "setting"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -84,4 +85,5 @@ class Audit(Base):
     fields: Mapped[dict[str, Any]]
     previous_sha256: Mapped[str]
     sha256: Mapped[str]
+    # A chain has no branches: two rows must not name the same predecessor.
     __table_args__ = (UniqueConstraint("previous_sha256"),)

@@ -14,7 +14,7 @@ AutoId = BigInteger().with_variant(Integer, "sqlite")
 
 
 class _AsGiven(UserDefinedType[Any]):
-    """SQLite's DOUBLE without a conversion on the way."""
+    """SQLite's DOUBLE without conversions by SQLAlchemy, so that the text "NaN" passes."""
 
     cache_ok = True
 
@@ -23,7 +23,7 @@ class _AsGiven(UserDefinedType[Any]):
 
 
 class Measured(TypeDecorator[float]):
-    """A number that may be NaN or infinite. SQLite makes NULL of NaN: there its name stands instead."""
+    """A number that may be NaN or infinite. SQLite turns NaN into NULL, so there the text "NaN" is stored."""
 
     impl = Double
     cache_ok = True
@@ -33,12 +33,12 @@ class Measured(TypeDecorator[float]):
         return dialect.type_descriptor(_AsGiven() if dialect.name == "sqlite" else Double())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Takes a number or its name."""
+        """The value to store for a number or its name."""
         number = None if value is None else float(value)
         return "NaN" if number is not None and math.isnan(number) and dialect.name == "sqlite" else number
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:  # noqa: ARG002 - SQLAlchemy's call
-        """Gives the number."""
+        """The stored value as a number."""
         return None if value is None else float(value)
 
 

@@ -33,7 +33,7 @@ class Command(Base):
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
     mode: Mapped[str] = mapped_column(default="", server_default="")
-    """For rollback, what goes back: full, weights or relaunch; "" before it begins, and where the ranks do not say."""
+    """For rollback: full, weights or relaunch; "" before it begins, and if the ranks do not know the modes."""
     applied_step: Mapped[int | None]
     requested_unix_ns: Mapped[int]
     expires_unix_ns: Mapped[int]
@@ -51,7 +51,7 @@ class Order(Base):
     attempt: Mapped[str]
     action: Mapped[str]
     phase: Mapped[str]
-    """As in wire.OrderView; closed when nothing more will be said."""
+    """As in wire.OrderView; closed when the order is over."""
     step: Mapped[int]
     try_number: Mapped[int]
     checkpoint: Mapped[str]
@@ -64,9 +64,9 @@ class Order(Base):
     detail: Mapped[str]
     version: Mapped[int]
     mode: Mapped[str] = mapped_column(default="", server_default="")
-    """For rollback: full or weights; relaunch where the order is one for that."""
+    """For rollback: full or weights, or relaunch if the action is that instead."""
     refused: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """A rank said that it cannot do this; another way back may be tried."""
+    """A rank answered that it cannot do this; another mode or tier may be tried."""
 
 
 class AgentView(Base):
@@ -88,7 +88,7 @@ class Checkpoint(Base):
     __tablename__ = "checkpoint"
     job: Mapped[str] = mapped_column(primary_key=True)
     id: Mapped[str] = mapped_column(primary_key=True)
-    """TIER:ATTEMPT:STEP; launchers number their launches alike, so it is unique only within the job."""
+    """TIER:ATTEMPT:STEP. Unique only within the job, since launchers name the launches of different jobs alike."""
     attempt: Mapped[str]
     step: Mapped[int]
     tier: Mapped[str]
@@ -96,7 +96,7 @@ class Checkpoint(Base):
     location: Mapped[str]
     shards_expected: Mapped[int]
     shards: Mapped[list[Any]]
-    """Ranks that have reported theirs."""
+    """Ranks that have reported their shard."""
     seconds: Mapped[float]
     bytes: Mapped[int]
     verdict: Mapped[str]
@@ -106,11 +106,11 @@ class Checkpoint(Base):
 
 
 class HostRecord(Base):
-    """A verdict filed under the hardware it is about; devices outlive jobs."""
+    """An incident on the record of its host and device, which outlive jobs."""
 
     __tablename__ = "host_record"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """hash of (incident, host, device)"""
+    """Hash of (incident, host, device)."""
     host: Mapped[str] = mapped_column(index=True)
     device_uuid: Mapped[str]
     incident_id: Mapped[str]

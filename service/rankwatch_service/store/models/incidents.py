@@ -1,4 +1,4 @@
-"""Incidents with their transitions, and the way of their notifications."""
+"""Incidents, their transitions, and their notifications with receivers and silences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Incident(Base):
     summary: Mapped[str]
     evidence: Mapped[dict[str, Any]]
     consequences: Mapped[list[Any]]
-    """Findings joined to this incident that did not begin it: {kind, scope, ranks, summary, step}."""
+    """What the first mover caused: {kind, scope, ranks, summary, step}."""
     changes_before: Mapped[list[Any]]
     """What changed shortly before the onset: attempts, checkpoints, orders: {what, step, unix_ns}."""
     impact_gpu_hours_per_hour: Mapped[float]
@@ -90,7 +90,7 @@ class Silence(Base):
     __tablename__ = "silence"
     id: Mapped[str] = mapped_column(primary_key=True)
     job: Mapped[str]
-    """"" = any, and so for the next two."""
+    """Empty: any; the same for kind and scope."""
     kind: Mapped[str]
     scope: Mapped[str]
     starts_unix_ns: Mapped[int]
@@ -100,7 +100,7 @@ class Silence(Base):
 
 
 class Outbox(Base):
-    """One notification to one receiver. The id is the webhook-id and the same over all tries."""
+    """One notification to one receiver. The id is the webhook-id, the same for all tries."""
 
     __tablename__ = "outbox"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -132,7 +132,7 @@ class Delivery(Base):
 
 
 class Lease(Base):
-    """Which of several processes does a work that only one may do."""
+    """Which of several processes does work that only one may do."""
 
     __tablename__ = "lease"
     name: Mapped[str] = mapped_column(primary_key=True)

@@ -50,7 +50,7 @@ class Attempt(Base):
 
 
 class SeriesChunk(Base):
-    """Values of one metric over CHUNK_STEPS steps and all ranks, as `store.chunks` encodes them."""
+    """Values of one metric over CHUNK_STEPS steps and all ranks, as `series.chunks` encodes them."""
 
     __tablename__ = "series_chunk"
     job: Mapped[str] = mapped_column(primary_key=True)
@@ -66,13 +66,15 @@ class SeriesChunk(Base):
     """Of the data."""
     at_unix_ns: Mapped[int]
     __table_args__ = (
+        # Charts read a metric over all attempts, which stand before it in the primary key.
         Index("ix_series_chunk_steps", "job", "metric", "chunk"),
+        # Retention sums the sizes without reading the data.
         Index("ix_series_chunk_age", "at_unix_ns", "size_bytes"),
     )
 
 
 class SeriesRollup(Base):
-    """BRANCHES buckets of one metric, as `store.rollup` packs them: what remains when the raw chunks have left."""
+    """BRANCHES buckets of one metric, as `series.rollups` packs them: they remain when the raw chunks are removed."""
 
     __tablename__ = "series_rollup"
     job: Mapped[str] = mapped_column(primary_key=True)

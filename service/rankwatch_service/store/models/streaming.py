@@ -1,4 +1,4 @@
-"""What stream reads, and how far it is: the two logs, positions, ticks, snapshots; and what could not be used."""
+"""What stream reads and how far it has come: the two logs, positions, ticks, snapshots; and records it cannot use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ControlRecord(Base):
     key: Mapped[str]
     """The job's name, or "*"."""
     value: Mapped[bytes]
-    """A control.records.ControlRecord as JSON."""
+    """A policy.control_records.ControlRecord as JSON."""
     appended_unix_ns: Mapped[int]
 
 
@@ -74,13 +74,13 @@ class StreamPosition(Base):
     """Control records below it are applied."""
     position_needed: Mapped[int] = mapped_column(default=0)
     control_needed: Mapped[int] = mapped_column(default=0)
-    """No start of this partition needs records of the two logs below these."""
+    """No start of this partition needs records of the two logs below these positions."""
     epoch: Mapped[int] = mapped_column(default=0)
-    """Raised by each process that takes the partition over; only who raised it last can commit."""
+    """Raised by each process that takes the partition over; only the last one can commit."""
 
 
 class StreamReport(Base):
-    """What the owner of a partition last said about it: for people and metrics, nothing is decided by it."""
+    """What the owner of a partition last said about it: for people and metrics only, no decision depends on it."""
 
     __tablename__ = "stream_report"
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -89,11 +89,11 @@ class StreamReport(Base):
     epoch: Mapped[int]
     position: Mapped[int]
     end: Mapped[int]
-    """Where the next record will lie, as far as is known: `end` - `position` is the lag."""
+    """Position of the next record to be appended, as far as known: `end` - `position` is the lag."""
     tick_unix_ns: Mapped[int]
-    """Time of the newest tick; it stands still while no job is awake."""
+    """Time of the newest tick; it stands still while no job is active."""
     lost_records: Mapped[int]
-    """Records that the log had forgotten before this owner could read them."""
+    """Records that the log had removed before this owner could read them."""
     at_unix_ns: Mapped[int]
 
 
@@ -104,7 +104,7 @@ class StreamProcess(Base):
     owner: Mapped[str] = mapped_column(primary_key=True)
     started_unix_ns: Mapped[int]
     counters: Mapped[dict[str, Any]]
-    """{name: count since the process began}, see `stream.report.Counts`."""
+    """{name: count since the process began}, see `stream.status.Reporter`."""
     at_unix_ns: Mapped[int]
 
 
@@ -150,16 +150,16 @@ class SnapshotChunk(Base):
 
 
 class RestingJob(Base):
-    """The stream's state of a job that is not heard of any more; who hears of it again goes on from here."""
+    """The stream's state of an idle job, which continues from here when it sends again."""
 
     __tablename__ = "resting_job"
     job: Mapped[str] = mapped_column(primary_key=True)
     partition: Mapped[int]
-    """Who put it away."""
+    """The partition that evicted it."""
     position: Mapped[int]
     tick_number: Mapped[int]
     control_position: Mapped[int]
-    """Nothing before this place is news to it, nothing between it and its next record or control record either."""
+    """The state contains what came before these positions; after them, only its own next record can change it."""
     version: Mapped[str]
     checksum: Mapped[str]
     data: Mapped[bytes]
