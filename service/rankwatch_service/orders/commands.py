@@ -1,4 +1,6 @@
-"""Commands: what was requested of a job, and its result. Every change writes the command, the audit trail and the feed.
+"""Commands: what was requested of a job, and its result.
+
+Every change writes the command's row and the feed; requests, approvals and ends also write the audit trail.
 
 requested -> (approved) -> sent -> accepted -> applied | refused | expired | failed | cancelled. The last five
 states are final.
@@ -19,11 +21,14 @@ from rankwatch_service.store.models import Command, Feed
 from rankwatch_service.store.rows import command_row
 
 WAITING: Final = ("requested", "approved")
+"""States before the first order."""
+
 OPEN: Final = (*WAITING, "sent", "accepted")
+"""States that are not final."""
 
 
 def add(connection: Connection, request: CommandRequest, *, source: str = "") -> None:
-    """Store a command that a person asked for, in a writing transaction."""
+    """Store a command that a person requested, in a `write`."""
     connection.execute(insert(Command).values(**command_row(request)))
     record_request(connection, request, request.requested_unix_ns, source)
 
@@ -47,15 +52,15 @@ def get(connection: Connection, command_id: str) -> RowMapping | None:
 def settle(
     connection: Connection, command_id: str, outcome: CommandOutcome, actor: str, now_unix_ns: int, mode: str = ""
 ) -> bool:
-    """Move an open command on; False if it is finished already and nothing was done.
+    """Move an open command to another state. Return False, and change nothing, if its state is already final.
 
     Args:
         connection: of a `write`.
         command_id: the command.
-        outcome: what becomes of it.
-        actor: who says so.
-        now_unix_ns: now.
-        mode: for a rollback: what it takes back.
+        outcome: the new state, with the reason or result.
+        actor: who or what decided it, for the audit trail.
+        now_unix_ns: the time.
+        mode: for a rollback: its mode, once an order has one.
     """
     final = outcome.state not in OPEN
     changes: dict[str, Any] = {"state": outcome.state, "result": outcome.result}
@@ -74,12 +79,12 @@ def settle(
         audit_trail.append(
             connection, now_unix_ns, actor, f"command.{row.action}.{outcome.state}", command_id, "ok", fields=fields
         )
-    told = {"id": command_id, "action": row.action, "state": outcome.state, "result": outcome.result, "mode": mode}
-    tell(connection, "command", row.job, told, now_unix_ns)
+    data = {"id": command_id, "action": row.action, "state": outcome.state, "result": outcome.result, "mode": mode}
+    tell(connection, "command", row.job, data, now_unix_ns)
     return True
 
 
 def tell(connection: Connection, topic: str, job: str, data: Mapping[str, Any], now_unix_ns: int) -> None:
     """Add a row to the feed of `GET events`, in a `write`."""
-    assert in_turn(connection), "a reader would pass over an id that appears later"
+    assert in_turn(connection), "readers of the feed would skip an id that is committed after a higher one"
     connection.execute(insert(Feed).values(topic=topic, job=job, data=dict(data), at_unix_ns=now_unix_ns))

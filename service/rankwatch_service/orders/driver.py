@@ -1,8 +1,8 @@
 """Carries out commands: begins an order for each in turn, and advances every order as its ranks answer.
 
-Each api process runs a driver. They need not know of each other: an order is moved by compare-and-set on its version,
-in one transaction with its command, its audit row and its control record. If a driver dies, the
-next one goes on from these rows.
+Each api process runs a driver, and drivers need not know of each other: an order is advanced by compare-and-set on its
+version, in one transaction with its command, its audit row and its control record. If a driver dies, another one
+continues from these rows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ class Driver:
         self._paces = Paces()
 
     def run_once(self) -> bool:
-        """Look at every open order and command once; True while any is open, since time alone may advance it."""
+        """Advance every open order and begin every due command, once.
+
+        Returns:
+            Whether there was any. The caller should come again soon: time alone may advance an order.
+        """
         with read(self._engine) as connection:
             orders = open_orders(connection)
             waiting = _to_begin(connection, {order.command_id for order in orders}, self._clock.unix_ns())
@@ -78,7 +82,7 @@ class Driver:
             if not _store(connection, order, moved):
                 return
             if moved.refused and outcome is not None and _another_way(connection, order):
-                outcome = None  # the command stays open, and the next order takes that way
+                outcome = None  # the command stays open for an order that takes that way
             self._after(connection, order, moved, outcome, now.now_unix_ns)
 
     def _after(
@@ -91,6 +95,7 @@ class Driver:
             return
         self._record(connection, order, now_unix_ns)
         if order.phase is Phase.CLOSED and order.action == Action.PAUSE:
+            # A resume has no order of its own: it is applied once the pause is over.
             resumes = select(Command.id).where(
                 Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
             )
@@ -113,16 +118,17 @@ class Driver:
             mode=order.mode,
         )
         self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
-        told = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
-        told |= {"mode": order.mode}
-        commands.tell(connection, "command", order.job, told | {"detail": order.detail}, now_unix_ns)
+        data = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
+        data |= {"mode": order.mode, "detail": order.detail}
+        commands.tell(connection, "command", order.job, data, now_unix_ns)
 
     def _situation(self, connection: Connection, order: Order) -> OrderSituation:
         command = commands.get(connection, order.command_id)
-        assert command is not None  # an order's row goes when its command's does
+        assert command is not None  # orders are deleted with their command
         training = read_training(connection, order.job, order.attempt)
         views = host_views(connection, order.job, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
         withdrawn = command["result"] or "cancelled" if command["state"] == "cancelled" else ""
+        # Any other command ends a pause, except stacks, which need no order, and one that still waits for approval.
         others = connection.execute(
             select(Command.action).where(
                 Command.job == order.job,
@@ -134,7 +140,7 @@ class Driver:
         ).scalars()
         wanted = set(others)
         if not withdrawn and Action.RELAUNCH in wanted and order.phase in BEFORE_DO:
-            withdrawn = "a relaunch was ordered"
+            withdrawn = "a relaunch was requested"
         return OrderSituation(
             now_unix_ns=self._clock.unix_ns(),
             expires_unix_ns=command["expires_unix_ns"],
@@ -149,16 +155,17 @@ class Driver:
         )
 
     def _begin(self, command_id: str) -> None:
-        """Begin an order for a command if it is its turn, or settle it without one."""
+        """Begin an order for a command if none is in its way, or settle it without one."""
         now = self._clock.unix_ns()
         with write(self._engine) as connection:
+            # Another driver may have begun or settled it since it was found to be due.
             row = commands.get(connection, command_id)
             if row is None or row["state"] not in (*commands.WAITING, "sent"):
                 return
             orders = open_orders(connection, row["job"])
-            order: Order | CommandOutcome | None = _first_word(connection, row, orders, now)
+            order: Order | CommandOutcome | None = _outcome_without_order(connection, row, orders, now)
             if order is None:
-                # One order at a time; only an end by force does not wait.
+                # A job has one order at a time; only a relaunch, which ends the processes anyway, does not wait.
                 if orders and row["action"] != Action.RELAUNCH:
                     return
                 order = _new_order(connection, row, now)
@@ -197,7 +204,7 @@ def _columns(order: Order) -> dict[str, Any]:
 
 
 def _store(connection: Connection, before: Order, order: Order) -> bool:
-    """Compare-and-set: False if another driver was first."""
+    """Store the order by compare-and-set; False if another driver was first."""
     same = (OrderRow.id == before.id, OrderRow.version == before.version)
     columns = _columns(order) | {"version": before.version + 1}
     count: int = connection.execute(update(OrderRow).where(*same).values(**columns)).rowcount
@@ -209,7 +216,7 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
     query = (
         select(Command.__table__)
         .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
-        # Of commands requested at once stacks come first: after a relaunch no rank is left to show one.
+        # Of commands requested at the same time, stacks come first: a relaunch would end the processes that have them.
         .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
     return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]
@@ -217,13 +224,13 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
 
 def _due(command: RowMapping, now_unix_ns: int) -> bool:
     waits_for_approval = command["approval_required"] and command["state"] == "requested"
-    # These two have no order of their own: a resume ends the pause's, stacks need none.
+    # Neither ever has an order of its own: a resume ends that of the pause, and stacks need none.
     waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME)
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 
 def _way(connection: Connection, command: RowMapping) -> Way | CommandOutcome:
-    """How a rollback is carried out next, or why it cannot be: ways that ranks have refused are not tried again."""
+    """How a rollback is carried out next, or why it cannot be. What ranks have refused is not tried again."""
     rows = connection.execute(
         select(OrderRow.mode, OrderRow.checkpoint).where(OrderRow.command_id == command["id"], OrderRow.refused)
     )
@@ -236,9 +243,9 @@ def _way(connection: Connection, command: RowMapping) -> Way | CommandOutcome:
 
 
 def _another_way(connection: Connection, order: Order) -> bool:
-    """Whether a rollback that ranks have just refused can be carried out in another way."""
+    """Whether a rollback that ranks have just refused is possible in another mode or from another tier."""
     command = commands.get(connection, order.command_id)
-    assert command is not None  # an order's row goes when its command's does
+    assert command is not None  # orders are deleted with their command
     return order.action == Action.ROLLBACK and isinstance(_way(connection, command), Way)
 
 
@@ -283,21 +290,21 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
     )
 
 
-def _first_word(
+def _outcome_without_order(
     connection: Connection, command: RowMapping, orders: Sequence[Order], now_unix_ns: int
 ) -> CommandOutcome | None:
-    """What becomes of a command before it has an order; None: it may have one."""
+    """The outcome of a command that needs no order or cannot have one; None: an order may begin."""
     job, action = command["job"], command["action"]
     if now_unix_ns > command["expires_unix_ns"]:
-        return CommandOutcome("expired", "it could not be begun in time")
+        return CommandOutcome("expired", "it could not begin in time")
     if action == STACKS:
         return CommandOutcome("sent")
     current = current_attempt(connection, job, now_unix_ns)
     if current is None or current != command["attempt"]:
-        return CommandOutcome("refused", f"attempt {command['attempt']} has ended; the job is at {current}")
+        return CommandOutcome("refused", f"attempt {command['attempt']} has ended; the job's attempt is now {current}")
     training = read_training(connection, job, current)
     if training.can and action not in training.can and action != Action.ROLLBACK:
-        return CommandOutcome("refused", f"the job cannot be told to {action}")
+        return CommandOutcome("refused", f"the job does not support {action}")
     if action == Action.RESUME:
         paused = any(order.action == Action.PAUSE for order in orders)
         return CommandOutcome("sent") if paused else CommandOutcome("refused", "the job is not paused")

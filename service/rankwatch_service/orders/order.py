@@ -1,4 +1,4 @@
-"""What an order is, what decides about its next phase, and the limits that hold for it. Pure."""
+"""Orders, what decides on their next phase, and their limits. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ S: Final = 10**9
 """One second in nanoseconds."""
 
 FRESH_NS: Final = 300 * 10**6
-"""A step to hold at is chosen only from views younger than this; agents post one every 50 ms."""
+"""The step to hold at is chosen only from views younger than this; agents post one every 50 ms."""
 
 REACH_S: Final = 0.1
-"""Time for an order to come from here to every slot, before the ranks' next boundary (measured: 60 ms at worst)."""
+"""Time that an order may take to reach the slots of all ranks (measured: 60 ms at worst)."""
 
 SILENT_NS: Final = 2 * S
-"""An agent that has not told anything for so long releases a hold: its ranks can be neither counted on nor told."""
+"""When an agent has been silent for this long, the hold is released: orders may not reach its ranks any more."""
 
 HOLD_LEASE_S: Final = 5.0
-"""A rank goes on by itself after holding so long. Far below the shortest collective time-out."""
+"""A rank that has held for this long goes on by itself. Far below the shortest time-out of a collective."""
 
 PAUSE_LEASE_S: Final = 60.0
+"""A paused rank goes on by itself after this long without a renewal."""
+
 ACT_LEASE_S: Final = 120.0
-"""After a checkpoint or rollback a rank that hears no `go` for so long ends its process."""
+"""A rank that gets no `go` for this long after a checkpoint or rollback ends its process."""
 
 ACT_NS_MAX: Final = 600 * S
-"""Longest time that checkpoint and rollback hooks are waited for; until then the lease is renewed."""
+"""Longest wait for checkpoint and rollback hooks; the lease is renewed until then."""
 
 PAUSE_SILENT_NS: Final = 20 * S
-"""A pause ends for all when an agent is silent for so long: below the lease, at which its own ranks go on."""
+"""When an agent has been silent for this long, the pause ends for all ranks, before its own go on at PAUSE_LEASE_S."""
 
 VIEW_NS_MAX: Final = 10 * S
 """Longest wait for fresh views of all hosts: twice an agent's longest reconnect back-off."""
@@ -41,8 +43,10 @@ SETTLE_NS_MAX: Final = 10 * S
 """Longest wait for the last answers to `go` and `release`; every lease of a hold is over by then."""
 
 KILL_NS_MAX: Final = 30 * S
+"""Longest wait for agents to end the processes."""
+
 TRIES_MAX: Final = 3
-"""Holds that are tried, each with twice the margin of the one before."""
+"""Holds tried, each with twice the margin of the one before."""
 
 
 class Phase(StrEnum):
@@ -58,6 +62,7 @@ class Phase(StrEnum):
 
 
 BEFORE_DO: Final = (Phase.VIEW, Phase.HOLD)
+"""Phases in which no rank has acted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +81,22 @@ class Order:
     location: str
     checkpoint_step: int
     k: int
+    """Rollback number of the attempt (LAUNCH.k) in which the ranks train after the order."""
     culprits: tuple[int, ...]
     phase_unix_ns: int
     """When this phase began."""
     lease_unix_ns: int
     """Until when this phase may last. For a hold: until when `do` may be written."""
     detail: str
+    """Why this phase began. "held" in a hold at which a rank has arrived, "paused" in a pause that is applied."""
     version: int
     mode: str = ""
-    """For rollback: full or weights, or relaunch where the action is that instead; "" where the ranks know no modes."""
+    """For rollback: full or weights, or relaunch if the action is that instead; "" if the ranks know no modes."""
     refused: bool = False
-    """A rank said that it cannot do this."""
+    """A rank answered that it cannot do this."""
 
     def wire(self) -> OrderView:
-        """The order as agents hear it."""
+        """The order as it is sent to agents."""
         return OrderView(
             order=self.id,
             job=self.job,
@@ -110,7 +117,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """What one host's agent has told last."""
+    """The newest view of one host's agent."""
 
     at_unix_ns: int
     ranks: tuple[Progress, ...]
@@ -118,37 +125,37 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class OrderSituation:
-    """Everything outside the order that decides about its next phase."""
+    """Everything besides the order itself that decides on its next phase."""
 
     now_unix_ns: int
     expires_unix_ns: int
     """The command must not begin after this."""
     withdrawn: str
-    """Why the command shall not be carried out any more; empty: it shall."""
+    """Why the command is no longer wanted; empty: it is."""
     resumed: bool
-    """A pause shall end."""
+    """Whether a pause must end."""
     superseded: bool
-    """Another attempt trains now."""
+    """Whether a newer attempt trains now."""
     hosts: Mapping[str, tuple[int, ...]]
     """Ranks of the attempt by host; empty while the topology is not known."""
     views: Mapping[str, HostView]
     step_time_s: float | None
-    """None while nobody knows; an order waits for it."""
+    """None while unknown; no hold begins before it is known."""
     replicas: tuple[tuple[int, ...], ...]
     """Groups of ranks whose parameters must be bit-equal."""
     can_relaunch: bool
 
     def age_ns(self, host: str) -> int:
-        """How old the newest view of a host is; a host that has told nothing is older than any limit."""
+        """Age of a host's newest view; for a host without a view, more than every limit of silence."""
         view = self.views.get(host)
         return ACT_NS_MAX if view is None else self.now_unix_ns - view.at_unix_ns
 
     def silent(self, limit_ns: int) -> list[str]:
-        """Hosts that have told nothing for longer than `limit_ns`."""
+        """Hosts whose newest view is older than `limit_ns`, sorted."""
         return sorted(host for host in self.hosts if self.age_ns(host) > limit_ns)
 
     def ranks(self) -> dict[int, Progress]:
-        """The newest progress of every rank of the attempt that has been told."""
+        """The newest progress of each rank of the attempt; ranks without a report are missing."""
         known = {rank for ranks in self.hosts.values() for rank in ranks}
         return {p.rank: p for view in self.views.values() for p in view.ranks if p.rank in known}
 
@@ -159,11 +166,12 @@ class OrderSituation:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """What becomes of the command by this step of its order."""
+    """A new state of a command."""
 
     state: str
-    """accepted, applied, refused, expired, failed."""
+    """One of those in `orders.commands`."""
     result: str = ""
+    """Why, or where the checkpoint was saved; for people."""
     step: int | None = None
 
 
@@ -180,5 +188,5 @@ def enter(order: Order, phase: Phase, now_unix_ns: int, lease_ns: int, detail: s
 
 
 def act_lease_s(order: Order) -> float:
-    """How long a rank keeps to `do` without hearing more."""
+    """Seconds for which a rank obeys `do` without a renewal."""
     return PAUSE_LEASE_S if order.action == "pause" else ACT_LEASE_S

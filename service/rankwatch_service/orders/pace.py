@@ -1,4 +1,4 @@
-"""How long a step takes, from agents' views alone: for orders on an attempt that stream has not measured yet."""
+"""Estimates the step time from agents' views, for orders on an attempt that stream has not measured yet."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from rankwatch_service.orders.order import HostView
 from rankwatch_service.orders.running_attempt import Training
 
 STEP_TIME_S_MIN: Final = 0.001
-"""Shorter steps are taken to last this long: the margin in steps stays finite."""
+"""Lower bound of the estimate, so that an order's margin in steps stays finite."""
 
 STILL_S: Final = 3.0
-"""After watching for so long without a new step, a step is taken to last as long as was watched."""
+"""If no new step is seen for this long, the time watched so far is taken as the step time."""
 
 PACES_MAX: Final = 256
-"""Attempts remembered; each has an order open. Forgetting them all costs one of them a second look."""
+"""Attempts remembered, each with an open order. A full map is emptied; the estimates then begin again."""
 
 
 class Paces:
-    """Remembers the first view of each attempt that was asked about, and compares later ones with it."""
+    """Remembers the first view of each attempt, and compares later ones with it."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[int, int]] = {}
 
     def step_time_s(self, training: Training, views: Mapping[str, HostView]) -> float | None:
-        """Seconds of one step: what stream measured, else what the views show; None until they show something."""
+        """Seconds per step: as stream measured it, else as the views show it; None until they do."""
         if training.step_time_s:
             return max(training.step_time_s, STEP_TIME_S_MIN)
         newest = [(view.at_unix_ns, rank.step) for view in views.values() for rank in view.ranks]

@@ -1,7 +1,7 @@
-"""What a job is training right now, read from the database: its attempt, its ranks, what they can be told to do.
+"""Reads from the database what a job trains now: its attempt, its ranks, and what they can be asked to do.
 
-Agents' views come first: they arrive every second whether stream runs or not. Who belongs to the attempt is told by its
-topology, which stream stores once the ranks have introduced themselves.
+The attempt comes from agents' views, which arrive every second whether stream runs or not. Its ranks come from the
+topology, which stream stores once the ranks have reported what they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankwatch_service.store.rows import checkpoint_of
 from rankwatch_service.store.upsert import upsert
 
 LIVE_NS: Final = 5 * 10**9
-"""A view younger than this says which attempt trains now; agents post at least one every second."""
+"""An attempt with a view younger than this is running; agents post at least one every second."""
 
 _RANKS: Final = msgspec.msgpack.Decoder(tuple[Progress, ...])
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -36,8 +36,9 @@ class Training:
     job: str
     attempt: str
     hosts: Mapping[str, tuple[int, ...]]
-    """Ranks by host; empty until stream has seen the ranks introduce themselves."""
+    """Ranks by host; empty until stream has stored the topology."""
     can: frozenset[str]
+    """What every rank can be asked to do; empty while unknown."""
     replicas: tuple[tuple[int, ...], ...]
     """Groups of ranks with bit-equal parameters."""
     step_time_s: float | None
@@ -60,7 +61,8 @@ def k_of(attempt: str) -> int:
 
 
 def store_views(engine: Engine, views: Sequence[View], now_unix_ns: int) -> None:
-    """Keep the newest view of each host, all in one transaction. A repeat changes only its time."""
+    """Store the newest view of each host, all in one transaction. A repeated view changes only its time."""
+    # In the order of their keys, as `write_aside` requires.
     newest = dict(sorted({(view.job, view.attempt, view.host): view for view in views}.items()))
     rows = [
         {
@@ -78,7 +80,7 @@ def store_views(engine: Engine, views: Sequence[View], now_unix_ns: int) -> None
 
 
 def host_views(connection: Connection, job: str, attempts: Sequence[str]) -> dict[str, HostView]:
-    """Each host's newest view over these attempts of a job: a rollback changes the attempt between two views."""
+    """Each host's newest view in any of these attempts of a job: a rollback changes the attempt between two views."""
     rows = connection.execute(
         select(AgentView.host, AgentView.at_unix_ns, AgentView.ranks)
         .where(AgentView.job == job, AgentView.attempt.in_(attempts))
@@ -88,7 +90,7 @@ def host_views(connection: Connection, job: str, attempts: Sequence[str]) -> dic
 
 
 def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str | None:
-    """The attempt that trains now, else the last one known; None for a job that nobody has heard of."""
+    """The attempt that trains now, else the last known one; None for an unknown job."""
     live = connection.execute(
         select(AgentView.attempt).where(AgentView.job == job, AgentView.at_unix_ns > now_unix_ns - LIVE_NS).distinct()
     ).scalars()
@@ -98,16 +100,16 @@ def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str |
 
 
 def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: int) -> dict[str, list[str]]:
-    """Of these jobs, those under whose name several launches train right now, with their launches.
+    """Those of the jobs that have several launches training now, with these launches, sorted.
 
-    Such are two jobs with one name: their steps, checkpoints and orders cannot be told apart.
+    They are several jobs under one name: their steps, checkpoints and orders are mixed up.
     """
     live = (AgentView.job.in_(jobs), AgentView.at_unix_ns > now_unix_ns - LIVE_NS)
     launches = defaultdict(set)
     for job, attempt in connection.execute(select(AgentView.job, AgentView.attempt).where(*live).distinct()):
         launches[job].add(launch_of(attempt))
     several = [job for job, mine in launches.items() if len(mine) > 1]
-    # A launch that has just ended is still told of: only ranks that train count. Hardly ever is there any to decode.
+    # Agents still report a launch that has just ended: only ranks that train count. There is rarely one to decode.
     training = defaultdict(set)
     ranks_of = select(AgentView.job, AgentView.attempt, AgentView.ranks)
     for job, attempt, ranks in connection.execute(ranks_of.where(*live, AgentView.job.in_(several))):
@@ -117,7 +119,7 @@ def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: i
 
 
 def superseded(connection: Connection, job: str, attempt: str, k: int, since_unix_ns: int) -> bool:
-    """Whether agents have told, after `since_unix_ns`, of a newer attempt than `attempt` or its rollback number `k`."""
+    """Whether agents have reported since `since_unix_ns` a newer launch, or a rollback number of this one above `k`."""
     others = connection.execute(
         select(AgentView.attempt)
         .where(AgentView.job == job, AgentView.attempt != attempt, AgentView.at_unix_ns > since_unix_ns)
@@ -127,20 +129,24 @@ def superseded(connection: Connection, job: str, attempt: str, k: int, since_uni
         if launch_of(other) == launch_of(attempt):
             if k_of(other) > k:
                 return True
-        # Agents of an older launch may still be telling how it ended.
+        # Agents of an older launch may still report how it ended.
         elif _number(connection, job, other) > _number(connection, job, attempt):
             return True
     return False
 
 
 def read_training(connection: Connection, job: str, attempt: str) -> Training:
-    """All that is known of an attempt. After a rollback the topology is that of the launch, until it is told anew."""
+    """What is known of an attempt.
+
+    While its own topology is not stored yet, as after a rollback, it is the newest one of its launch.
+    """
     prefix = launch_of(attempt) + "."
     rows = connection.execute(
         select(Attempt.attempt, Attempt.topology)
         .where(Attempt.job == job, Attempt.attempt.startswith(prefix, autoescape=True))
         .order_by(Attempt.number)
     )
+    # The prefix alone also finds launches whose name begins like this one: "a." that of "a.b.0".
     topologies = {name: topology for name, topology in rows if launch_of(name) == launch_of(attempt)}
     topology: dict[str, Any] = topologies.get(attempt) or next(reversed(topologies.values()), {})
     hosts, groups = defaultdict(list), defaultdict(list)
@@ -158,7 +164,7 @@ def read_training(connection: Connection, job: str, attempt: str) -> Training:
 
 
 def checkpoints(connection: Connection, job: str) -> list[LedgerEntry]:
-    """The job's ledger as it is stored, oldest first."""
+    """The job's ledger as stored, oldest checkpoint first."""
     rows = connection.execute(
         select(Checkpoint.__table__).where(Checkpoint.job == job).order_by(Checkpoint.saved_unix_ns)
     )
@@ -166,7 +172,7 @@ def checkpoints(connection: Connection, job: str) -> list[LedgerEntry]:
 
 
 def _number(connection: Connection, job: str, attempt: str) -> float:
-    """The launch's place among the job's launches; one that stream has not stored yet is the newest."""
+    """The launch's place among the job's launches; a launch that stream has not stored yet is the newest."""
     prefix = launch_of(attempt) + "."
     number = connection.scalar(
         select(Attempt.number)

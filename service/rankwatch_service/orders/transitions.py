@@ -1,11 +1,11 @@
-"""Hold, do, go: how one order is carried out on all ranks at the same step, or on none. Pure.
+"""Hold, do, go: carries out one order on all ranks at the same step, or on none. Pure.
 
-`advance` looks at an order and at what the agents have told, and answers with the order as it should be now. Whoever
-calls it stores the answer with compare-and-set, so it does not matter which api process calls it, or that one of them
-dies: the order's row and the ranks' own answers are all there is to know.
+`advance` takes an order and what agents have reported, and returns the order as it should be now. The caller stores it
+by compare-and-set. The order's row and the ranks' answers are the whole state, so any api process can call `advance`,
+and another one continues when it dies.
 
-The rule that everything rests on: `do` is written once, and only while every rank of the attempt is known to stand at
-the boundary of the same step; after a rollback `go` is written only if every rank says that it did the same.
+Safety rests on one rule: `do` is written once, and only while every rank of the attempt is known to hold at the
+boundary of the same step. After a rollback, `go` is written only if every rank reports the same result.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Advance = tuple[Order, CommandOutcome | None]
 
 
 def advance(order: Order, now: OrderSituation) -> Advance:
-    """The order as it should be now, and what that means for its command (None: nothing new).
+    """The order as it should be now, and the new state of its command (None: no change).
 
-    An order that need not change comes back unchanged. A released try leaves its command open until `TRIES_MAX`;
-    the next try is another order.
+    An order that need not change is returned as the same object. A released order leaves its command open, and the
+    next try is another order, up to `TRIES_MAX`.
     """
     match order.phase:
         case Phase.VIEW:
@@ -63,22 +63,22 @@ def advance(order: Order, now: OrderSituation) -> Advance:
 def _view(order: Order, now: OrderSituation) -> Advance:
     if (end := _ended(order, now, now.ranks().values())) is not None:
         return _close(order, now, end.result), end
-    late = now.silent(FRESH_NS) or ["every host"] * (not now.hosts)
+    late = now.silent(FRESH_NS) or ["any host"] * (not now.hosts)
     ranks = now.ranks()
-    # Ranks that still stand by an earlier order go on first: their slot holds one order at a time.
+    # Ranks that an earlier order still holds must go on first: a slot has room for one order.
     held = [p.rank for p in ranks.values() if p.state == "held"]
     if not late and not held and len(ranks) == now.world_size() and now.step_time_s is not None:
         newest = max(p.step for p in ranks.values())
         reach_s = max(map(now.age_ns, now.hosts)) / S + REACH_S
         steps = ceil(reach_s * 2 ** (order.try_number - 1) / now.step_time_s) + 1
         order = replace(order, step=newest + steps)
-        # Twice the expected time, and some for a slow step, before the step counts as not reached.
+        # The step may take twice the expected time, plus HOLD_LEASE_S for a slow step.
         patience_s = 2 * steps * now.step_time_s + HOLD_LEASE_S
         return enter(order, Phase.HOLD, now.now_unix_ns, int(patience_s * S)), None
     if now.now_unix_ns > order.lease_unix_ns:
-        # What an old view says of its ranks may long have changed.
-        others = f"ranks {held} stand by another order" if held else "it is not known how fast the job trains"
-        waited = f"no fresh view from {', '.join(late)}" if late else others
+        # Silent agents come first: what their old views say of held ranks may have changed.
+        others = f"ranks {held} are still held by another order" if held else "ranks or the step time are not known yet"
+        waited = f"no recent report from {', '.join(late)}" if late else others
         return _close(order, now, waited), _if_last_try(order, waited)
     return order, None
 
@@ -98,9 +98,9 @@ def _hold(order: Order, now: OrderSituation) -> Advance:
     silent = now.silent(SILENT_NS)
     why = ""
     if gone_on:
-        why = f"ranks {gone_on} went past step {order.step}"
+        why = f"ranks {gone_on} had already passed step {order.step}"
     elif silent:
-        why = f"no word from {', '.join(silent)}"
+        why = f"no report from {', '.join(silent)}"
     elif now.now_unix_ns > order.lease_unix_ns:
         why = f"ranks {sorted(set(ranks) - set(standing))} did not reach step {order.step} in time"
     if why:
@@ -108,8 +108,8 @@ def _hold(order: Order, now: OrderSituation) -> Advance:
     if len(standing) == now.world_size():
         order = enter(order, Phase.DO, now.now_unix_ns, int(act_lease_s(order) * S))
         return order, CommandOutcome("accepted", step=order.step)
-    # The first rank that stands starts a clock of its own: it goes on when its lease ends. What we know of it is up to
-    # SILENT_NS old, so `do` must be written that much earlier.
+    # The first rank that holds goes on by itself when its own lease ends. Its report may be up to SILENT_NS old, so
+    # `do` must be written that much earlier.
     soonest = now.now_unix_ns + int(HOLD_LEASE_S * S) - SILENT_NS
     if standing and not order.detail:
         until = min(order.lease_unix_ns, soonest)
@@ -142,12 +142,13 @@ def _paused(order: Order, now: OrderSituation) -> Advance:
     if now.resumed or now.withdrawn:
         return _go(order, now, "resumed"), None
     if silent or now.now_unix_ns > order.lease_unix_ns:
-        return _go(order, now, f"the pause ended by itself: no word from {', '.join(silent) or 'us'}"), None
+        why = f"no report from {', '.join(silent)}" if silent else "its lease was not renewed in time"
+        return _go(order, now, f"the pause was ended: {why}"), None
     return _renew(order, now), None
 
 
 def _settle(order: Order, now: OrderSituation, last_words: tuple[str, ...]) -> Advance:
-    """Wait for the last answers, but not for ever: a lease has ended by then wherever nobody was told."""
+    """Wait for the last answers until the lease ends; a rank that the order does not reach follows its own lease."""
     ranks = now.ranks().values()
     settled = [p for p in ranks if _gone(p) or (p.order == order.id and p.answer in last_words)]
     if now.superseded or len(settled) == now.world_size() or now.now_unix_ns > order.lease_unix_ns:
@@ -158,12 +159,12 @@ def _settle(order: Order, now: OrderSituation, last_words: tuple[str, ...]) -> A
 def _kill(order: Order, now: OrderSituation) -> Advance:
     ranks = now.ranks()
     alive = sorted(rank for ranks_of_host in now.hosts.values() for rank in ranks_of_host if not _exited(rank, ranks))
-    applied = CommandOutcome("applied", "its processes were ended") if order.action == "relaunch" else None
+    applied = CommandOutcome("applied", "the processes were ended") if order.action == "relaunch" else None
     if now.superseded or (now.hosts and not alive):
         return _close(order, now, order.detail), applied
     if now.now_unix_ns <= order.lease_unix_ns:
         return order, None
-    # An agent ends soon after its last rank: one that was there for the order and then fell silent has done its work.
+    # An agent exits soon after its last rank: one that reported during the order and then fell silent has ended them.
     began = order.phase_unix_ns - SILENT_NS
     obeyed = all(
         host in now.views and now.views[host].at_unix_ns >= began and now.age_ns(host) > SILENT_NS
@@ -172,18 +173,18 @@ def _kill(order: Order, now: OrderSituation) -> Advance:
     )
     if now.hosts and obeyed:
         return _close(order, now, order.detail), applied
-    why = f"ranks {alive} may still run"
+    why = f"ranks {alive} may still be running"
     return _close(order, now, why), CommandOutcome("failed", why) if applied else None
 
 
 def _ended(order: Order, now: OrderSituation, ranks: Iterable[Progress]) -> CommandOutcome | None:
-    """Why an order that has done nothing yet must not go on."""
+    """Why an order on which no rank has acted must not go on; None if it may."""
     if now.withdrawn:
         return CommandOutcome("cancelled", now.withdrawn)
     if now.superseded:
         return CommandOutcome("refused", f"attempt {order.attempt} has ended")
     if now.now_unix_ns > now.expires_unix_ns:
-        return CommandOutcome("expired", "it could not be begun in time")
+        return CommandOutcome("expired", "it could not begin in time")
     if any(p.state == "left" for p in ranks):
         return CommandOutcome("refused", "the job is ending")
     if exited := sorted(p.rank for p in ranks if p.state == "exited"):
@@ -192,14 +193,15 @@ def _ended(order: Order, now: OrderSituation, ranks: Iterable[Progress]) -> Comm
 
 
 def _trouble(order: Order, now: OrderSituation, ranks: Iterable[Progress], mine: Mapping[int, Progress]) -> str:
-    """Why an order that ranks act on cannot end well; empty while it can."""
+    """Why an order on which ranks act cannot succeed any more; empty while it can."""
     if now.superseded:
         return f"attempt {order.attempt} has ended"
     if failed := {rank: p.answer_detail for rank, p in mine.items() if p.answer == "failed"}:
         rank = min(failed)
         return f"rank {rank}: {failed[rank] or 'failed'}"
     if left := sorted(rank for rank, p in mine.items() if p.answer in ("released", "passed", "went")):
-        return f"ranks {left} went on before all were told"
+        return f"ranks {left} went on before the order had reached all ranks"
+    # A rank that has done its part may leave: a `stop` ends its loop.
     if exited := sorted(p.rank for p in ranks if _gone(p) and p.answer != "done"):
         return f"the processes of ranks {exited} have ended"
     if now.now_unix_ns > order.lease_unix_ns and order.detail != "paused":
@@ -208,10 +210,10 @@ def _trouble(order: Order, now: OrderSituation, ranks: Iterable[Progress], mine:
 
 
 def _difference(order: Order, now: OrderSituation, done: Mapping[int, Progress]) -> str:
-    """How ranks differ after a rollback; empty if all went back to the same place with the same weights."""
+    """How ranks differ after a rollback; empty if all went back to the same step with the same weights."""
     places = {(p.answer_step, p.answer_k) for p in done.values()}
     if len(places) > 1 or any(p.answer_k != order.k for p in done.values()):
-        return f"ranks went back to different places: {sorted(places)}"
+        return f"ranks went back to different (step, rollback number): {sorted(places)}"
     for group in now.replicas:
         prints = {rank: done[rank].answer_fingerprint for rank in group}
         if len(set(prints.values())) > 1:
@@ -220,7 +222,11 @@ def _difference(order: Order, now: OrderSituation, done: Mapping[int, Progress])
 
 
 def _end_badly(order: Order, now: OrderSituation, why: str) -> Advance:
-    """After a rollback that is not the same everywhere nobody goes on: the processes end, by us or by their lease."""
+    """End an order that failed.
+
+    After a rollback that is not the same on all ranks, none of them may go on: the agents end the processes, or the
+    ranks do so themselves when their lease ends.
+    """
     failed = None if order.detail == "paused" else CommandOutcome("failed", why, order.step)
     if order.action != "rollback":
         return _go(order, now, why), failed
@@ -230,7 +236,7 @@ def _end_badly(order: Order, now: OrderSituation, why: str) -> Advance:
 
 
 def _renew(order: Order, now: OrderSituation) -> Order:
-    """Prolong the lease of `do` when a third of it is over, while every agent answers."""
+    """Renew the lease of `do` when a third of it is over, while every agent answers."""
     lease_ns = int(act_lease_s(order) * S)
     worn = now.now_unix_ns > order.lease_unix_ns - lease_ns * 2 // 3
     endless = order.action == "pause" or now.now_unix_ns - order.phase_unix_ns < ACT_NS_MAX

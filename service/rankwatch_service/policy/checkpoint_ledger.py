@@ -1,8 +1,8 @@
-"""The checkpoint ledger: which saves there are, and which of them may be trusted. Pure.
+"""The checkpoint ledger: all checkpoints of a job, and which of them can be trusted. Pure.
 
-A checkpoint is *incomplete* until all its shards are reported, *unproven* until training went on cleanly for
-`PROOF_STEPS` after it, then *good*. It is *suspect* if it was saved at or after the onset of an incident that may have
-spoilt the weights, and *gone* when what held it is gone.
+A checkpoint is *incomplete* until all its shards are reported, *unproven* until `PROOF_STEPS` steps without trouble
+have followed, then *good*. It is *suspect* if it was saved at or after the onset of an incident that may have corrupted
+the weights, and *gone* when a shard of it no longer exists or will never be reported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from math import sqrt
 from typing import Final
 
 PROOF_STEPS: Final = 20
-"""Clean steps that make a checkpoint good: two fingerprints at the default of one every 10 steps."""
+"""Clean steps after which a checkpoint is good: they hold two parameter fingerprints, by default one in 10 steps."""
 
 ENTRIES_MAX: Final = 512
-"""Entries kept for each job. A save every minute fills them in 8 hours; what is gone leaves first, then the oldest."""
+"""Entries kept for each job: 8 hours of a save every minute. Gone checkpoints are removed first, then the oldest."""
 
 
 class Verdict(StrEnum):
@@ -31,10 +31,10 @@ class Verdict(StrEnum):
 
 
 class CheckpointTier(StrEnum):
-    """Where a checkpoint lies. The members stand in order of speed."""
+    """Where a checkpoint is stored, fastest first."""
 
     MEMORY = "memory"
-    """In the ranks' processes: survives a rollback, nothing else."""
+    """In the memory of the ranks' processes: survives a rollback inside them, but not their end."""
     LOCAL = "local"
     """On the hosts: survives the processes."""
     REMOTE = "remote"
@@ -56,10 +56,11 @@ class LedgerEntry:
     location: str
     shards_expected: int
     shards: tuple[int, ...]
-    """Ranks that have reported theirs, ascending."""
+    """Ranks that have reported their shard, ascending."""
     seconds: float
-    """The slowest shard's."""
+    """How long the slowest shard took to save."""
     bytes: int
+    """Of all shards together."""
     saved_unix_ns: int
     verdict: Verdict = Verdict.INCOMPLETE
     reason: str = ""
@@ -85,7 +86,7 @@ class Shard:
     tier: CheckpointTier
     location: str
     shards: int
-    """How many ranks save a part; 0 = not said, then it is one for each rank."""
+    """How many ranks save a shard; 0: not reported, taken as every rank."""
     seconds: float
     bytes: int
     at_unix_ns: int
@@ -103,7 +104,7 @@ class Ledger:
         return tuple(self._entries.values())
 
     def saved(self, shard: Shard, world_size: int) -> list[LedgerEntry]:
-        """A rank reported its shard. Repeats change nothing."""
+        """Record a rank's shard. A repeated report changes nothing."""
         expected = shard.shards or world_size
         blank = LedgerEntry(
             shard.attempt, shard.step, shard.tier, shard.location, expected, (), 0.0, 0, shard.at_unix_ns
@@ -114,7 +115,7 @@ class Ledger:
         shards = tuple(sorted({*before.shards, shard.rank}))
         entry = replace(
             before,
-            # Rank 0's place stands for the whole: it is what a rollback hands to every rank.
+            # A rollback passes one location to every rank: that of the lowest rank.
             location=shard.location if shard.rank == min(shards) else before.location,
             shards=shards,
             seconds=max(before.seconds, shard.seconds),
@@ -123,16 +124,17 @@ class Ledger:
         if entry.verdict is Verdict.INCOMPLETE and len(shards) >= expected:
             entry = replace(entry, verdict=Verdict.UNPROVEN)
         while len(self._entries) >= ENTRIES_MAX and entry.id not in self._entries:
-            # Saves go on after a fault: what is gone leaves first, not the last good one from before it.
+            # A job keeps saving after a fault: its new entries must not displace the last good one from before it.
             gone = (each.id for each in self._entries.values() if each.verdict is Verdict.GONE)
             del self._entries[next(gone, next(iter(self._entries)))]
         return self._put([entry])
 
     def began(self, attempt: str, first_step: int) -> list[LedgerEntry]:
-        """An attempt trains its first step: what lay in the memory of other processes is gone, and so are half saves.
+        """Record that an attempt trains its first step, `first_step`.
 
-        Ranks forget what they kept of steps that a rollback has undone. Unproven saves of later steps can no longer be
-        proven, since training goes another way from here.
+        Incomplete checkpoints of other attempts are gone: no further shard will come. So are those in the memory of
+        another launch's processes, and those in memory with a later step, which ranks discard in a rollback. Unproven
+        checkpoints of later steps become suspect: training went back, so nothing will prove them.
         """
         launch = attempt.rpartition(".")[0]
         changed = []
@@ -149,14 +151,15 @@ class Ledger:
         return self._put(changed)
 
     def progressed(self, attempt: str, first_step: int, step: int, onset_step: int | None = None) -> list[LedgerEntry]:
-        """All ranks of `attempt` are in up to `step`: unproven saves that this proves become good.
+        """Record that all ranks of `attempt` have reported up to `step`; checkpoints that this proves become good.
 
         Args:
-            attempt: the attempt that goes on now. It proves its own saves and those that it descends from.
-            first_step: the first step it trained.
+            attempt: the running attempt. It proves its own checkpoints, and those of steps up to its first one, from
+                which it descends.
+            first_step: the first step that it trained.
             step: the watermark.
-            onset_step: the earliest onset of open incidents that put the weights in doubt; nothing from there on is
-                proven by steps that follow.
+            onset_step: the earliest onset of open incidents that put the weights in doubt; steps from there on prove
+                nothing.
         """
         limit = step if onset_step is None else min(step, onset_step - 1)
         return self._put(
@@ -168,7 +171,7 @@ class Ledger:
         )
 
     def doubt(self, attempt: str, onset_step: int, reason: str) -> list[LedgerEntry]:
-        """An incident that may have spoilt the weights began: this attempt's saves from its onset on are suspect."""
+        """Mark an attempt's checkpoints from an onset on as suspect: an incident may have corrupted the weights."""
         return self._put(
             replace(entry, verdict=Verdict.SUSPECT, reason=reason)
             for entry in self._entries.values()
@@ -178,14 +181,14 @@ class Ledger:
         )
 
     def lost(self, checkpoint_id: str, reason: str) -> list[LedgerEntry]:
-        """A rank has no part of this checkpoint any more: so the whole of it is gone. Repeats change nothing."""
+        """Mark a checkpoint as gone, since a rank no longer has its shard. A repeated report changes nothing."""
         entry = self._entries.get(checkpoint_id)
         if entry is None or entry.verdict is Verdict.GONE:
             return []
         return self._put([replace(entry, verdict=Verdict.GONE, reason=reason)])
 
     def process_ended(self, launch: str, rank: int) -> list[LedgerEntry]:
-        """A process of a launch is gone, and with it its part of what lay in that launch's memory."""
+        """Mark the checkpoints in a launch's memory as gone: one of its processes ended, and its shards with it."""
         return self._put(
             replace(entry, verdict=Verdict.GONE, reason=f"the process of rank {rank} ended")
             for entry in self._entries.values()
@@ -195,7 +198,7 @@ class Ledger:
     def newest_good(
         self, tiers: Sequence[CheckpointTier] = SPEED, before_step: int | None = None
     ) -> LedgerEntry | None:
-        """Where to go back to: see `newest_good`."""
+        """The newest good checkpoint; see the function of this name."""
         return newest_good(self._entries.values(), tiers, before_step)
 
     def _put(self, changed: Iterable[LedgerEntry]) -> list[LedgerEntry]:
@@ -207,28 +210,28 @@ class Ledger:
 def newest_good(
     entries: Iterable[LedgerEntry], tiers: Sequence[CheckpointTier] = SPEED, before_step: int | None = None
 ) -> LedgerEntry | None:
-    """The good checkpoint with the highest step, in the fastest of `tiers` that has it; None where there is none.
+    """The good checkpoint with the highest step, in the fastest of `tiers` that has it; None if there is none.
 
     Args:
         entries: of one job.
-        tiers: those that survive what failed.
-        before_step: onset of the trouble: only saves of earlier steps come into question.
+        tiers: only these are considered.
+        before_step: the onset of the trouble: only checkpoints of earlier steps are considered.
     """
     fit = [
         entry
         for entry in entries
         if entry.verdict is Verdict.GOOD and entry.tier in tiers and (before_step is None or entry.step < before_step)
     ]
-    # Of two attempts that saved the same step the later one's lies nearer to what trains now.
+    # Two attempts may have saved the same step: the later save is closer to what trains now.
     return max(fit, key=lambda entry: (entry.step, -SPEED.index(entry.tier), entry.saved_unix_ns), default=None)
 
 
 def save_interval_s(save_s: float, failures: int, observed_s: float) -> float | None:
-    """How often to save so that saving and lost work together cost least (Young 1974): sqrt(2 x save x MTBF).
+    """The interval at which saving and lost work together cost least (Young 1974): sqrt(2 x save x MTBF).
 
     Args:
         save_s: seconds that training stands still for one save.
-        failures: how many times training had to go back in `observed_s`.
+        failures: how often training had to go back in `observed_s`.
         observed_s: seconds of training watched.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What is asked of a job, before anything is stored. Pure, so that stream derives the same commands in a replay."""
+"""The request for a command, before it is stored. Pure, so that stream derives the same commands in a replay."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 EXPIRES_S: Final = 60.0
-"""A command that could not be begun for so long is not begun at all: nobody expects it any more."""
+"""A command that cannot begin within this time expires: nobody expects it any more."""
 
 APPROVAL_S: Final = 900.0
-"""The same for a command that waits for a person's approval."""
+"""The same limit for a command that a person must approve first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +21,27 @@ class CommandRequest:
     """Chosen by the requester before anything is stored; the same id is the same command."""
     job: str
     attempt: str
-    """The only attempt that it may touch."""
+    """The only attempt that it may act on."""
     action: str
     """One of `policy.Action`, or `stack_dumps.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks]}; stacks: {"ranks": [ranks]}."""
     reason: str
-    """For people, as is the next."""
+    """Why, for people."""
     requested_by: str
+    """Who, as the audit trail names people; or "policy" or "stream"."""
     requested_unix_ns: int
     incident_id: str | None = None
-    """The incident that it answers."""
+    """The incident that it responds to."""
     idempotency_key: str | None = None
-    """Unique over all commands."""
+    """Unique among all commands."""
     approval_required: bool = False
     """A person must approve it before it is carried out."""
     expires_s: float | None = None
-    """Seconds within which it must begin; without it, the default for commands with or without approval."""
+    """Seconds within which it must begin; None: `APPROVAL_S` if it needs approval, else `EXPIRES_S`."""
 
     @property
     def expires_unix_ns(self) -> int:
-        """When it must have begun."""
+        """The latest time at which it may begin."""
         default_s = APPROVAL_S if self.approval_required else EXPIRES_S
         return self.requested_unix_ns + int((default_s if self.expires_s is None else self.expires_s) * 1e9)

@@ -1,8 +1,8 @@
-"""Control records: whatever decides and is not telemetry, as it stands in the control log.
+"""Control records: what stream's decisions depend on besides telemetry, as the control log holds it.
 
-The api appends one in the same transaction as the row it explains, keyed by the job it concerns ("*" for all jobs), so
-that stream learns of it at one place in the order of things and learns the same when it replays. Rows of incidents have
-one writer, stream: for a `Judgement` the api changes no incident itself, it appends the record and waits for stream.
+The api appends a record in the same transaction as the row that it explains, under the name of the job that it concerns
+("*": all jobs). So stream reads it between the same two records of telemetry when it replays. Stream alone writes rows
+of incidents: for a `Judgement` the api only appends the record, and waits until stream has applied it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
-    """An order entered a phase. From `hold` on, until `closed`, ranks that stand still do so because we said so."""
+    """An order entered a phase. From `hold` until `closed`, ranks that stand still do so because of the order."""
 
     order: str
     command: str
@@ -24,6 +24,7 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     """As in wire.OrderView."""
     step: int
     k: int = 0
+    """Rollback number of the attempt (LAUNCH.k) in which the ranks train after the order."""
     checkpoint: str = ""
     checkpoint_step: int = -1
     mode: str = ""
@@ -41,10 +42,11 @@ class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"
 
 
 class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record"):
-    """A silence was made or changed. One that was ended early has its end in the past."""
+    """A silence was created or changed. One that was ended early has its end in the past."""
 
     id: str
     job: str
+    """Empty: every job; the same for kind and scope."""
     kind: str
     scope: str
     starts_unix_ns: int
@@ -52,7 +54,10 @@ class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record")
 
 
 class ReceiverRoute(msgspec.Struct, frozen=True):
-    """What one receiver wants to hear. Its URL and secret are nobody's business but the notifier's."""
+    """Which incidents a receiver subscribes to; an empty list matches all.
+
+    Its URL and secret are not in the control log: only the notifier needs them.
+    """
 
     name: str
     kinds: tuple[str, ...] = ()
@@ -62,7 +67,7 @@ class ReceiverRoute(msgspec.Struct, frozen=True):
 
 
 class ReceiversSet(msgspec.Struct, frozen=True, tag="receivers", tag_field="record"):
-    """All receivers, whenever one of them changes."""
+    """All receivers; appended whenever one of them changes."""
 
     receivers: tuple[ReceiverRoute, ...]
 
@@ -81,7 +86,7 @@ class PolicyRuleRecord(msgspec.Struct, frozen=True):
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):
-    """The whole policy, whenever any of it changes. Rules stand in the order in which they are tried."""
+    """The whole policy; appended whenever any of it changes. Rules are in the order in which they are tried."""
 
     hands_off: bool
     rules: tuple[PolicyRuleRecord, ...]

@@ -23,10 +23,10 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 """Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
 
 BODY_BYTES_MAX: Final = 20 * 1024
-"""Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then evidence is left out."""
+"""Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then whole fields are left out."""
 
 LISTED_MAX: Final = 64
-"""Ranks, hosts, devices and consequences named in a message; counts tell the rest. 64 x 40 bytes = 2.5 KB each."""
+"""Ranks, hosts, devices and consequences listed in a message; `cut` names longer lists. 64 x 40 bytes = 2.5 KB each."""
 
 TEXT_CHARS_MAX: Final = 2_000
 """Longest text inside evidence."""
@@ -43,13 +43,13 @@ def incident_message(transition: Transition, links: Mapping[str, str], *, first:
 
     Args:
         transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
-        links: where to read on, by name, for instance {"incident": "https://…", "job": "https://…"}.
-        first: the receiver has not been notified of the incident yet: to it the incident opens, whatever the
-            transition is.
+        links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
+        first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
+            whatever the transition is.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
-        texts are cut, and `data.cut` then names what was.
+        texts are cut, and `data.cut` names which.
 
     Raises:
         ValueError: receivers are not notified of this kind of transition.
@@ -143,4 +143,5 @@ def _iso(unix_ns: int | None) -> str | None:
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:
+    # Names and texts of a job may hold lone surrogates, which UTF-8 cannot encode: they must not stop a message.
     return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

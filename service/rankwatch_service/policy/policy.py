@@ -1,9 +1,9 @@
-"""Whether anything is done about an incident by itself. Pure: the same facts give the same decision in a replay.
+"""Decides what is done about an incident without a person. Pure: a replay makes the same decisions of the same facts.
 
-The first rule that matches decides: tell people (`notify`), propose an action (`suggest`), or carry it out (`act`).
-Without a rule nothing is done but telling. Acting passes further gates, each of which turns it into a suggestion with
-the reason: the hands-off switch, the job's capabilities, a confidence floor, a target to go back to, a cool-down and a
-budget for each job, and a person's approval above a number of ranks.
+The first rule that matches decides: notify people (`notify`), propose an action (`suggest`), or carry it out (`act`).
+If no rule matches, people are notified. An action that fails one of these checks becomes a suggestion with the reason:
+the hands-off switch, the job's capabilities, the minimum confidence, a checkpoint to go back to, and for each job a
+cool-down and a budget. For a job with many ranks, a person must approve the command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOUR_NS: Final = 3_600 * 10**9
 
 
 class Mode(StrEnum):
-    """How far a rule goes."""
+    """What a rule does about an incident."""
 
     NOTIFY = "notify"
     SUGGEST = "suggest"
@@ -30,7 +30,7 @@ class Mode(StrEnum):
 
 
 class Action(StrEnum):
-    """What can be asked of a job. Its ranks must say that they can (`RankInfo.can`)."""
+    """What a job can be asked to do, if its ranks report that they can (`RankInfo.can`)."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -41,12 +41,12 @@ class Action(StrEnum):
 
 
 POLICY_ACTIONS: Final = tuple(action for action in Action if action is not Action.RESUME)
-"""What a rule may do. Only people resume what was paused."""
+"""Actions that a rule may take. Only people resume a paused job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the policy. An empty kind, severity or job matches every one."""
+    """One rule of the policy. An empty kind, severity or job matches all."""
 
     id: str
     mode: Mode
@@ -56,10 +56,10 @@ class Rule:
     confidence_min: float = 0.0
     action: str = ""
     rollback_mode: str = ""
-    """For rollback: full, weights or relaunch; "" = in full, else by a relaunch."""
+    """For rollback: full, weights or relaunch; "": full, else relaunch."""
 
     def matches(self, incident: IncidentFacts) -> bool:
-        """Whether this rule speaks about this incident."""
+        """Whether the rule applies to an incident."""
         return (
             self.kind in ("", incident.kind)
             and self.severity in ("", incident.severity)
@@ -70,30 +70,31 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLimits:
-    """Bounds on acting without a person. The defaults are those of an installation that nobody has tuned."""
+    """Limits on actions without a person."""
 
     actions_per_hour: int = 4
-    """For each job. Four rollbacks in an hour mean that rolling back does not help."""
+    """For each job: four rollbacks in an hour show that rolling back does not help."""
     cool_down_s: float = 60.0
-    """For each job: an action must have had time to show its effect."""
+    """For each job: an action needs time to show its effect before the next."""
     confidence_min: float = 0.9
+    """Of the incident."""
     approval_ranks: int = 64
-    """Jobs with more ranks need a person's approval; every rank-hour that an action costs is somebody's."""
+    """For a job with more ranks, a person must approve: the cost of an action grows with the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that people have decided about acting."""
+    """The rules, the limits and the hands-off switch, as people have set them."""
 
     rules: tuple[Rule, ...] = ()
     limits: PolicyLimits = field(default_factory=PolicyLimits)
     hands_off: bool = False
-    """Nothing is done by itself, whatever the rules say."""
+    """No action is taken, whatever the rules say."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """What the policy looks at in an incident."""
+    """What the policy knows about an incident."""
 
     id: str
     job: str
@@ -104,14 +105,14 @@ class IncidentFacts:
     ranks: tuple[int, ...]
     world_size: int
     hung: bool = False
-    """Ranks cannot be expected to reach a step boundary."""
+    """Ranks may never reach the next step boundary."""
     processes_lost: bool = False
     hosts_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PastAction:
-    """An action that this policy has taken on the job before."""
+    """An earlier action of the policy on the same job."""
 
     action: str
     at_unix_ns: int
@@ -119,7 +120,7 @@ class PastAction:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do. `action` is empty unless mode is `suggest` or `act`; only `act` becomes a command."""
+    """What to do. `action` is empty if the mode is `notify`; only `act` becomes a command."""
 
     mode: Mode
     reason: str
@@ -141,24 +142,24 @@ def decide(
     """Decide about an incident that has just opened or become more severe.
 
     Args:
-        incident: what has opened.
-        policy: rules, limits and the hands-off switch as of this place in the log.
+        incident: its facts.
+        policy: the policy in force.
         history: actions that the policy took on this job, in any order.
-        capabilities: what every rank of the attempt says it can do.
+        capabilities: what every rank of the attempt reports that it can do.
         ledger: the job's checkpoints; entries from the onset on must already be suspect.
         now_unix_ns: stream time, from the newest tick.
     """
     rule = next((rule for rule in policy.rules if rule.matches(incident)), None)
     if rule is None:
-        return Decision(Mode.NOTIFY, "no rule asks for more")
+        return Decision(Mode.NOTIFY, "no rule matches")
     if rule.mode is Mode.NOTIFY:
-        return Decision(Mode.NOTIFY, "the rule only tells", rule.id)
+        return Decision(Mode.NOTIFY, "the rule only notifies", rule.id)
     params: dict[str, Any] = {}
     if rule.action == Action.ROLLBACK and (way := rollback_way(incident, ledger, capabilities, rule.rollback_mode)):
         params = {"checkpoint": way.entry.id} | ({"mode": rule.rollback_mode} if rule.rollback_mode else {})
     if rule.action == Action.RELAUNCH:
         params = {"culprits": list(incident.ranks)}
-    suggestion = Decision(Mode.SUGGEST, "the rule only proposes", rule.id, rule.action, params)
+    suggestion = Decision(Mode.SUGGEST, "the rule only suggests", rule.id, rule.action, params)
     if rule.mode is Mode.SUGGEST:
         return suggestion
     if (obstacle := _obstacle(incident, rule, params, policy, history, capabilities, now_unix_ns)) is not None:
@@ -168,13 +169,14 @@ def decide(
 
 
 def rollback_way(incident: IncidentFacts, ledger: Ledger, capabilities: Collection[str], mode: str = "") -> Way | None:
-    """The way back to before the onset, from the newest good checkpoint in a tier that survives what failed."""
+    """How to go back to before the onset, from a checkpoint in a tier that survived the failure; None if impossible."""
     tiers: tuple[CheckpointTier, ...] = SPEED
     if incident.hosts_lost:
         tiers = SURVIVES_HOSTS
     elif incident.processes_lost or incident.hung:
+        # A job that hangs obeys no rollback: only a relaunch is left, which ends its processes.
         tiers = SURVIVES_PROCESSES
-    # A save at the onset's step holds the state after that step on some loops and before it on others: not taken.
+    # A checkpoint of the onset's own step is excluded: some loops save before the step is trained, others after it.
     return way_back(ledger.entries, capabilities, mode, survives=tiers, before_step=incident.onset_step)
 
 
@@ -200,7 +202,7 @@ def policy_record(policy: Policy) -> PolicySet:
 
 
 def policy_of(record: PolicySet) -> Policy:
-    """The policy that a control record tells. Limits that a later version has added take their defaults."""
+    """The policy in a control record. Limits that it lacks, since an earlier version wrote it, take their defaults."""
     rules = tuple(
         Rule(
             rule.id,
@@ -231,20 +233,21 @@ def _obstacle(
     recent = [past for past in history if now_unix_ns - past.at_unix_ns < HOUR_NS]
     cool_down_ns = int(limits.cool_down_s * 1e9)
     if policy.hands_off:
-        return "hands off is switched on"
+        return "the hands-off switch is on"
     if incident.hung and incident.severity != Severity.CRITICAL:
-        return "a hang that is not critical may yet be a step that ends"
+        return "the hang is not critical yet: the step may still finish"
     able = rule.action in capabilities
     if rule.action == Action.ROLLBACK:
+        # `possible` is also true while nothing is known of the ranks; the policy acts only on what they reported.
         able = bool(capabilities) and possible(rule.rollback_mode, capabilities)
     if not able:
-        return f"the job cannot be told to {rule.action}"
+        return f"the job does not support {rule.action}"
     if incident.confidence < limits.confidence_min:
         return f"confidence {incident.confidence:.2f} is below {limits.confidence_min:.2f}"
     if rule.action == Action.ROLLBACK and "checkpoint" not in params:
         return "there is no good checkpoint from before the onset"
     if any(now_unix_ns - past.at_unix_ns < cool_down_ns for past in recent):
-        return f"an action was taken less than {limits.cool_down_s:g} s ago"
+        return f"the policy acted on this job less than {limits.cool_down_s:g} s ago"
     if len(recent) >= limits.actions_per_hour:
-        return f"the budget of {limits.actions_per_hour} actions an hour is spent"
+        return f"the budget of {limits.actions_per_hour} actions an hour is used up"
     return None

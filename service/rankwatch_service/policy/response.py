@@ -33,7 +33,7 @@ HISTORY_S: Final = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class JobSituation:
-    """The job as it is now, for judging an incident of it."""
+    """The job at the time at which its incident is judged."""
 
     attempt: str
     world_size: int
@@ -45,14 +45,14 @@ class JobSituation:
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     """GPU-hours per hour that the incident costs: all GPUs if they are idle or wasted, else the share that waits."""
-    # A job that was asked to end stands still as well, and for information.
+    # Parts of severity info do not count: a job that was asked to end stands still as well.
     grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
     stands_still = any(KINDS[part.kind].stands_still for part in grave)
     if stands_still or any(part.spoils_weights for part in incident.parts):
         return float(world_size)
-    told = incident.evidence.get("cost_gpu_hours_per_hour")
-    if isinstance(told, int | float):
-        return float(told)
+    estimated = incident.evidence.get("cost_gpu_hours_per_hour")
+    if isinstance(estimated, int | float):
+        return float(estimated)
     ratio = incident.evidence.get("ratio")
     if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and ratio > 1:
         return world_size * (1 - 1 / ratio)
@@ -60,7 +60,10 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
 
 
 def facts(incident: Incident, world_size: int) -> IncidentFacts:
-    """What the policy sees of the incident: its gravest part, whatever caused that."""
+    """What the policy needs to know: the facts of the gravest part, whatever caused it.
+
+    The onset is the earliest of that part and of all parts that may have corrupted the weights.
+    """
     gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
     spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
@@ -87,7 +90,7 @@ class Responder:
         self.history: list[PastAction] = []
 
     def restore(self, history: Iterable[Sequence[Any]]) -> None:
-        """Take up the (action, time) pairs of a snapshot."""
+        """Restore the history from a snapshot's pairs of action and Unix nanoseconds."""
         self.history = [PastAction(action, at_unix_ns) for action, at_unix_ns in history]
 
     def respond(
@@ -107,9 +110,11 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # If no rank can be named, the stacks of some ranks still show what all wait for.
+            # If no rank is named, the stacks of some ranks still show what all of them wait for.
             ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
-            commands.append(self._command(incident, STACKS, {"ranks": ranks}, situation, "where it hangs", False))
+            commands.append(
+                self._command(incident, STACKS, {"ranks": ranks}, situation, "shows where the ranks hang", False)
+            )
         return commands
 
     def reconsider(

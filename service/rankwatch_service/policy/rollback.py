@@ -1,8 +1,8 @@
-"""How a job goes back, and to which checkpoint. Pure.
+"""Chooses how a job goes back, and to which checkpoint. Pure.
 
-In *full* (weights, optimizer, schedulers, random states, data, step) inside its processes where it can; else by a
-*relaunch* from what lies on disk. Its *weights* alone go back only where that was asked for: a model from before a
-fault over data from after it is nothing that anybody should find out later.
+A rollback is *full* (weights, optimizer, schedulers, random states, data, step) inside the processes if the job can do
+that, else a *relaunch* from a checkpoint on disk. The *weights* alone are restored only on request: they leave a model
+from before the fault with data from after it, which nobody should get unasked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankwatch_service.policy.checkpoint_ledger import (
 
 
 class RollbackMode(StrEnum):
-    """What goes back."""
+    """How a job goes back."""
 
     FULL = "full"
     WEIGHTS = "weights"
@@ -32,33 +32,33 @@ class RollbackMode(StrEnum):
 
 
 BY_ITSELF: Final = (RollbackMode.FULL, RollbackMode.RELAUNCH)
-"""Tried in this order where no mode was asked for."""
+"""Tried in this order if no mode was requested."""
 
 IN_PLACE: Final = ("rollback_memory", "rollback_disk", "rollback_weights")
-"""What ranks say of it (`wire.RankInfo.can`); an SDK that says `rollback` and none of these knows no modes."""
+"""What ranks can do (`wire.RankInfo.can`). An SDK that says `rollback` and none of these does not know the modes."""
 
 USABLE: Final = (Verdict.UNPROVEN, Verdict.GOOD, Verdict.SUSPECT)
-"""What a person may choose by its id."""
+"""Checkpoints that a person may choose by id."""
 
 Refused = tuple[str, CheckpointTier]
-"""(mode, tier) that ranks would not do."""
+"""(mode, tier) that a rank refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way back."""
+    """How a job can go back: a mode, and a checkpoint that it can load in that mode."""
 
     mode: RollbackMode
     entry: LedgerEntry
 
 
 def knows_modes(can: Collection[str]) -> bool:
-    """Whether the ranks say what a rollback takes back."""
+    """Whether the ranks distinguish the modes of a rollback."""
     return any(word in can for word in IN_PLACE) or "rollback" not in can
 
 
 def tiers(mode: RollbackMode, can: Collection[str]) -> tuple[CheckpointTier, ...]:
-    """Where the checkpoints lie that this job can load in a mode; while nothing is known of it (), any."""
+    """Tiers from which a job can load a checkpoint in a mode: all for a full rollback while `can` is empty."""
     if mode is RollbackMode.RELAUNCH:
         return SURVIVES_PROCESSES if "relaunch" in can else ()
     if mode is RollbackMode.WEIGHTS:
@@ -70,7 +70,7 @@ def tiers(mode: RollbackMode, can: Collection[str]) -> tuple[CheckpointTier, ...
 
 
 def possible(mode: str, can: Collection[str]) -> bool:
-    """Whether this job can go back at all, in a mode or ("") in full or by a relaunch, given a checkpoint."""
+    """Whether a job with a suitable checkpoint can go back in a mode; "": full, else relaunch."""
     return any(tiers(one, can) for one in _modes(mode))
 
 
@@ -84,16 +84,16 @@ def way_back(
     survives: Collection[CheckpointTier] = SPEED,
     before_step: int | None = None,
 ) -> Way | None:
-    """The best way back; None where there is none.
+    """The best mode and checkpoint to go back with; None if there is none.
 
     Args:
         entries: the job's ledger.
-        can: what every rank says that it can be told to do; empty while nobody has said anything.
-        mode: the one asked for; "" = in full, else by a relaunch.
-        wanted: id of a checkpoint. Where it is gone or refused, the newest good one that is not newer takes its place.
-        refused: what ranks would not do.
-        survives: tiers that what has failed left alone.
-        before_step: onset of the trouble: only saves of earlier steps come into question, unless one is `wanted`.
+        can: what every rank reports that it can do; empty while unknown.
+        mode: the requested one; "": full, else relaunch.
+        wanted: id of the requested checkpoint. If it is gone or refused, the newest good one up to its step is taken.
+        refused: what ranks have refused before.
+        survives: tiers that survived the failure.
+        before_step: the onset of the trouble: only checkpoints of earlier steps are considered, besides `wanted`.
     """
     modes = _modes(mode)
     fit = {
@@ -113,15 +113,15 @@ def way_back(
 
 
 def why_none(entries: Sequence[LedgerEntry], can: Collection[str], mode: str = "") -> str:
-    """What to tell where `way_back` found nothing: what is missing, and what could be asked for instead."""
+    """Why `way_back` found nothing, for people. Names mode weights, which is used only on request, if it can help."""
     if not possible(mode, can):
-        told = f"the job cannot go back in mode {mode}" if mode else "the job can neither go back in full nor relaunch"
+        reason = f"the job does not support mode {mode}" if mode else "the job supports neither mode full nor relaunch"
     elif not entries:
-        told = "there is no checkpoint to go back to"
+        reason = "there is no checkpoint to go back to"
     else:
-        told = f"there is no good checkpoint to go back to: {_counted(entries)}"
+        reason = f"there is no good checkpoint to go back to: {_counted(entries)}"
     weights = way_back(entries, can, RollbackMode.WEIGHTS)
-    return told + (f"; mode weights would take back its weights alone, to {weights.entry.id}" if weights else "")
+    return reason + (f"; mode weights would restore the weights alone, from {weights.entry.id}" if weights else "")
 
 
 def _modes(mode: str) -> tuple[RollbackMode, ...]:

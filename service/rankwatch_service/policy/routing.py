@@ -32,9 +32,9 @@ class Notification:
     body: bytes
     """JSON {type, timestamp, data}."""
     silenced: bool
-    """It is kept, to show why nobody was notified, and never delivered."""
+    """It is kept to show why nobody was notified, and never delivered."""
     created_unix_ns: int
-    """It is due from then on."""
+    """It is due from this time on."""
 
 
 def receivers_for(
@@ -48,13 +48,14 @@ def receivers_for(
     outbox can show why it was not notified.
     """
     muting = [silence.id for silence in silences if mutes(silence, incident, now_unix_ns)]
+    # Any of them would do; the least id is the same in every replay.
     silence_id = min(muting, default=None)
     concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident))
     return [Routed(name, silence_id) for name in concerned]
 
 
 def mutes(silence: SilenceSet, incident: IncidentVersion, now_unix_ns: int) -> bool:
-    """Tell whether a silence mutes an incident now.
+    """Whether a silence mutes an incident now.
 
     A scope "host:NAME" or "rank:N" also mutes incidents that lie wholly on that host or rank, whatever their own scope.
     """
@@ -79,17 +80,17 @@ def notifications(
 ) -> list[Notification]:
     """Compose the notifications of one transition: one for each receiver that it concerns, silenced ones included.
 
-    Transitions for the pages only (acknowledged, commented, evidence) give none. A receiver that was not notified of
-    the incident before, since it was not severe enough or was silenced, is notified that it opens; one that was never
-    notified is not notified of the end.
+    Transitions for the pages only (acknowledged, commented, evidence) give none. A receiver that was not notified
+    before, since the incident was not severe enough for it or was silenced, is notified that the incident opened, but
+    not that it is resolved.
 
     Args:
         transition: with the incident as it is after it.
-        receivers: all that there are.
-        silences: all that there are.
-        links: where to read on, by name.
+        receivers: all of them.
+        silences: all of them.
+        links: URLs of pages about the incident, by name.
         now_unix_ns: stream time.
-        told_to: names of the receivers that were notified of the incident before; None where that is not known.
+        told_to: names of the receivers that were notified of the incident before; None: unknown, and taken as all.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:

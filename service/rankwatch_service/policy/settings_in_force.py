@@ -30,6 +30,7 @@ class SettingsInForce:
             case ReceiversSet():
                 self.receivers = record.receivers
             case SilenceSet():
+                # A new dict, since the copies for single jobs share the old one.
                 silences = {**self.silences, record.id: record}
                 if len(silences) > SILENCES_MAX:
                     del silences[min(silences, key=lambda silence: silences[silence].ends_unix_ns)]
@@ -44,7 +45,7 @@ class SettingsInForce:
         return settings
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON types."""
+        """The settings for a snapshot, as JSON types."""
         return {
             "policy": msgspec.to_builtins(policy_record(self.policy)),
             "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
@@ -53,7 +54,7 @@ class SettingsInForce:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> SettingsInForce:
-        """The settings that gave this state."""
+        """The settings of which `state` returned this."""
         settings = cls()
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))

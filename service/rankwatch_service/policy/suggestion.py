@@ -1,7 +1,7 @@
-"""What a person could do about an incident, and what each way costs in GPU-hours. Pure arithmetic.
+"""Compares what a person could do about an incident, with the cost of each action in GPU-hours. Pure.
 
-The costs are estimates from this job's own figures: its step time, its checkpoints, how much it loses now. Escalation
-follows them: waiting is right until it has cost as much as the next way (`break_even_s`).
+The costs are estimates from the job's own figures: its step time, its checkpoints, and what the incident costs now.
+Waiting is right until it has cost as much as the suggested action (`break_even_s`).
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from rankwatch_service.policy.rollback import RollbackMode, Way
 
 WAIT: Final = "wait"
 INVESTIGATE: Final = "investigate"
-"""In place of waiting, where the trouble does not pass by itself and the job has no other way."""
+"""Suggested in place of waiting if the trouble does not pass by itself."""
 
 RELAUNCH_S: Final = 120.0
-"""Seconds from the end of the processes to the first new step, until a relaunch of this job was seen."""
+"""Assumed seconds from the end of the processes to the first new step."""
 
 RESTARTED: Final = "the launcher starts the job again by itself"
-"""Why to wait where nothing moves."""
+"""Why to wait although the job stands still."""
 
 _REASONS: Final[dict[str, str]] = {
-    WAIT: "it may pass, and nothing is lost but speed",
-    INVESTIGATE: "it hardly passes by itself: begin with the first steps",
-    Action.ROLLBACK: "weights from before the onset, in the same processes",
-    Action.RELAUNCH: "new processes from the newest good checkpoint",
-    Action.PAUSE: "holds processes and memory while someone looks",
-    Action.CHECKPOINT: "secures the work so far before anything else is done",
-    Action.STOP: "ends the loop on all ranks at the same step",
+    WAIT: "it may pass by itself, and costs only speed until then",
+    INVESTIGATE: "it rarely passes by itself: begin with the first steps",
+    Action.ROLLBACK: "restores a checkpoint from before the onset, in the same processes",
+    Action.RELAUNCH: "starts new processes from the newest good checkpoint",
+    Action.PAUSE: "keeps processes and memory while someone investigates",
+    Action.CHECKPOINT: "saves the work so far before anything else is done",
+    Action.STOP: "ends the training loop on all ranks at the same step",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The job's own numbers, as of the incident."""
+    """The job's own figures at the time of the incident."""
 
     step: int
     step_time_s: float
     impact_gpu_hours_per_hour: float
-    """What the incident costs while it lasts; world_size when nothing moves."""
+    """What the incident costs while it lasts; the world size if the job stands still."""
     relaunch_s: float = RELAUNCH_S
 
 
 def suggest(
     incident: IncidentFacts, decision: Decision, figures: Figures, capabilities: Collection[str], ledger: Ledger
 ) -> dict[str, Any]:
-    """Compare the ways out of an incident.
+    """Compare the actions that may help in an incident.
 
     Returns:
         What `Incident.suggestion` holds: {action, reason, mode, checkpoint, cost_gpu_hours, break_even_s,
         alternatives: [{action, cost_gpu_hours, reason}]}. Mode and checkpoint are those of a rollback. Costs are
-        GPU-hours; those of waiting and investigating are for one hour of it. An unknown cost is null. The policy's own
-        choice comes first where it has made one.
+        GPU-hours, for waiting, investigating and pausing those of one hour; null: unknown. The action is the policy's
+        if it has chosen one.
     """
     traits = KINDS[Kind(incident.kind)]
     ways = traits.actions
@@ -90,7 +90,7 @@ def suggest(
 
 def _possible(way: str, capabilities: Collection[str], back: Way | None) -> bool:
     if way == Action.ROLLBACK:
-        # One by relaunch stands there under that name.
+        # A rollback by relaunch is listed as the action relaunch.
         return bool(capabilities) and back is not None and back.mode is not RollbackMode.RELAUNCH
     return way in (WAIT, INVESTIGATE) or way in capabilities
 
@@ -106,7 +106,7 @@ def _cost_gpu_hours(
             assert target is not None
             return _lost_s(figures, target) * gpu_hours_per_s
         case Action.RELAUNCH:
-            # Without a checkpoint all the work is lost, and how long it took is not this incident's to know.
+            # Without a checkpoint all work is lost, and the figures do not say how long it took.
             return None if resume is None else (figures.relaunch_s + _lost_s(figures, resume)) * gpu_hours_per_s
         case Action.CHECKPOINT:
             return target.seconds * gpu_hours_per_s if target else None
@@ -117,5 +117,5 @@ def _cost_gpu_hours(
 
 
 def _lost_s(figures: Figures, entry: LedgerEntry) -> float:
-    """Seconds of training to repeat, and reading the checkpoint (taken to last as long as its save)."""
+    """Seconds of training to repeat, plus loading the checkpoint, which is assumed to take as long as saving it."""
     return max(figures.step - entry.step, 0) * figures.step_time_s + entry.seconds

@@ -319,8 +319,8 @@ def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
 def test_a_rollback_of_the_weights_alone_must_be_requested_explicitly(api):
     told(api, "half", can=("rollback_weights",))
     saved(api, "half", "memory", 4)
-    assert "mode weights would take back its weights alone, to memory:l.0:4" in refused_at_once(api, "half", "rollback")
-    assert "cannot go back in mode relaunch" in refused_at_once(api, "half", "rollback", mode="relaunch")
+    assert "mode weights would restore the weights alone, from memory:l.0:4" in refused_at_once(api, "half", "rollback")
+    assert "does not support mode relaunch" in refused_at_once(api, "half", "rollback", mode="relaunch")
     made = api.post("/api/v1/jobs/half/commands", {"action": "rollback", "params": {"mode": "weights"}})
     assert (made.status_code, made.json()["params"], made.json()["mode"]) == (201, {"mode": "weights"}, "")
     advice = api.get("/api/v1/jobs/half").json()["checkpoints"]

@@ -277,7 +277,7 @@ def test_where_nothing_but_the_weights_could_go_back_it_is_refused_and_that_is_n
     world.can("rollback_weights")
     world.run(seconds=2.0)
     assert (world.command, world.orders) == ("refused", [])
-    assert "mode weights would take back its weights alone, to memory:l.0:0" in world.result
+    assert "mode weights would restore the weights alone, from memory:l.0:0" in world.result
     check(world)
 
 

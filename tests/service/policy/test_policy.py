@@ -61,8 +61,8 @@ def test_the_first_rule_that_matches_decides():
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"policy": replace(ROLL_BACK, hands_off=True)}, "hands off"),
-        ({"can": ("pause",)}, "cannot be told"),
+        ({"policy": replace(ROLL_BACK, hands_off=True)}, "hands-off"),
+        ({"can": ("pause",)}, "does not support"),
         ({"incident": replace(BIT, confidence=0.5)}, "confidence"),
         ({"checkpoints": Ledger()}, "no good checkpoint"),
         ({"checkpoints": ledger(100, 120)}, "no good checkpoint"),
@@ -122,7 +122,7 @@ def test_a_suggestion_only_names_what_the_job_can_do():
     figures = Figures(120, 0.5, 0.4)
     made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
     assert (made["action"], made["alternatives"]) == ("investigate", [])
-    assert "hardly passes by itself" in made["reason"]
+    assert "rarely passes by itself" in made["reason"]
 
 
 @pytest.mark.parametrize("kind", ["nonfinite", "corruption", "loss_divergence", "hang"])

@@ -90,10 +90,10 @@ def test_a_refusal_says_what_is_missing_and_what_could_be_asked_for():
     spoilt = [entry("memory", 100, Verdict.SUSPECT), entry("memory", 50, Verdict.GONE)]
     assert why_none(spoilt, WHOLE) == "there is no good checkpoint to go back to: 1 gone (memory), 1 suspect (memory)"
     assert why_none(SAVES, ("rollback_weights",)) == (
-        "the job can neither go back in full nor relaunch; mode weights would take back its weights alone, "
-        "to memory:l.0:500"
+        "the job supports neither mode full nor relaunch; mode weights would restore the weights alone, "
+        "from memory:l.0:500"
     )
-    assert why_none(SAVES, ("relaunch",), "full") == "the job cannot go back in mode full"
+    assert why_none(SAVES, ("relaunch",), "full") == "the job does not support mode full"
 
 
 @pytest.mark.parametrize(("can", "expected"), [(OLD, False), (WHOLE, True), (NO_DATA, True), (("pause",), True)])
