@@ -1,1 +1,1 @@
-"""Findings become incidents: what belongs together, what brought it about, and when it is over. Pure."""
+"""Turns findings into incidents: what belongs together, what caused it, and when it is over. Pure."""

@@ -54,12 +54,13 @@ def may_cause(cause: Part, effect: Part, placement: Placement) -> bool:
 def came_first(cause: Part, effect: Part) -> bool:
     """Whether `cause`, which may have caused `effect`, came before it rather than after."""
     if cause.kind is Kind.RESTART_LOOP or effect.kind in KINDS[cause.kind].becomes:
-        # A loop is known at its third launch, and its cause was there before; a jump became what followed it.
+        # A restart loop is known only at its third launch, after its cause. A jump does not cause what it becomes.
         return False
     if cause.kind not in KINDS[effect.kind].may_cause:
         return True
     if cause.kind is effect.kind and WHOLE_JOB in (cause.scope, effect.scope):
-        # Of two parts of one kind the one that names a place says more; but the silence of all hosts is graver.
+        # Of two parts of one kind, the one that names a place says more and is the cause; but the silence of all
+        # hosts is graver than that of one.
         return (cause.scope == WHOLE_JOB) is (cause.kind is Kind.TELEMETRY_LOST)
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
@@ -94,7 +95,7 @@ def hosts_of(part: Part, placement: Placement) -> list[str]:
 
 
 def _stand_alike(cause: Part, effect: Part) -> bool:
-    """A standing part does not cause what begins later; but standing slow ranks of one host belong together."""
+    """A standing part does not cause what begins later, but standing parts that have a place may belong together."""
     return cause.standing is effect.standing and (not cause.standing or (_has_place(cause) and _has_place(effect)))
 
 

@@ -57,7 +57,7 @@ EPISODES_MAX: Final = 4_096
 """Episode counters kept, the newest: 16 attempts of 256 scopes."""
 
 SETTLE_S: Final = 30.0
-"""An incident that widens within this time is not reported again: nobody has done more than open the page."""
+"""An incident that widens within this time after it opened is not notified again: people have just opened its page."""
 
 
 class Correlator:
@@ -83,19 +83,19 @@ class Correlator:
         return self._incidents.get(incident_id)
 
     def restore_open(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
-        """Begin with what the store knows, when there is no usable snapshot.
+        """Begin with the incidents in the store, when there is no usable snapshot.
 
         Args:
-            incidents: those still open.
-            attempt: the newest one known, which may go on.
-            number: the highest number given out.
-            episodes: the highest episode given out; new ones begin above it, so that no id comes twice.
+            incidents: the open ones.
+            attempt: the newest known one, which may continue.
+            number: the highest number of an incident so far.
+            episodes: the highest episode so far; new ones begin above it, so that no id is used twice.
         """
         self._incidents = {incident.id: incident for incident in incidents}
         self._attempt, self._number, self._episode_base = attempt, number, episodes
 
     def begin(self, attempt: str) -> None:
-        """Begin a new attempt. Call this before the detectors see it."""
+        """Begin a new attempt. To be called before the detectors are given it."""
         if attempt == self._attempt:
             return
         same_launch = attempt.rpartition(".")[0] == self._attempt.rpartition(".")[0]
@@ -113,7 +113,7 @@ class Correlator:
         self._frames += 1
         if self._frames < PROGRESS_FRAMES:
             return []
-        told = []
+        updates = []
         for incident in self.open:
             over = [
                 part for part in incident.parts if part.is_open and ended_with_its_attempt(part, self._frames, step)
@@ -121,45 +121,45 @@ class Correlator:
             if over:
                 for part in over:
                     part.is_open = False
-                told += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
-        return told
+                updates += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
+        return updates
 
     def settle(self, now_s: float) -> list[Update]:
         """Resolve incidents that ended by themselves long enough ago, as of the time when they ended."""
-        told = []
+        updates = []
         for incident in self.open:
             last = last_to_end(incident)
             if last is not None and last.ended_s is not None and may_resolve(incident, now_s):
                 self._mark_resolved(incident, last.ended_step, last.ended_s)
                 text = f"{last.kind} did not come back within {quiet_s(incident):.0f} s"
-                told.append(Update(incident, TransitionKind.RESOLVED, text))
-        return told
+                updates.append(Update(incident, TransitionKind.RESOLVED, text))
+        return updates
 
     def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Update]:
         """Resolve all incidents: the job has ended."""
         for incident in self.open:
             end_for_good(incident)
-        return [told for one in self.open for told in self._resolve_if_over(one, step, now_s, reason)]
+        return [update for one in self.open for update in self._resolve_if_over(one, step, now_s, reason)]
 
     def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
-        """Take findings of one observation: causes before effects, and ends last, since one kind may become another."""
-        told: list[Update] = []
+        """Take the findings of one observation: causes before effects, ends last, since one kind may become another."""
+        updates: list[Update] = []
         for finding in sorted(findings, key=_precedence):
             known = self._find(finding)
             if finding.change is Change.CLOSE:
-                told += [] if known is None else self._close(*known, finding)
+                updates += [] if known is None else self._close(*known, finding)
                 if finding.evidence.get("ended_on_request"):
-                    told += self.finish(finding.detected_step, finding.detected_time_s, finding.summary)
+                    updates += self.finish(finding.detected_step, finding.detected_time_s, finding.summary)
             elif known is not None:
-                told += self._update(*known, finding, placement)
+                updates += self._update(*known, finding, placement)
             elif (before := come_back(finding, self._incidents.values())) is not None:
-                told += self._come_back(*before, finding, placement)
+                updates += self._come_back(*before, finding, placement)
             else:
-                told += self._open(finding, placement)
-        return reported_once(told)
+                updates += self._open(finding, placement)
+        return reported_once(updates)
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
-        """Resolve an incident because a person said so."""
+        """Resolve an incident as a person asked."""
         end_for_good(incident)
         self._mark_resolved(incident, step, now_s)
 
@@ -175,7 +175,7 @@ class Correlator:
                 if same and (part.attempt == finding.attempt or KINDS[part.kind].is_lasting):
                     if part.standing is standing:
                         return incident, part
-                    # A detector that lost its state reports as standing what it had reported with an onset before.
+                    # A detector that lost its state reports as standing what it reported with an onset before.
                     found = found or ((incident, part) if standing else None)
         return found
 
@@ -183,21 +183,21 @@ class Correlator:
         part = part_of(finding, self._episode(finding))
         # A finding about an attempt that has ended is closed as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
-        brought = [incident for incident in self.open if _heads(part, incident, placement)]
-        # Of several incidents that may have caused it, the newest: the older ones have their consequences.
+        headed = [incident for incident in self.open if _heads(part, incident, placement)]
+        # If several incidents may have caused it, take the newest: the older ones have their consequences.
         cause = next(
             (
                 incident
                 for incident in reversed(self.open)
-                if incident not in brought
+                if incident not in headed
                 and any(may_cause(other, part, placement) for other in incident.parts if other.is_open)
             ),
             None,
         )
         if cause is not None:
-            return [self._join(cause, part, finding, placement), *self._unite(cause, brought, finding)]
-        if brought:
-            oldest, *others = brought
+            return [self._join(cause, part, finding, placement), *self._unite(cause, headed, finding)]
+        if headed:
+            oldest, *others = headed
             return [self._take_over(oldest, part, finding, placement), *self._unite(oldest, others, finding)]
         if len(self.open) >= OPEN_MAX:
             self.counts["refused"] += 1
@@ -206,6 +206,7 @@ class Correlator:
 
     def _episode(self, finding: Finding) -> int:
         key = (finding.attempt, str(finding.kind), str(finding.scope))
+        # Removed and added again, so that the counter that is unused for longest is the first to go.
         episode = self._episodes.pop(key, self._episode_base) + 1
         self._episodes[key] = episode
         while len(self._episodes) > EPISODES_MAX:
@@ -239,13 +240,13 @@ class Correlator:
         before = Headline.of(incident)
         _keep(incident, part, finding)
         if part.kind is not incident.kind or not KINDS[part.kind].is_lasting or set(part.ranks) <= set(incident.ranks):
-            return self._told(incident, before, f"brought with it: {finding.summary}", part, finding)
+            return self._changed(incident, before, f"consequence: {finding.summary}", part, finding)
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
         locate(incident, placement)
-        return self._told(incident, before, f"also: {finding.summary}", part, finding)
+        return self._changed(incident, before, f"also: {finding.summary}", part, finding)
 
     def _take_over(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
-        """Make the finding the first mover: it began earlier and may be the cause, or the incident has become it."""
+        """Make the finding the first mover: it began earlier and may be the cause, or the incident turned into it."""
         before = Headline.of(incident)
         ranks = incident.ranks if part.kind is incident.kind else ()
         _keep(incident, part, finding)
@@ -254,26 +255,28 @@ class Correlator:
         incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
         incident.cause, incident.summary = finding.cause, finding.summary
         incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
-        brought = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
-        incident.evidence = {**finding.evidence, **brought}
+        earlier = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
+        incident.evidence = {**finding.evidence, **earlier}
         locate(incident, placement)
-        how = "has become" if part.kind in KINDS[before.kind].becomes else "was brought by"
-        return self._told(incident, before, f"{before.kind} {how}: {finding.summary}", part, finding)
+        how = "has become" if part.kind in KINDS[before.kind].becomes else "was caused by"
+        return self._changed(incident, before, f"{before.kind} {how} {part.kind}: {finding.summary}", part, finding)
 
     def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
         """Merge incidents that turn out to have one cause: the others resolve, and `incident` takes their parts."""
-        told = []
+        updates = []
         for other in others:
             for part in other.parts:
+                # A copy, since the other incident's own parts are closed below.
                 incident.add(replace(part))
             incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
             end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
-            told.append(Update(other, TransitionKind.RESOLVED, f"goes on as {short(incident.id)}: {incident.summary}"))
-        return told
+            text = f"merged into {short(incident.id)}: {incident.summary}"
+            updates.append(Update(other, TransitionKind.RESOLVED, text))
+        return updates
 
-    def _told(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Update:
-        """An update notifies people if severity rises, the kind changes or the scope widens; else it is evidence."""
+    def _changed(self, incident: Incident, before: Headline, text: str, part: Part, finding: Finding) -> Update:
+        """The update for a changed incident: notified if it is graver, wider or of another kind, else only evidence."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
         return Update(
@@ -302,10 +305,10 @@ class Correlator:
             joined = incident.ranks if KINDS[part.kind].is_lasting else ()
             incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
             locate(incident, placement)
-        told = self._told(incident, before, finding.summary, part, finding)
+        update = self._changed(incident, before, finding.summary, part, finding)
         if wider and part is incident.first:
-            told.what = TransitionKind.UPDATED
-        return [told]
+            update.what = TransitionKind.UPDATED
+        return [update]
 
     def _come_back(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         """Reopen a part that had ended by itself. People are notified only if the incident had been resolved."""
@@ -315,16 +318,16 @@ class Correlator:
         before = Headline.of(incident)
         self._update(incident, part, finding, placement)
         incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
-        told = self._told(incident, before, f"came back ({part.flaps}): {finding.summary}", part, finding)
+        update = self._changed(incident, before, f"came back ({part.flaps}x): {finding.summary}", part, finding)
         if incident.state == "resolved":
             incident.state, incident.acknowledged_by = "open", None
             incident.resolved_step = incident.resolved_time_s = None
-            told.what = TransitionKind.OPENED
-        return [told]
+            update.what = TransitionKind.OPENED
+        return [update]
 
     def _close(self, incident: Incident, part: Part, finding: Finding) -> list[Update]:
         if part.ended_with_attempt:
-            # The attempt ended, not the trouble: whether it is gone shows when training goes on.
+            # The attempt ended, not the trouble: only further training shows whether it is gone.
             return []
         end_by_itself(part, finding.detected_step, finding.detected_time_s)
         incident.updated_time_s = finding.detected_time_s
@@ -335,14 +338,8 @@ class Correlator:
             return over
         if part is incident.first:
             incident.summary += " It has ended by itself."
-        return [
-            Update(
-                incident,
-                TransitionKind.EVIDENCE,
-                f"ended by itself: {finding.summary}",
-                fields=part.consequence().fields(),
-            )
-        ]
+        text = f"ended by itself: {finding.summary}"
+        return [Update(incident, TransitionKind.EVIDENCE, text, fields=part.consequence().fields())]
 
     def _resolve_if_over(self, incident: Incident, step: int | None, now_s: float, text: str) -> list[Update]:
         if not may_resolve(incident, now_s):
@@ -387,7 +384,7 @@ def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
 
 
 def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
-    """Whether the incident is a consequence of this part, or has become it."""
+    """Whether the incident is a consequence of this part, or turned into it."""
     became = part.kind in KINDS[incident.kind].becomes and incident.attempt == part.attempt
     return became or (may_cause(part, incident.first, placement) and came_first(part, incident.first))
 

@@ -34,7 +34,7 @@ class Headline:
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Set scope, hosts and devices. The scope is the host if most of its ranks are affected and the job has others."""
+    """Set scope, hosts and devices. The scope is a host if most of its ranks are affected, but not all of the job."""
     incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
     incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = placement.devices_of(incident.ranks)

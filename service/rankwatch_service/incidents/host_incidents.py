@@ -16,7 +16,7 @@ class HostIncident:
 
     host: str
     device_uuid: str
-    """Empty where the rank has told none."""
+    """Empty if the rank reported none."""
     incident_id: str
     job: str
     kind: Kind

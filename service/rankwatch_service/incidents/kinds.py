@@ -1,8 +1,8 @@
 """The table of kinds: all that is known of a kind of incident, in one row.
 
-What adds a kind adds its row here, its member in `rankwatch_detectors.base.Kind`, its runbook in docs/incidents and its
-label in the dashboard's `format.js`; `tests/service/incidents/test_kinds.py` compares them. How severe an incident is
-depends on its findings, not on its kind.
+A new kind needs a row here, a member in `rankwatch_detectors.base.Kind`, a runbook in docs/incidents and a label in the
+dashboard's `format.js`; `tests/service/incidents/test_kinds.py` compares them. The severity of an incident depends on
+its findings, not on its kind.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class KindTraits:
     label: str
     """Its name on pages."""
     may_cause: frozenset[Kind]
-    """Kinds that it may cause. Of two kinds that may cause each other the earlier incident is the cause."""
+    """Kinds that it may cause. If two kinds may cause each other, the earlier incident is the cause."""
     first_steps: tuple[str, ...]
     """What a person does first, in the order in which it is worth trying: the runbook in short."""
     first_step: str
-    """The first of them in a clause, where there is room for one only."""
+    """The first of them as a clause, for places with room for one."""
     actions: tuple[str, ...] = ("wait", "pause")
-    """What helps, best first: a `policy.Action`, or waiting for what usually passes by itself."""
+    """What helps, best first: a `policy.Action`, or "wait" for trouble that usually passes by itself."""
     becomes: frozenset[Kind] = frozenset()
-    """What it turns out to be when it does not pass: the incident goes on under that kind."""
+    """Kinds into which it may turn if it does not pass: the incident continues under that kind."""
     ends_job: bool = False
-    """A job that cannot go on comes to this: what ends it ends it again after each restart."""
+    """It ends the job, and ends it again after each restart while its cause is there."""
     stands_still: bool = False
-    """Nothing moves meanwhile: all GPUs are idle."""
+    """The job stands still while it lasts: all GPUs are idle."""
     spoils_weights: bool = False
-    """A checkpoint from after its onset is not to be trusted, and training goes on for nothing while it lasts."""
+    """Checkpoints from after its onset cannot be trusted, and training is wasted while it lasts."""
     is_lasting: bool = False
     """A rollback does not end it: the same processes go on, on the same hardware."""
     flaps: bool = False
-    """It ends with the first sign of life and may be back at once: one incident, however often. Detectors of other
-    kinds watch for themselves that what they found stays away before they report its end."""
+    """It ends with the first sign of life and may come back at once: one incident, however often. Detectors of other
+    kinds report an end only after the trouble has stayed away for a while."""
     is_host_wide: bool = False
-    """Its subject is the host where it names most of the host's ranks."""
+    """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
-    """It is filed under the host and the device of the ranks that it names."""
+    """It goes on the record of the hosts and devices of the ranks that it names."""
 
 
 KINDS: Final[dict[Kind, KindTraits]] = {
@@ -71,8 +71,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.NETWORK_DEGRADED}),
         first_steps=(
             "Look at the link and the switch port: error counters, speed, a flapping port.",
-            "Several hosts of one rack: their switch.",
-            "It slows the job: checkpoint, and go on without the host.",
+            "If several hosts of one rack are affected, look at their switch.",
+            "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="look at the link and the switch port of that host",
         is_lasting=True,
@@ -84,8 +84,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.DEVICE_DEGRADED}),
         first_steps=(
             "See what limits the device: temperature, power cap, clocks, link width (`nvidia-smi -q -d PERFORMANCE`).",
-            "Several devices of one host: its cooling or its power supply.",
-            "It slows the job: checkpoint, and go on without the host.",
+            "If several devices of one host are affected, look at its cooling and its power supply.",
+            "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="see what limits that device: heat, power or its link",
         is_lasting=True,
@@ -94,12 +94,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.RANK_LOST: KindTraits(
         label="Rank lost",
-        # A dead rank leaves the others waiting; the launcher then ends them, and their agent with them.
+        # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
-            "SIGKILL that nobody sent: look for the kernel's out-of-memory killer on that host.",
-            "SIGSEGV, SIGBUS, SIGABRT: look at the device and kernel logs. An exception: its text is in the evidence.",
-            "Nothing restarts the job: start it from the newest good checkpoint.",
+            "After a SIGKILL that nobody sent, look for the kernel's out-of-memory killer on that host.",
+            "After SIGSEGV, SIGBUS or SIGABRT, look at the device and kernel logs. An exception is in the evidence.",
+            "If nothing restarts the job, start it from the newest good checkpoint.",
         ),
         first_step="read the end of that rank's own log",
         actions=("wait", "relaunch"),
@@ -109,12 +109,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.CORRUPTION: KindTraits(
         label="Data corruption",
-        # Wrong numbers of one rank are in all ranks after the next reduction.
+        # The next reduction spreads the wrong numbers of one rank to all ranks.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
         first_steps=(
-            "Bits differ: go back to a checkpoint from before the onset; since then the damage is in all weights.",
-            "Take the host out or watch it: such faults are permanent more often than not.",
-            "Only a local gradient norm: look at the rank's data first, then at its device.",
+            "If bits differ, go back to a checkpoint from before the onset: since then the damage is in all weights.",
+            "Take the host out or watch it: such faults are mostly permanent.",
+            "If only a local gradient norm differs, look at the rank's data first, then at its device.",
         ),
         first_step="roll back to a checkpoint from before it, and take the host out",
         actions=("rollback", "relaunch", "pause"),
@@ -123,12 +123,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.NONFINITE: KindTraits(
         label="NaN / Inf",
-        # A script that checks for NaN may end by it.
+        # A script that checks for NaN may end because of it.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
             "Training after this step is worthless: roll back to the newest good checkpoint, or relaunch from it.",
-            "The same rank again afterwards: suspect its device. The same step on another rank: skip its batch.",
-            "All ranks at once: the model or the learning rate.",
+            "Again on the same rank: suspect its device. Again at the same step on another rank: skip its batch.",
+            "If all ranks have it at once, look at the model and the learning rate.",
         ),
         first_step="roll back to the newest good checkpoint from before that step",
         actions=("rollback", "relaunch", "pause"),
@@ -137,12 +137,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.STRAGGLER: KindTraits(
         label="Straggler",
-        # The silence of a host is never only the effect of a slow rank: it is an incident of its own.
+        # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
-            "See the heat map of busy time: one bright row is a rank, a block is a host.",
+            "Look at the heat map of busy time: one bright row is a rank, a block is a host.",
             "Run `nvidia-smi` on the host: compare temperature, clock and power of its devices, and what else runs.",
-            "It costs more than a restart: checkpoint, and go on without the host.",
+            "If it costs more than a restart, save a checkpoint and go on without the host.",
         ),
         first_step="compare temperature, clock and power of its device with its neighbours'",
         actions=("wait", "relaunch", "pause", "checkpoint"),
@@ -154,24 +154,24 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Telemetry lost",
         may_cause=_ENDS | {Kind.SLOWDOWN},
         first_steps=(
-            "Other hosts make steps: only the collector is away; see its log, its disk, the way to the service.",
-            "Training stands still as well: the host is probably gone; see its console.",
-            "All hosts at once: look at the service and the network in front of it.",
+            "If other hosts make steps, only the agent is away: look at its log, its disk and its network.",
+            "If training stands still as well, the host is probably down: look at its console.",
+            "If all hosts are silent at once, look at the service and the network in front of it.",
         ),
-        first_step="see whether other hosts make steps: then only the collector is away",
+        first_step="see whether other hosts make steps: then only the agent is away",
         ends_job=True,
         flaps=True,
     ),
     Kind.HANG: KindTraits(
         label="Hang",
-        # A rank that hangs is ended by somebody in the end.
+        # Somebody or something ends a hanging rank sooner or later.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
-            "Read the stack of the named rank in the evidence: its innermost frame is where it stands.",
-            "Stopped by a signal: `kill -CONT` its process. Nothing tells ranks apart: look at the network.",
+            "Read the stack of the named rank in the evidence: its innermost frame is where it hangs.",
+            "If a signal stopped it, run `kill -CONT` on its process. If no rank stands out, look at the network.",
             "A job that hangs obeys no rollback: relaunch it, or end its processes and start it from a checkpoint.",
         ),
-        first_step="look at where the named rank stands; collectives wait for it",
+        first_step="read in its stack where the named rank hangs; collectives wait for it",
         actions=("relaunch",),
         ends_job=True,
         stands_still=True,
@@ -184,7 +184,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS,
         first_steps=(
             "Look at the loss of the following steps: if it stays calm, nothing need be done.",
-            "Norms that jump again and again: lower the learning rate or the clipping threshold.",
+            "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
         first_step="look at the loss of the next steps: while it stays calm, nothing need be done",
         becomes=_SPOILT,
@@ -193,20 +193,20 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Loss spike",
         may_cause=_LOSS,
         first_steps=(
-            "Wait some steps: most spikes come back by themselves.",
-            "Look at the gradient norm and the batch of that step; the same spike after a rollback: skip the batch.",
+            "Wait some steps: most spikes pass by themselves.",
+            "Look at gradient norm and batch of that step. If it spikes again after a rollback, skip the batch.",
         ),
         first_step="wait some steps; then look at the gradient norm and the batch of that step",
         becomes=_SPOILT,
     ),
     Kind.LOSS_DIVERGENCE: KindTraits(
         label="Loss divergence",
-        # What grows without end overflows.
+        # A loss that keeps growing overflows in the end.
         may_cause=_LOSS | {Kind.NONFINITE},
         first_steps=(
-            "A planned change of data or schedule? Acknowledge it: it closes when the new level has settled.",
+            "If the change was planned (data, schedule), resolve the incident: that accepts the new level.",
             "Else go back to a good checkpoint from before the onset, with a lower learning rate or other data.",
-            "It diverges again at another step with the same data: suspect a device.",
+            "If it diverges again at another step with the same data, suspect a device.",
         ),
         first_step="unless it was planned, roll back to a checkpoint from before it",
         actions=("rollback", "relaunch", "pause"),
@@ -216,21 +216,21 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Slowdown",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
-            "See which phase grew: collective is the network, data_wait the storage, forward and backward the devices.",
+            "See which phase grew. collective: the network; data_wait: the storage; forward and backward: the devices.",
             "See what changed shortly before the onset: it is on the timeline.",
-            "All devices at once: power cap, cooling, clock policy.",
+            "If all devices are slow at once, look at power cap, cooling and clock policy.",
         ),
         first_step="look at which phase grew, and at what changed shortly before",
         is_lasting=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
         label="Restart loop",
-        # While the loop lasts, each further end of the job is more of the same.
+        # While the loop lasts, each further end of the job belongs to it.
         may_cause=_ENDS,
         first_steps=(
-            "Look at the lost ranks of these launches: the same host is hardware, the same exception code or data.",
+            "Look at the lost ranks of these launches: one host points to hardware, one exception to code or data.",
             "Stop the launcher from restarting: it only costs GPU-hours.",
-            "Always the same step: skip its batch, or go back one checkpoint further.",
+            "If it is always the same step, skip its batch, or go back one checkpoint further.",
         ),
         first_step="stop the launcher, then read the error that repeats",
         actions=("stop",),
@@ -238,16 +238,16 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_lasting=True,
     ),
 }
-"""In the order of causes: of findings with the same onset the one whose kind stands first here is the cause."""
+"""In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""
 
 CAUSE_ORDER: Final = tuple(KINDS)
 
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
-DONE_ALONE: Final = ("Nothing, if this rank was to be done first: the others do not wait for it.",)
+DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
 def kinds_where(holds: Callable[[KindTraits], bool]) -> frozenset[Kind]:
-    """The kinds whose row says so."""
+    """The kinds whose traits satisfy `holds`."""
     return frozenset(kind for kind, traits in KINDS.items() if holds(traits))
 
 

@@ -16,11 +16,11 @@ from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
 
 LISTED_MAX: Final = 64
-"""Parts kept of an incident; of 512 waiting ranks a count says more than a list."""
+"""Parts kept of an incident: for 512 waiting ranks, a count says more than a list."""
 
 
 GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
-"""Least first."""
+"""Mildest first."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Part:
     detected_step: int | None = None
     detected_time_s: float = math.inf
     adds_s: float | None = None
-    """Seconds that it adds to each step, if known."""
+    """Seconds that it adds to each step; None: unknown."""
     standing: bool = False
     """It has held since the first steps and is part of the baseline: what begins later is not its consequence."""
     is_open: bool = True
@@ -60,7 +60,7 @@ class Part:
         return self.is_open and KINDS[self.kind].spoils_weights and self.severity is not Severity.INFO
 
     def consequence(self) -> Consequence:
-        """As an incident lists it."""
+        """The part as an incident lists its consequences."""
         return Consequence(self.kind, self.scope, self.ranks, self.summary, self.onset_step)
 
 
@@ -98,7 +98,7 @@ class Incident:
     parts_total: int = 1
     """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
     told_to: list[str] | None = field(default_factory=list)
-    """Receivers that were told of it; None where that is not known any more."""
+    """Receivers that were notified of it; None if that is no longer known."""
 
     @property
     def first(self) -> Part:
@@ -157,7 +157,7 @@ class Incident:
         self.parts.append(part)
 
     def tell(self, receivers: Iterable[str]) -> None:
-        """These receivers know of it from now on."""
+        """Record that these receivers are notified of it."""
         if self.told_to is not None:
             self.told_to = sorted({*self.told_to, *receivers})
 
@@ -204,18 +204,18 @@ def incident_id(job: str, attempt: str, kind: str, scope: IncidentScope, episode
 
 
 def derived(*parts: object) -> str:
-    """24 hex digits of a hash over the parts, which are kept apart."""
+    """24 hex digits of a hash over the parts; where one part ends and the next begins makes a difference."""
     return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
 def take_times(part: Part, finding: Finding) -> None:
-    """Take onset and detection of the finding: another rank is the first mover than was thought before."""
+    """Take over onset and detection of a finding that names another rank as first mover than before."""
     part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
     part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
 
 
 def part_of(finding: Finding, episode: int) -> Part:
-    """The part that this finding is."""
+    """A finding as part of an incident."""
     return Part(
         kind=finding.kind,
         scope=finding.scope,
@@ -252,7 +252,7 @@ def adds_s(finding: Finding) -> float | None:
 
 
 def number(value: float, instead: float) -> float:
-    """The value, or another in place of NaN."""
+    """The value, or `instead` if it is NaN."""
     return instead if math.isnan(value) else value
 
 
@@ -262,7 +262,7 @@ def unix_ns(time_s: float) -> int:
 
 
 def incident_state(incident: Incident) -> dict[str, Any]:
-    """For a snapshot: JSON types."""
+    """The incident for a snapshot, as JSON types."""
     return {item.name: getattr(incident, item.name) for item in dataclasses.fields(incident)} | {
         "parts": [dataclasses.asdict(part) | {"scope": str(part.scope)} for part in incident.parts],
         "scope": str(incident.scope),
@@ -270,10 +270,10 @@ def incident_state(incident: Incident) -> dict[str, Any]:
 
 
 def incident_restored(state: Mapping[str, Any]) -> Incident:
-    """The incident that gave this state."""
+    """The incident of which `incident_state` returned this."""
     parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
-    # Older snapshots hold these of the incident, not of its parts, and not which receivers were notified.
+    # Older snapshots hold the detection in the incident, not in its parts, and lack the notified receivers.
     older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
     if "detected_time_s" in state:
         parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]

@@ -1,4 +1,4 @@
-"""What incidents need to know of where ranks run."""
+"""What incidents need to know about where ranks run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Placement(Protocol):
-    """Hosts and devices of the ranks of the running attempt. Ranks of which nothing is known are left out."""
+    """Hosts and devices of the ranks of the running attempt. Unknown ranks are left out."""
 
     @property
     def world_size(self) -> int:

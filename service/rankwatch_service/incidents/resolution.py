@@ -25,8 +25,8 @@ QUIET_S: Final = 120.0
 one second comes back sooner, and nobody is waiting for the resolution."""
 
 FLAPPING_QUIET_S: Final = 900.0
-"""The same for a part that has come back before, and how long a resolved incident is reopened rather than replaced:
-one incident is easier to work on than four an hour."""
+"""The same for a part that has come back before. Within this time, a resolved incident is also reopened rather than
+replaced: one incident is easier to work on than four an hour."""
 
 
 def ended_with_its_attempt(part: Part, frames: int, step: int) -> bool:

@@ -10,7 +10,7 @@ from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
 STACKS: Final = "stacks"
-"""Action of the commands that ask for stacks; they touch no rank's loop."""
+"""Action of the commands that request stacks; they do not touch the loop of any rank."""
 
 STACK_CHARS_MAX: Final = 16_384
 """Characters kept of each stack: about 200 frames."""
@@ -20,7 +20,7 @@ STACKS_MAX: Final = 8
 
 
 def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Update]:
-    """Add a stack to the open incident that asked for it, else to the open hang of its attempt.
+    """Add a stack to the open incident that requested it, else to the open hang of its attempt.
 
     A stack is evidence: nobody is notified of it.
     """
@@ -32,11 +32,11 @@ def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Update
     stacks: dict[str, Any] = incident.evidence.setdefault("stacks", {})
     if str(dump.rank) in stacks or len(stacks) >= STACKS_MAX:
         return []
-    told = {key: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for key, value in dump.fields.items()}
-    told.pop("order", None)
-    stacks[str(dump.rank)] = told
-    text = f"stack of rank {dump.rank}" if told.get("stack") else f"rank {dump.rank} has no stack to show"
-    return [Update(incident, TransitionKind.EVIDENCE, text, fields={"rank": dump.rank, **told})]
+    kept = {key: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for key, value in dump.fields.items()}
+    kept.pop("order", None)
+    stacks[str(dump.rank)] = kept
+    text = f"stack of rank {dump.rank}" if kept.get("stack") else f"no stack of rank {dump.rank} could be taken"
+    return [Update(incident, TransitionKind.EVIDENCE, text, fields={"rank": dump.rank, **kept})]
 
 
 def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:

@@ -24,7 +24,7 @@ class TransitionKind(StrEnum):
 
 @dataclass(slots=True)
 class Update:
-    """What happened to an incident, before it has a number: it becomes a transition."""
+    """A change of an incident before it has a number and becomes a transition."""
 
     incident: Incident
     what: TransitionKind
@@ -34,7 +34,7 @@ class Update:
 
 
 def reported_once(updates: list[Update]) -> list[Update]:
-    """Of several updates of one incident that come together, the first is reported, with all the rest in it."""
+    """Of several updates of one incident at once, only the first notifies: it shows the incident after all of them."""
     seen: set[str] = set()
     for update in updates:
         if update.what is TransitionKind.UPDATED and update.incident.id in seen:

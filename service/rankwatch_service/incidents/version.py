@@ -12,7 +12,7 @@ from rankwatch_detectors.scope import IncidentScope
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What the first mover of an incident caused, in short."""
+    """One consequence of the first mover, in short."""
 
     kind: Kind
     scope: IncidentScope
@@ -22,7 +22,7 @@ class Consequence:
     """Its onset."""
 
     def fields(self) -> dict[str, Any]:
-        """As JSON: an entry of the list `consequences`, and what a transition tells of it."""
+        """As JSON, for the list `consequences` and the fields of a transition."""
         return {
             "kind": str(self.kind),
             "scope": str(self.scope),
@@ -34,7 +34,7 @@ class Consequence:
 
 @dataclass(frozen=True, slots=True)
 class IncidentVersion:
-    """One incident after transition number `transitions`. JSON in it holds no NaN: plain types alone."""
+    """One incident after transition number `transitions`. Its mappings hold plain JSON types, without NaN."""
 
     id: str
     number: int
@@ -47,7 +47,7 @@ class IncidentVersion:
     state: str
     """open, acknowledged or resolved."""
     ranks: tuple[int, ...]
-    """Culprits, first mover first; empty when the whole job is meant."""
+    """Culprits, first mover first; empty if it is about the whole job."""
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     onset_step: int | None

@@ -234,7 +234,7 @@ def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
         (TransitionKind.RESOLVED, 2),
     ]
     assert (incident.number, incident.kind) == (1, Kind.STRAGGLER)
-    assert told[-1].text.startswith(f"goes on as {short(told[0].incident.id)}")
+    assert told[-1].text.startswith(f"merged into {short(told[0].incident.id)}")
 
 
 def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
