@@ -52,7 +52,7 @@ class Part:
     flaps: int = 0
     """How often it has come back."""
     hosts: tuple[str, ...] = ()
-    """The hosts, where the finding is about hosts rather than ranks; as many as the evidence lists."""
+    """The hosts, if the finding is about hosts rather than ranks; as many as the evidence lists."""
 
     @property
     def spoils_weights(self) -> bool:
@@ -153,6 +153,7 @@ class Incident:
         """Add a part; if there are too many, it replaces the last one."""
         self.parts_total += 1
         if len(self.parts) >= LISTED_MAX:
+            # The last one, since the first is the first mover.
             del self.parts[-1]
         self.parts.append(part)
 

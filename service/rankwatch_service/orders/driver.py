@@ -78,6 +78,7 @@ class Driver:
         moved, outcome = advance(order, now)
         if moved is order and outcome is None:
             return
+        # Only a change takes a turn at writing.
         with write(self._engine) as connection:
             if not _store(connection, order, moved):
                 return
@@ -92,6 +93,7 @@ class Driver:
         if outcome is not None:
             commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
         if order.phase is before.phase:
+            # A renewed lease concerns neither stream nor the pages.
             return
         self._record(connection, order, now_unix_ns)
         if order.phase is Phase.CLOSED and order.action == Action.PAUSE:
@@ -126,6 +128,7 @@ class Driver:
         command = commands.get(connection, order.command_id)
         assert command is not None  # orders are deleted with their command
         training = read_training(connection, order.job, order.attempt)
+        # After a rollback the ranks report under their next attempt.
         views = host_views(connection, order.job, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
         withdrawn = command["result"] or "cancelled" if command["state"] == "cancelled" else ""
         # Any other command ends a pause, except stacks, which need no order, and one that still waits for approval.

@@ -60,7 +60,7 @@ class LedgerEntry:
     seconds: float
     """How long the slowest shard took to save."""
     bytes: int
-    """Of all shards together."""
+    """Size of all shards together."""
     saved_unix_ns: int
     verdict: Verdict = Verdict.INCOMPLETE
     reason: str = ""
@@ -175,6 +175,7 @@ class Ledger:
         return self._put(
             replace(entry, verdict=Verdict.SUSPECT, reason=reason)
             for entry in self._entries.values()
+            # Incomplete ones too: the last shard would otherwise make them unproven.
             if entry.verdict in (Verdict.UNPROVEN, Verdict.GOOD, Verdict.INCOMPLETE)
             and entry.attempt == attempt
             and entry.step >= onset_step

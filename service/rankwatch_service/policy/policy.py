@@ -77,7 +77,7 @@ class PolicyLimits:
     cool_down_s: float = 60.0
     """For each job: an action needs time to show its effect before the next."""
     confidence_min: float = 0.9
-    """Of the incident."""
+    """The least confidence of an incident on which the policy acts."""
     approval_ranks: int = 64
     """For a job with more ranks, a person must approve: the cost of an action grows with the ranks."""
 
@@ -127,7 +127,7 @@ class Decision:
     rule: str = ""
     action: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """For rollback: {"checkpoint": id}, with "mode" where the rule names one. For relaunch: {"culprits": [ranks]}."""
+    """For rollback: {"checkpoint": id}, with "mode" if the rule names one. For relaunch: {"culprits": [ranks]}."""
     approval_required: bool = False
 
 
@@ -156,6 +156,7 @@ def decide(
         return Decision(Mode.NOTIFY, "the rule only notifies", rule.id)
     params: dict[str, Any] = {}
     if rule.action == Action.ROLLBACK and (way := rollback_way(incident, ledger, capabilities, rule.rollback_mode)):
+        # The mode is passed on only if the rule names one, since a named mode is never replaced by another.
         params = {"checkpoint": way.entry.id} | ({"mode": rule.rollback_mode} if rule.rollback_mode else {})
     if rule.action == Action.RELAUNCH:
         params = {"culprits": list(incident.ranks)}

@@ -79,6 +79,7 @@ def facts(incident: Incident, world_size: int) -> IncidentFacts:
         world_size=world_size,
         hung=Kind.HANG in kinds,
         processes_lost=Kind.RANK_LOST in kinds,
+        # Silence alone does not show that a host is gone: it may be its agent that is away.
         hosts_lost=Kind.TELEMETRY_LOST in kinds and Kind.RANK_LOST in kinds,
     )
 

@@ -61,6 +61,7 @@ def suggest(
     """
     traits = KINDS[Kind(incident.kind)]
     ways = traits.actions
+    # A job that can relaunch has a launcher that restarts it; otherwise waiting does not help a job that stands still.
     if traits.stands_still and Action.RELAUNCH not in capabilities:
         ways = tuple(way for way in ways if way != WAIT)
     reasons = _REASONS | ({WAIT: RESTARTED} if traits.stands_still else {})

@@ -70,6 +70,7 @@ def install(engine: Engine, answer_within_s: float) -> None:
         return connection
 
     def checked_in(connection: Connection | None, _record: Any) -> None:
+        # None: the pool has discarded a broken connection.
         if connection is not None:
             connection.answer_within_s = answer_within_s
 

@@ -45,6 +45,7 @@ def _taken(path: str, deadline_s: float) -> int:
     """Descriptor of the locked file; -1 after the deadline."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
+        # Polled, since a flock that blocks has no time-out.
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file

@@ -63,7 +63,7 @@ class SeriesChunk(Base):
     ranks: Mapped[int]
     data: Mapped[bytes]
     size_bytes: Mapped[int] = mapped_column(default=0)
-    """Of the data."""
+    """Size of `data`."""
     at_unix_ns: Mapped[int]
     __table_args__ = (
         # Charts read a metric over all attempts, which stand before it in the primary key.
@@ -90,6 +90,6 @@ class SeriesRollup(Base):
     mark: Mapped[bytes]
     lines: Mapped[bytes]
     size_bytes: Mapped[int]
-    """Of low, high, mark and lines."""
+    """Size of low, high, mark and lines together."""
     at_unix_ns: Mapped[int]
     __table_args__ = (Index("ix_series_rollup_age", "at_unix_ns", "size_bytes"),)
