@@ -1,4 +1,4 @@
-"""What runs beside the job: the SDK in the training process and the agent on its host.
+"""The part of rankwatch on training hosts: the SDK in the training process, and the agent beside it.
 
 import rankwatch
 

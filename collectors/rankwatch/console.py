@@ -1,4 +1,4 @@
-"""What a person who starts the training must know: lines in the training output, few and at the start."""
+"""Lines in the training output for the person who starts the training: few, and at the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def say(line: str) -> None:
-    """Write one line to stderr, whatever logging is set up. Never raises: a closed stderr is the job's business."""
+    """Write one line to stderr, independent of logging. Never raises, even if the job has closed stderr."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"rankwatch: {line}\n")
         sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""The rank's side of an order: hold at a step boundary, do it, go on when all have, or be released.
+"""The rank's side of an order: hold at a step boundary, act, and go on when all ranks have acted or it is released.
 
-All ranks act at the same step or none does, without a collective of ours: each rank only compares what stands in its
-own directive cell with where it is, and says so in its answer cell. Waiting is a loop of short sleeps, so signals
-work and nothing is outstanding on a network. What is asked lasts only for a lease: a rank whose agent fell silent
-goes on, or, if going on could mix weights, ends its process.
+All ranks act at the same step or none does, without a collective of rankwatch's own: each rank compares the directive
+in its cell with its step, and writes its answer cell. Waiting is a loop of short sleeps, so signals work and no network
+call is pending. A directive is valid for a lease: a rank whose agent fell silent goes on, or, if that could mix
+weights, ends its process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rankwatch.layout import Answer, Directive
 from rankwatch.recorder import Recorder
 
 POLL_S: Final = 0.002
-"""How long a held rank sleeps between two looks: 0.1 % of a core, and 2 ms later than could be."""
+"""How long a held rank sleeps between two reads: costs 0.1 % of a core and delays it by at most 2 ms."""
 EXIT_STATUS: Final = 75
 """EX_TEMPFAIL: the launcher starts the job again from its checkpoint."""
 ORDERS_REMEMBERED: Final = 64
-"""Orders this rank is done with; an attempt sees few, and they come one after the other."""
+"""Finished orders that this rank remembers; an attempt has few, one after the other."""
 NEVER: Final = 1 << 62
 STOP: Final = -1
-"""In place of the next step: the loop ends."""
+"""Returned instead of the next step: the loop ends."""
 
 
 class Rollback(NamedTuple):
-    """What came of a rollback on this rank."""
+    """Result of a rollback on this rank."""
 
     step: int
     """The step to go on from."""
@@ -42,7 +42,7 @@ class Actions(Protocol):
     """What an order can make a job do. `checkpoint` and `rollback` are called while every rank is held."""
 
     def proven(self, checkpoint: str) -> None:
-        """This capture proved good and is to be kept; "": none is known to be good."""
+        """Keep this capture, which proved good; "" if none did."""
 
     def refusal(self, directive: Directive) -> str:
         """Why the job cannot do this, "" if it can. Asked before it holds."""
@@ -55,7 +55,7 @@ class Actions(Protocol):
 
 
 def end_process() -> None:
-    """End the process at once, as a relaunch needs it; exit handlers could wait for ranks that wait for us."""
+    """End the process at once, for a relaunch, without exit handlers: they could wait for ranks that wait for us."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_STATUS)
@@ -64,8 +64,8 @@ def end_process() -> None:
 class Follower:
     """Follows the directives of one rank. Called by the training thread at step boundaries.
 
-    The caller looks by itself whether there is anything to do: `seen` differs from the first word of the recorder's
-    directive cell, or the boundary of `hold_step` is reached.
+    To keep a step cheap, the caller itself checks whether there is anything to do: the first word of the recorder's
+    directive cell differs from `seen`, or the step is `hold_step`.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Follower:
 
     @property
     def k(self) -> int:
-        """Rollbacks inside this process, as the progress block has it."""
+        """Number of rollbacks inside this process, from the progress block."""
         return int(self._recorder.words[layout.POSITION]) >> 48
 
     def obey(self, step: int) -> int:
-        """Do what is asked at the boundary before `step`; return the step to go on with, or STOP."""
+        """Carry out what is due at the boundary before `step`; return the step to go on with, or STOP."""
         while True:
             directive = self._read()
             if directive is not None:
@@ -104,9 +104,9 @@ class Follower:
             if pending is None or step < pending.step:
                 if directive is None:
                     return step
-                continue  # an order that came in the meantime may already be waiting in the cell
+                continue  # the cell may already hold the next order
             self._forget_pending()
-            # Asked here and not when the order came: captures come and go until the step is reached.
+            # Checked at the step, not when the order arrived: captures come and go in between.
             if refusal := self._actions.refusal(pending):
                 self._finish(pending, "failed", step, refusal)
                 continue
@@ -121,7 +121,7 @@ class Follower:
     # ---- before the hold ---------------------------------------------------------------------------------------------
 
     def _read(self) -> Directive | None:
-        """The cell's content if it is new and whole. A torn one is looked at again."""
+        """The cell's directive if it is new and whole. A torn one is read again at the next call."""
         cell = self._recorder.directive
         if cell.words[0] == self.seen:
             return None
@@ -138,7 +138,7 @@ class Follower:
         return directive
 
     def _consider(self, directive: Directive, step: int) -> None:
-        """Take in a directive while the rank is not held."""
+        """Process a directive while the rank is not held."""
         order = directive.order
         if not order or order in self._over or directive.attempt != f"{self._launch}.{self.k}":
             return
@@ -168,14 +168,14 @@ class Follower:
                 self._finish(held, "released", step, "the hold's lease ended")
                 return step
             if directive.order != held.order:
-                self._finish(held, "released", step, f"order {directive.order} came instead")
+                self._finish(held, "released", step, f"order {directive.order} replaced it")
                 self._consider(directive, step)
                 return step
             if directive.phase in ("release", "closed"):
                 self._finish(held, "released", step)
                 return step
             if directive.phase == "do":
-                # Remembered before it acts: whatever happens in between, it never acts on this order again.
+                # Remembered before it acts, so that the rank never acts twice on an order, even after an error.
                 self._over.append(held.order)
                 return self._act(directive, step)
 
@@ -204,7 +204,7 @@ class Follower:
         return goes_on
 
     def _await_go(self, done: Directive, *, may_go: bool) -> None:
-        """Wait for `go`; without it end the process, since the others may have gone back and this rank not."""
+        """Wait for `go`; end the process if it does not come, since others may have rolled back and this rank not."""
         lease_ends_ns = self._after(done.lease_s)
         while True:
             directive = self._await(lease_ends_ns)
@@ -215,7 +215,7 @@ class Follower:
             elif directive.phase == "go" and may_go:
                 return
             elif directive.phase == "do":
-                lease_ends_ns = self._after(directive.lease_s)  # others are still at it
+                lease_ends_ns = self._after(directive.lease_s)  # other ranks are still acting
 
     def _pause(self, pause: Directive, step: int) -> int:
         self._answer(pause, "done", step)

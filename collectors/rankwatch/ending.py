@@ -1,8 +1,8 @@
-"""What ends a loop or the process, as far as Python tells without a handler of signals.
+"""Finds out what ends a loop or the process, as far as Python shows it without signal handlers.
 
-An exception that nobody catches passes through `sys.excepthook`, and one that leaves a `with watch.step()` through its
-`__exit__`. SystemExit in a `for step in watch.steps()` passes through neither: the generator is closed while the
-exception is on its way, and that is where it is looked for.
+An uncaught exception passes through `sys.excepthook`, and one that leaves a `with watch.step()` through its `__exit__`.
+SystemExit in a `for step in watch.steps()` passes through neither: Python closes the generator while the exception
+propagates, and the exception is searched for then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 INTERRUPTED: Final = "KeyboardInterrupt"
 ENDS_PROCESS: Final = ("SystemExit", INTERRUPTED)
-"""What is raised to end a process; others may be caught outside the loop and be no more than a way out of it."""
+"""Exceptions that are raised to end a process; any other may be caught outside the loop and only leave it."""
 _WHERE_CHARACTERS_MAX: Final = 160
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)
 
@@ -26,15 +26,15 @@ def described(error: BaseException, trace: TracebackType | None) -> dict[str, An
     fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "where": place(trace)}
     if not isinstance(error, KeyboardInterrupt):
         fields["code"] = _code(error) if isinstance(error, SystemExit) else 1
-    # What ends the handling of an interruption is that interruption: `except KeyboardInterrupt: sys.exit(1)`, or a
-    # clean-up that finds the peers gone.
+    # An exception raised while an interruption is handled is a consequence of it: `except KeyboardInterrupt:
+    # sys.exit(1)`, or a clean-up that finds the peers gone.
     if fields["type"] != INTERRUPTED and _was_interrupted(error):
         fields |= {"type": INTERRUPTED, "message": f"then {fields['type']}: {fields['message']}"}
     return fields
 
 
 def place(trace: TracebackType | None) -> str:
-    """Where it was raised, and before that the last place in the program's own code; "" if unknown."""
+    """The last place in the program's own code, and the place in a library that raised, if any; "" if unknown."""
     places: list[tuple[str, int, str]] = []
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -48,13 +48,13 @@ def place(trace: TracebackType | None) -> str:
 
 
 def breaking(frame: FrameType | None) -> dict[str, Any]:
-    """What breaks off a loop whose generator is being closed.
+    """What leaves a loop whose generator is being closed.
 
     Args:
-        frame: the one that holds the loop.
+        frame: the frame of the loop.
 
     Returns:
-        What `described` says of the exception on its way; where none is seen, the loop's line alone, as `where`.
+        `described` of the propagating exception; without one, the line of the loop alone, as `where`.
     """
     where = _written(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else ""
     error = _on_its_way(frame)
@@ -67,8 +67,8 @@ def breaking(frame: FrameType | None) -> dict[str, Any]:
 def _on_its_way(frame: FrameType | None) -> BaseException | None:
     """The exception that unwinds this frame.
 
-    Python hides it from code that runs meanwhile, but it is the youngest exception there is. Up to Python 3.11 one that
-    C code raises (`sys.exit(3)`) need not be an object yet; then there is none.
+    Python does not expose it to code that runs meanwhile, but it is the newest exception object of the process. Up to
+    Python 3.11 an exception that C code raises (`sys.exit(3)`) may not be an object yet; then the result is None.
     """
     holders = set()
     while frame is not None:
@@ -103,7 +103,7 @@ def _is_library(path: str) -> bool:
 
 
 def _written(path: str, line: int, name: str) -> str:
-    """`train.py:40 in step`, the file as seen from where the program runs, as short as that makes it."""
+    """`train.py:40 in step`, with the shortest path relative to `sys.path` or the working directory."""
     for folder in sys.path:
         if folder and path.startswith(folder + os.sep):
             path = min(path, path[len(folder) + 1 :], key=len)

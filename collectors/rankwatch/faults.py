@@ -1,4 +1,4 @@
-"""The boundary between us and training: errors of ours end here."""
+"""The boundary between the SDK and training: errors of the SDK end here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log.addHandler(logging.NullHandler())
 
 
 class Faults:
-    """What went wrong inside the SDK while training went on."""
+    """Errors inside the SDK that training did not see."""
 
     def __init__(self, recorder: Recorder, now: Callable[[], int]) -> None:
         self.count = 0
@@ -28,7 +28,7 @@ class Faults:
     def caught(self, error: Exception) -> None:
         """Count an error, keep it without its frames, and log it if none was logged in the last minute."""
         self.count += 1
-        # The frames would keep the step's tensors alive.
+        # Its traceback would keep the frames, and with them the step's tensors, alive.
         self.last = error.with_traceback(None)
         self._recorder.drop("errors")
         now_ns = self._now()

@@ -1,8 +1,8 @@
-"""Who this process is: from arguments, else from what its launcher left in the environment.
+"""The identity of this process: from arguments, else from what its launcher left in the environment.
 
-Sources in this order: torchrun, Slurm, MPI, Kubernetes, the process group that torch is in, one process alone; an
-argument beats each, field by field, and `source` says which one spoke. The launch must be equal on all ranks of one
-start and differ from the next start, so where a launcher gives nothing like that, one must be handed over (`launch=` or
+Sources in this order: torchrun, Slurm, MPI, Kubernetes, torch's process group, a single process; an argument overrides
+any of them, field by field, and `source` names the one that was used. The launch must be equal on all ranks of one
+start and differ from the next start. If the launcher provides no such text, it must be passed (`launch=` or
 RANKWATCH_LAUNCH).
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 LAUNCH_VARIABLE: Final = "RANKWATCH_LAUNCH"
 JOB_VARIABLE: Final = "RANKWATCH_JOB"
 TEXT_CHARACTERS_MAX: Final = 200
-"""Longest job or launch."""
+"""Longest name of a job or a launch."""
 AXES: Final = ("dp", "tp", "pp", "cp", "ep")
 _LOCAL_MASTERS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -40,14 +40,14 @@ class RankIdentity(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a launcher's variables say."""
+    """The values of a launcher's variables."""
 
     source: str
     rank: int
     world_size: int
     local_rank: int
     launch: str
-    """"" = this launcher does not name its starts."""
+    """"" if the launcher does not name its starts."""
     job: str = ""
     host: str = ""
 
@@ -70,7 +70,7 @@ def identify(
 
     Args:
         env: the process's environment.
-        job: the run's name; else RANKWATCH_JOB, else what Slurm or Kubernetes calls it.
+        job: the run's name; else RANKWATCH_JOB, else its name in Slurm or Kubernetes.
         launch: text that all ranks of this start share and no other start has.
         rank: global rank.
         world_size: number of ranks.
@@ -78,10 +78,10 @@ def identify(
         host: this machine's name.
         device_uuid: of the accelerator this rank drives.
         topology: any of dp, tp, pp, cp, ep; with none of them every rank is a data-parallel replica, dp = rank.
-        process_group: rank and world size that `torch.distributed` has, where it is initialized: what Lightning and
-            `torch.multiprocessing.spawn` leave no variables of.
-        start: tells this start on this host from every other, for launchers that do not name theirs, given whether this
-            process started all other ranks; `this_start`.
+        process_group: rank and world size of `torch.distributed`, if it is initialized; Lightning and
+            `torch.multiprocessing.spawn` set no variables.
+        start: returns a text that identifies this start on this host, for launchers that do not name theirs. Its
+            argument says whether this process started all other ranks; see `this_start`.
 
     Raises:
         ValueError: no job name, ranks that make no sense, or several hosts and no common launch.
@@ -97,7 +97,7 @@ def identify(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks")
     local_rank = found.local_rank if local_rank is None else local_rank
-    # A script that spawns its ranks itself names its master to torch alone, and mostly runs on one host.
+    # A script that spawns its ranks itself passes its master to torch only, and usually runs on one host.
     master = "localhost" if found.source == "torch" else ""
     launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start, master)
     for name, text in (("job", job), ("launch", launch)):
@@ -120,7 +120,7 @@ def identify(
 
 
 def _torchrun(env: Mapping[str, str]) -> _Found | None:
-    """torchrun, and whatever else sets RANK and WORLD_SIZE as PyTorch reads them."""
+    """torchrun, or any launcher that sets RANK and WORLD_SIZE as PyTorch reads them."""
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
@@ -179,7 +179,7 @@ def _kubernetes(env: Mapping[str, str]) -> _Found | None:
 
 
 def _torch(env: Mapping[str, str], process_group: tuple[int, int] | None) -> _Found | None:
-    """What torch was told by a launcher that sets neither RANK nor anything of a scheduler's."""
+    """Torch's process group, for launchers that set neither RANK nor a scheduler's variables."""
     if process_group is None:
         return None
     rank, world_size = process_group
@@ -189,7 +189,7 @@ def _torch(env: Mapping[str, str], process_group: tuple[int, int] | None) -> _Fo
 def _launch_of_this_host(
     env: Mapping[str, str], world_size: int, start: Callable[[bool], str], default_master: str
 ) -> str:
-    """A launch for ranks that all run here: the start of the process that started them, told apart from later ones."""
+    """A launch for ranks that all run on this host, from the start time of the process that started them."""
     local = (
         world_size == 1
         or env.get("LOCAL_WORLD_SIZE") == str(world_size)
@@ -200,20 +200,20 @@ def _launch_of_this_host(
             f"{world_size} ranks on several hosts need one name for this start: set {LAUNCH_VARIABLE} to the same text "
             "on all of them, another one each time (torchrun: pass --rdzv-id)"
         )
-    # Lightning's first process starts the others itself, and tells all of them so.
+    # Lightning's first process starts the others itself, and sets NODE_RANK for all of them.
     leads = world_size == 1 or ("RANK" not in env and "NODE_RANK" in env and env.get("LOCAL_RANK") == "0")
     text = start(leads)
     return f"{text}-{env['TORCHELASTIC_RESTART_COUNT']}" if "TORCHELASTIC_RESTART_COUNT" in env else text
 
 
 def this_start(leads: bool) -> str:
-    """What tells this start from all others on this host: when the process began that started its ranks."""
+    """A text unique to this start on this host: boot, PID and start time of the process that started its ranks."""
     pid = os.getpid() if leads else os.getppid()
     return f"{_boot()}-{pid:x}-{process_start_ticks(pid):x}"
 
 
 def process_start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (field 22 of its stat); 0 where /proc does not tell."""
+    """When a process started, in clock ticks since boot (field 22 of its stat); 0 if /proc does not show it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[19])

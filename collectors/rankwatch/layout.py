@@ -1,9 +1,9 @@
-"""The recorder file: where everything lies, and the words and cells it is made of.
+"""The recorder file: its layout, and the words and cells that it consists of.
 
 Little-endian, 2 MiB, one file for each (job, launch, rank, process). The rank writes everything but the directive
-cell, the agent writes only that one. Nobody ever waits for the other: single facts are words (one aligned 8-byte
-store), composed facts are cells (two copies, each with a checksum), records are ring entries with sequence number
-and checksum. So the file can be read at any moment, also after its writer was killed in the middle of a store.
+cell, the agent writes only that one. Neither waits for the other: single facts are words (one aligned 8-byte store),
+composed facts are cells (two copies, each with a checksum), records are ring entries with sequence number and checksum.
+So the file can be read at any moment, even after its writer was killed in the middle of a store.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RUNNING, HELD, LEFT = range(3)
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 NAMES_MAX: Final = 64
-"""Metrics, and phases, that one process can name; further ones are dropped and counted."""
+"""Different metrics, and different phases, of one process; further ones are dropped and counted."""
 NAME_BYTES_MAX: Final = 64
 NAME_ROW_BYTES: Final = 72
 NAME_EXACT: Final = 1
@@ -84,19 +84,19 @@ PHASES_PER_STEP_MAX: Final = 12
 PHASE_TIMES: Final = tuple(struct.Struct(f"<{count}f") for count in range(PHASES_PER_STEP_MAX + 1))
 """Nanoseconds of so many phases."""
 VALUES_OFFSET: Final = 128
-"""Last in the entry, so that the step's values can be gathered in place, with the further pages behind."""
+"""Last in the entry, so that values can be written in place during the step, with further pages behind."""
 PAGE_VALUES: Final = 16
-"""Metric i stands on page i // 16 at place i % 16: page 0 in the step entry, the others in values entries."""
+"""Metric i is on page i // 16 at index i % 16: page 0 in the step entry, the others in values entries."""
 PAGES: Final = NAMES_MAX // PAGE_VALUES
 
 KINDS: Final = ("train", "eval", "checkpoint")
 
 DETAIL_CHARACTERS_MAX: Final = 400
-"""Of an answer: 4 bytes each at most, in a cell of 1,896."""
+"""Longest detail of an answer: at most 4 bytes a character, in a cell of 1,896 bytes."""
 
 RING_SUFFIX: Final = ".ring"
 STACK_SUFFIX: Final = ".stack"
-"""Beside each ring: where faulthandler writes the rank's stacks."""
+"""File beside each ring, to which faulthandler writes the rank's stacks."""
 RESUME_FILE_SUFFIX: Final = ".resume.json"
 
 
@@ -104,33 +104,33 @@ class Directive(NamedTuple):
     """What an order asks of the rank now, as the agent writes it into the directive cell."""
 
     order: str
-    """"" where no order ever came, and only `proven` is told."""
+    """"" if no order is open, and only `proven` counts."""
     attempt: str
     phase: str
     """hold, do, go, release; closed clears the cell."""
     action: str = ""
     """pause, checkpoint, rollback, stop."""
     step: int = -1
-    """S: the rank holds at the boundary before this step."""
+    """The rank holds at the boundary before this step."""
     lease_s: float = 5.0
     checkpoint: str = ""
     location: str = ""
     checkpoint_step: int = -1
     k: int = 0
     mode: str = ""
-    """For rollback: full, weights; "" from a service that knows no modes: full."""
+    """For rollback: full or weights; "", from a service that knows no modes, means full."""
     proven: str = ""
-    """Whatever the order: the newest capture in this rank's memory that proved good. It is kept."""
+    """Independent of the order: the newest capture in this rank's memory that proved good. The rank keeps it."""
 
 
 class Answer(NamedTuple):
-    """What a rank said to the newest order it obeyed or refused."""
+    """A rank's answer to the newest order that it carried out or refused."""
 
     order: str = ""
     answer: str = ""
     """held, done, failed, passed, released, went."""
     step: int = -1
-    """The step whose boundary it stands at; after a rollback the step it goes on from."""
+    """The step before whose boundary the rank is; after a rollback the step it goes on from."""
     k: int = 0
     fingerprint: int = 0
     detail: str = ""
@@ -138,10 +138,10 @@ class Answer(NamedTuple):
 
 
 class Cell:
-    """One composed fact in two copies, so that a write which is cut off leaves the older copy whole.
+    """One composed fact in two copies, so that an interrupted write leaves the older copy whole.
 
-    A write fills the copy that is not current and then moves one word on; the word is what a reader compares to
-    learn that something changed. Exactly one process writes a cell.
+    A write fills the copy that is not current and then increments one word, by which a reader sees the change. Exactly
+    one process writes a cell.
     """
 
     _HEAD: Final = struct.Struct("<QII")
@@ -178,7 +178,7 @@ class Cell:
         return None
 
     def release(self) -> None:
-        """Let go of the mapping; the cell cannot be used afterwards."""
+        """Release the mapping; the cell cannot be used afterwards."""
         self.words.release()
 
     def _copy_offset(self, number: int) -> int:
@@ -199,22 +199,22 @@ def answer_cell(view: memoryview) -> Cell:
 
 
 def directive_cell(view: memoryview) -> Cell:
-    """What the agent asks; JSON of `Directive`."""
+    """The agent's newest directive; JSON of `Directive`."""
     return Cell(view, DIRECTIVE_OFFSET, METRICS_OFFSET - DIRECTIVE_OFFSET)
 
 
 def identity_cell(view: memoryview) -> Cell:
-    """Who the rank is and what its job can do; deflated JSON, since parameter names are many and alike."""
+    """The rank's identity and what its job can do; deflated JSON, since parameter names are many and similar."""
     return Cell(view, IDENTITY_OFFSET, RING_OFFSET - IDENTITY_OFFSET)
 
 
 def encode_directive(directive: Directive) -> bytes:
-    """The cell's text of a directive."""
+    """The content of a directive cell."""
     return json.dumps(directive._asdict(), separators=(",", ":")).encode()
 
 
 def decode_directive(payload: bytes) -> Directive:
-    """Read a directive; fields that a newer agent added are left out.
+    """Read a directive; fields that only a newer agent knows are ignored.
 
     Raises:
         ValueError: not a directive.
@@ -223,7 +223,7 @@ def decode_directive(payload: bytes) -> Directive:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The cell's text of an answer; the detail is cut to what fits, and made printable."""
+    """The content of an answer cell; the detail is cut to what fits, and made printable."""
     detail = "".join(letter if letter.isprintable() else " " for letter in answer.detail[:DETAIL_CHARACTERS_MAX])
     fields = answer._replace(detail=detail)._asdict()
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
@@ -268,7 +268,7 @@ def read_names(view: memoryview, table: int) -> list[tuple[str, int]]:
 
 
 def file_stem(text: str) -> str:
-    """A file name that a person recognises and no other text shares: cleaned, cut, and with a checksum.
+    """A readable file name that is unique to this text: cleaned, cut, and with a checksum.
 
     >>> file_stem("gpt/small run")
     'gpt_small_run-2be3e8f6'
@@ -282,10 +282,10 @@ def agent_lock_path(directory: str, job: str) -> str:
 
 
 def resume_path(directory: str, job: str) -> str:
-    """Where agents keep the advice for a relaunch of the job."""
+    """The file with the agents' advice for a relaunch of the job."""
     return os.path.join(directory, file_stem(job) + RESUME_FILE_SUFFIX)
 
 
 def stack_path(ring_path: str) -> str:
-    """Where the rank with this ring writes its stacks."""
+    """The file to which the rank with this ring writes its stacks."""
     return ring_path.removesuffix(RING_SUFFIX) + STACK_SUFFIX

@@ -1,7 +1,7 @@
-"""The training loop as the watch sees it: boundaries between steps, and what happens at them.
+"""The training loop as the watch sees it: the boundaries between steps, and what happens there.
 
-At a boundary the step before is written, orders are obeyed, captures are made, and the next step begins. This is also
-where orders reach what the job registered: its hooks, its state, its probe.
+At a boundary the last step is written, orders are carried out, captures are made, and the next step begins. Orders
+reach the job's registered hooks, state and probe through this module.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rankwatch.recorder import Recorder
 from rankwatch.state import MemoryTier, TrainingState
 
 PLACES_MAX: Final = 64
-"""Saves of which it is remembered where the data was: some bytes each, or what a loader's state takes."""
+"""Saves whose position in the data is remembered: a few bytes each, or the size of a loader's state."""
 TELL_LOST_EVERY_S: Final = 60.0
-"""What could not be recorded is told at most this often, as the sum since the last time."""
+"""Dropped records are reported at most this often, as the sum since the last report."""
 
 
 class Checkpoint(NamedTuple):
@@ -33,16 +33,16 @@ class Checkpoint(NamedTuple):
     id: str
     """TIER:ATTEMPT:STEP"""
     location: str
-    """What its save returned."""
+    """The location that the job's save returned."""
     step: int
-    """The step to go on from, as its save said."""
+    """The step to go on from, as registered with the save."""
     mode: str = "full"
-    """What goes back: full (weights, optimizer, schedulers, random states, data, step), weights (the registered objects
-    alone), or relaunch (new processes load it)."""
+    """What is restored: full (weights, optimizer, schedulers, random states, data, step), weights (the registered
+    objects alone), or relaunch (new processes load it)."""
 
 
 class Loop:
-    """One rank's loop. Its methods catch what goes wrong inside; only held orders make them wait."""
+    """One rank's loop. Its methods catch all errors of the SDK; they wait only while an order holds the rank."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Loop:
         self.next_step = 0
         self.in_step = False
         self.grace_s: float | None = None
-        """How long the launcher waits before it kills; goes with what ends the process."""
+        """The launcher's grace in seconds; recorded with the exception that ends the process."""
         self._left = ""
         self._broken_by: dict[str, Any] = {}
         self._launch = launch
@@ -84,7 +84,7 @@ class Loop:
         self._told: dict[str, int] = {}
         self._next_told_ns = 0
         self.notices: NoticeReader | None = None
-        """Where this rank says for its host what its agent has to say."""
+        """Prints the agent's notices in the training output; only on one rank of a host."""
         self._next_look_ns = 0
         recorder.on_switch_off.append(self._take_slot)
         self._take_slot()
@@ -93,12 +93,12 @@ class Loop:
         self._slot = self._recorder.directive.words
 
     def allow(self, *actions: str) -> None:
-        """Declare what the job can be told to do, besides pause and resume."""
+        """Declare which actions the job supports, besides pause and resume."""
         self._allowed += [action for action in actions if action not in self._allowed]
         self.declare()
 
     def declare(self) -> None:
-        """Tell what the job can do by what it has registered until now; no more than what is true of each way back."""
+        """Record which actions the job supports by what it has registered so far."""
         can = list(self._allowed)
         if self.restore is not None:
             can.append("rollback_disk")
@@ -112,14 +112,14 @@ class Loop:
             self._recorder.declare({"can": can})
 
     def halve(self, reason: str) -> None:
-        """A rollback to memory would leave something of the script where it is: it is not one in full."""
+        """Allow rollbacks to memory only in mode weights, because of `reason`: something of the script would stay."""
         if not self._halved:
             self._halved = reason
             self.declare()
 
     @property
     def _by_half(self) -> str:
-        """Why a capture in memory takes back the weights, but not all that belongs to them; "" if it does."""
+        """Why a capture in memory cannot restore everything, but only the weights; "" if it can."""
         if self.state is None or self.state.batches is None:
             return "watch.state has no data="
         return self._halved
@@ -131,17 +131,17 @@ class Loop:
 
         Args:
             step: the step that would come next.
-            adjoining: nothing but this boundary lies between the end of the last step and this one.
+            adjoining: the last step ended right here, so that its reading of the clocks can be used again.
 
         Returns:
-            The step that begins, another one after a rollback; STOP if the loop is to end.
+            The step that begins, another one after a rollback; STOP if the loop must end.
         """
         if self.in_step:
-            self._meter.mask = 0  # the step before was cut short: it is not recorded, nor are its values
+            self._meter.mask = 0  # an exception ended the last step: neither it nor its values are recorded
         try:
             if self._drawn is not None and self._drawn != self._batches_drawn():
                 self.halve("batches are drawn before the step that uses them begins")
-            self._drawn = None  # what a step draws that is then broken off was drawn within it
+            self._drawn = None  # a step that an exception ends has drawn its batches within it
             follower = self._follower
             if self._slot[0] != follower.seen or step >= follower.hold_step:
                 adjoining = False
@@ -165,7 +165,7 @@ class Loop:
         return step
 
     def _begin_probe(self, step: int) -> None:
-        """Before the meter's step begins, so that phases which are still open then belong to none."""
+        """Start the probe's step. Called before the meter's, so that phases still open then belong to no step."""
         assert self.probe is not None
         try:
             self.probe.step_begin(step, self._meter.k)
@@ -173,7 +173,7 @@ class Loop:
             self._faults.caught(error)
 
     def end(self) -> None:
-        """The step's work is done: write it."""
+        """End the step and write its record."""
         self.in_step = False
         meter = self._meter
         self.next_step = meter.step + 1
@@ -200,16 +200,16 @@ class Loop:
         return None if state is None or state.batches is None else state.batches.position
 
     def enter(self) -> None:
-        """The loop begins: orders are taken."""
+        """The loop begins: the rank takes orders from now on."""
         self.tell_left()
         self._left = ""
         self._broken_by = {}
         self._recorder.words[layout.STATE] = layout.RUNNING
 
     def leave(self, reason: str) -> None:
-        """The loop is over: end, break or stop. No further orders are taken.
+        """The loop is over; `reason` is end, break or stop. No further orders are taken.
 
-        A break may also be an exception on its way out, which only its end shows: `process_ends` or `crashed`.
+        A break may also be an exception that ends the process, which is known only in `process_ends` or `crashed`.
         """
         if not self._left:
             self._left = reason
@@ -218,37 +218,38 @@ class Loop:
                 self.tell_left()
 
     def broken_off(self, holder: FrameType | None) -> None:
-        """The loop that this frame holds is broken off: remember by what, in case that it ends the process."""
+        """The loop in this frame is left before its end: remember why, in case that ends the process."""
         try:
             self._broken_by = breaking(holder)
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
 
     def cut_short(self, error: BaseException, trace: TracebackType | None) -> None:
-        """An exception leaves a step, which was not done and is not recorded as if it were: remember it as well."""
+        """An exception leaves a step, which is then not recorded: remember it, in case it ends the process."""
         try:
             self._broken_by = described(error, trace)
         except Exception as ours:  # noqa: BLE001 - the boundary
             self._faults.caught(ours)
 
     def process_ends(self) -> None:
-        """Python shuts down. What broke off the loop was no exception that anybody has told of: tell it now."""
+        """Python shuts down: note the exception that ended the loop, if no hook has noted it."""
         by, broken = self._broken_by, self.in_step and not self._left
         broken |= self._left == "break" and by.get("type") in ENDS_PROCESS
         if broken and by.get("type") and by.get("code") != 0:
             self._note_end(by)
 
     def crashed(self, error: BaseException, trace: TracebackType | None) -> None:
-        """An exception ends the process. A loop that it broke off was not left."""
+        """An exception ends the process. If it ended the loop as well, the loop does not count as left."""
         try:
             self._note_end(described(error, trace))
         except KeyboardInterrupt:
-            self._note_end(described(error, trace))  # Ctrl-C comes twice: from the terminal and from the launcher
+            # Ctrl-C arrives twice, from the terminal and from the launcher; the second must not lose the note.
+            self._note_end(described(error, trace))
         except Exception as ours:  # noqa: BLE001 - the boundary
             self._faults.caught(ours)
 
     def tell_left(self) -> None:
-        """Note that the loop was left, once."""
+        """Record once that the loop was left."""
         if self._left and self._left != "told":
             try:
                 self._tell_lost(self._now())
@@ -302,21 +303,21 @@ class Loop:
         self._recorder.note("checkpoint_gone", fields, self._meter.step, self._meter.k, self._now())
 
     def loaded(self, checkpoint: Checkpoint, seconds: float) -> None:
-        """Tell that a checkpoint was loaded."""
+        """Record that a checkpoint was loaded."""
         fields = {"checkpoint": checkpoint.id, "seconds": seconds, "mode": checkpoint.mode}
         self._recorder.note("checkpoint_loaded", fields, checkpoint.step, self._meter.k, self._now())
 
     def _keep(self, step: int) -> None:
         if self.state is None or step == self._restored_at or self._id("memory", step) in self.memory:
-            return  # that very state is in memory already: it was just restored from there, or an order asked for it
+            return  # the same state is in memory already: just restored from there, or captured by an order
         begun_ns = self._now()
         for checkpoint in self.memory.make_room():
-            self._gone(checkpoint, "newer captures took its place")
+            self._gone(checkpoint, "newer captures replaced it")
         capture = self.state.capture(step)
         seconds = (self._now() - begun_ns) * 1e-9
         self.memory.add(self.saved(step, "", "memory", {"seconds": seconds, "bytes": capture.size_bytes}), capture)
 
-    # ---- what orders ask (rankwatch.directive.Actions) ---------------------------------------------------------------
+    # ---- orders (rankwatch.directive.Actions) ------------------------------------------------------------------------
 
     def proven(self, checkpoint: str) -> None:
         """See `Actions.proven`."""
@@ -326,24 +327,24 @@ class Loop:
         """See `Actions.refusal`."""
         ways = [action for action in self._can if action.startswith("rollback_")]
         if directive.action not in self._can and not (directive.action == "rollback" and ways):
-            return f"this job cannot {directive.action}: it can {', '.join(self._can)}"
+            return f"this job does not support {directive.action}; it supports {', '.join(self._can)}"
         return self._no_way_back(directive) if directive.action == "rollback" else ""
 
     def _no_way_back(self, directive: Directive) -> str:
         checkpoint, mode = directive.checkpoint, directive.mode or "full"
         if not checkpoint.startswith("memory:"):
             if mode != "full":
-                return f"{checkpoint} is on disk: mode {mode} is for captures in memory"
+                return f"{checkpoint} is on disk, but mode {mode} is only for captures in memory"
             if self.restore is None:
                 return f"{checkpoint} is on disk, and the job has no on_rollback"
             if self.state is not None and self.state.batches is not None and checkpoint not in self._places:
-                return f"this process did not save {checkpoint}, and does not know where the data was"
+                return f"this process did not save {checkpoint}, so the position of its data is unknown"
             return ""
         if checkpoint not in self.memory:
-            self._gone(checkpoint, "it was asked for and is not in memory")
+            self._gone(checkpoint, "it was requested and is not in memory")
             return f"{checkpoint} is not in memory any more"
         if mode == "full" and self._by_half:
-            return f"{checkpoint} would take back the weights alone (mode weights): {self._by_half}"
+            return f"{checkpoint} can restore only the weights (mode weights): {self._by_half}"
         return ""
 
     def checkpoint(self, step: int) -> str:
@@ -374,7 +375,7 @@ class Loop:
             if self.state is not None and self.state.batches is not None and checkpoint.id in self._places:
                 self.state.batches.move_to(*self._places[checkpoint.id])
         else:
-            raise ValueError(f"nothing here can load {directive.checkpoint}")
+            raise ValueError(f"this process cannot load {directive.checkpoint}")
         self.memory.drop_after(step)
         self._meter.go_back(step, directive.k)
         fingerprint = self.probe.after_restore() if self.probe is not None else 0

@@ -1,8 +1,8 @@
-"""The step that is being recorded: its values, phases, busy and waiting time; and the seam to the torch probe.
+"""The step that is being recorded: its values, phases, busy and waiting time; and the interface to the torch probe.
 
-This is the hot path of the training thread. One boundary reads the wall clock and the CPU clock once, for the step
-that ends and the one that begins; a phase mark reads the wall clock only; the CPU clock is read again only where
-busy time ends and begins: around data_wait and collective phases and the waits that the probe reports.
+This is the hot path of the training thread. A boundary reads the wall clock and the CPU clock once, for the step that
+ends and the one that begins; a phase mark reads the wall clock only. The CPU clock is read again only when busy time
+ends or begins: around data_wait and collective phases, and around the waits that the probe reports.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rankwatch.layout import NO_PHASE, PHASE, PHASE_ENTERED
 from rankwatch.recorder import Recorder
 
 IDLE_PHASES: Final = {"data_wait": False, "collective": True}
-"""Phases that are not busy time; True = the rank waits for other ranks."""
+"""Phases that are not busy time; True: the rank waits for other ranks."""
 KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
 """A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
 
 SAME_EDGE_NS: Final = 5_000
-"""Two edges of busy time closer than this share one reading of the CPU clock, a system call of 0.3 us: data_wait begins
-right after the boundary, and 5 us are a thousandth of a short step."""
+"""Changes of busy time closer together than this share one reading of the CPU clock, a system call of 0.3 us. data_wait
+begins right after the boundary, and 5 us are a thousandth of a short step."""
 EXACT_METRICS: Final = frozenset({"fingerprint", "nonfinite", "nonfinite_first"})
 """Metrics whose values are always 64-bit integers."""
 _RESERVED: Final = frozenset(
@@ -35,7 +35,7 @@ _RESERVED: Final = frozenset(
 
 
 class Sink(Protocol):
-    """What a probe writes to. For the training thread; nothing raises, what finds no room is counted.
+    """Where a probe writes. For the training thread; no method raises, and what has no room is counted.
 
     Times are monotonic nanoseconds (`time.monotonic_ns`).
     """
@@ -44,7 +44,7 @@ class Sink(Protocol):
         """Index of a metric in the file's name table, for `put` and `late`; -1 if there is no room."""
 
     def put(self, index: int, value: float) -> None:
-        """Set a value of the current step. The last one counts; NaN and Inf are values."""
+        """Set a value of the current step; a later one replaces it. NaN and Inf are values."""
 
     def put_exact(self, name: str, number: int) -> None:
         """Set a 64-bit signed integer of the current step: fingerprint, nonfinite, nonfinite_first."""
@@ -53,25 +53,25 @@ class Sink(Protocol):
         """Record values of a step that has ended; `step` and `k` are those of its `step_begin`."""
 
     def busy_off(self, now_ns: int, waiting: bool = True) -> None:
-        """Busy time ends here; `waiting` = the rank waits for others, so it counts as wait time. May nest.
+        """Busy time ends here; `waiting`: the rank waits for others, so it counts as wait time. May nest.
 
-        Call both from the training thread: it is this thread's CPU time that is read.
+        Call `busy_off` and `busy_on` from the training thread, whose CPU time they read.
         """
 
     def busy_on(self, now_ns: int) -> None:
-        """Busy time goes on. Whatever is still off at the end of a step is forgotten."""
+        """Busy time resumes. The end of a step discards an open `busy_off`."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """The context manager of a phase of the current step; one inside itself counts once."""
+        """The context manager of a phase of the current step; a phase nested in itself counts once."""
 
     def collective(self) -> None:
-        """One more collective was entered; shown at once in the progress block."""
+        """One more collective was entered; the progress block shows it at once."""
 
     def outside(self) -> None:
         """The step's work is done: what the loop does until the next step is no part of it."""
 
     def inside(self) -> None:
-        """It was not done: the step's work goes on."""
+        """The step's work goes on after all: takes back `outside`."""
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Record a small event; `kind` is one of `rankwatch.wire.EVENT_KINDS`."""
@@ -84,21 +84,21 @@ class Sink(Protocol):
 
 
 class Probe(Protocol):
-    """What the watch calls. `rankwatch.torch_probe.TorchProbe(sink, model, optimizer, ...)` is one."""
+    """A probe as the watch calls it; `rankwatch.torch_probe.TorchProbe` is one."""
 
     def step_begin(self, step: int, k: int) -> None:
-        """A step begins; its boundary is passed."""
+        """A step begins, after its boundary."""
 
     def step_end(self, step: int, k: int) -> None:
         """The loop's body of this step has ended; values may still be put."""
 
     def log(self, name: str, value: Any) -> None:
-        """A value that is no plain number: a tensor, on any device. Never wait for it."""
+        """Record a tensor, on any device. Must not wait for the device."""
 
     def after_restore(self) -> int:
-        """State was loaded in place. Forget what belonged to the old steps; return the parameters' fingerprint.
+        """State was loaded in place: discard the old steps' values and return the parameters' fingerprint.
 
-        Ranks that must be equal return equal numbers; 0 where parameters are sharded or not known.
+        Ranks that must be equal return equal numbers; 0 if parameters are sharded or unknown.
         """
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Probe(Protocol):
 
 
 class PhaseTimer:
-    """One named part of the step, as a context manager that is made once and used again."""
+    """One named part of the step, as a context manager that is created once and reused."""
 
     __slots__ = ("index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
 
@@ -151,7 +151,7 @@ class PhaseTimer:
 
 
 class NoPhase:
-    """Stands in for a phase that has no name left in the table, or that is already open."""
+    """Used for a phase that does not fit into the name table, or that is already open."""
 
     def __enter__(self) -> None:
         pass
@@ -164,12 +164,12 @@ NOTHING: Final = NoPhase()
 
 
 def _this_threads_clock() -> Callable[[], int]:
-    """CPU time of the calling thread, to be read from any thread: autograd calls hooks from threads of its own."""
+    """A clock of the calling thread's CPU time that any thread can read: autograd calls hooks from its own threads."""
     return partial(time.clock_gettime_ns, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 def _computes_with_several_threads() -> bool:
-    """Whether torch is loaded and spreads its work over threads, so that one thread's CPU time says little."""
+    """Whether torch is loaded and computes with several threads, so that one thread's CPU time says little."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() > 1
 
@@ -184,12 +184,12 @@ class StepMeter:
         now: Callable[[], int] = time.monotonic_ns,
         cpu: Callable[[], int] | None = None,
     ) -> None:
-        """Measure for the calling thread, the training thread.
+        """Measure the calling thread, which must be the training thread.
 
         Args:
             recorder: where entries go.
             now: monotonic nanoseconds.
-            cpu: CPU nanoseconds; else see `choose_cpu_clock`.
+            cpu: CPU nanoseconds; if None, see `choose_cpu_clock`.
         """
         self.recorder = recorder
         self.now = now
@@ -228,11 +228,11 @@ class StepMeter:
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     def choose_cpu_clock(self) -> None:
-        """Read the CPU time of the training thread, or of the process if torch computes with several. Between steps."""
+        """Use the training thread's CPU clock, or the process's if torch uses several threads. Only between steps."""
         self.cpu = self._process_clock if _computes_with_several_threads() else self._thread_clock
 
     def begin(self, step: int, now_ns: int, cpu_ns: int) -> None:
-        """A step begins: its boundary is passed at this wall and CPU time."""
+        """Begin a step at this wall and CPU time."""
         if self.mask:
             self.flush()
         self.step = step
@@ -240,7 +240,7 @@ class StepMeter:
         self._begin_cpu_ns = self._read_cpu_ns = cpu_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
         self._off_depth = 0
-        if self.touched:  # what was marked between the steps belongs to none
+        if self.touched:  # phases marked between two steps belong to neither
             for phase in self.touched:
                 phase.ns = 0
             self.touched.clear()
@@ -251,7 +251,7 @@ class StepMeter:
         words[layout.POSITION] = self.k << 48 | step + 1
 
     def end(self, now_ns: int, cpu_ns: int) -> None:
-        """The step ends at this wall and CPU time; its entry is written."""
+        """End the step at this wall and CPU time, and write its entry."""
         words = self.words
         if not words[layout.OUTSIDE]:
             words[layout.OUTSIDE] = now_ns
@@ -280,7 +280,7 @@ class StepMeter:
         self.mask = 0
 
     def flush(self) -> None:
-        """Write what was put since the step ended as late values of that step; before the first step it is dropped."""
+        """Write values put since the step ended as late values of that step; drop those before the first step."""
         mask, self.mask = self.mask, 0
         if self.step < 0:
             self.recorder.drop("values_before_steps", mask.bit_count())
@@ -291,7 +291,7 @@ class StepMeter:
         self.recorder.write_values(self.step, self.k, self.now(), values, exact)
 
     def _lay_out(self, touched: list[PhaseTimer]) -> None:
-        """Write which phases the step had; most steps have the same as the one before."""
+        """Store which phases the step had; called only when they differ from the last step's."""
         extra = touched[layout.PHASES_PER_STEP_MAX :]
         for phase in extra:
             phase.ns = 0
@@ -303,14 +303,14 @@ class StepMeter:
         self.recorder.phase_index[: len(touched)] = bytes(phase.index for phase in touched)
 
     def go_back(self, step: int, k: int) -> None:
-        """A rollback was done: the next step is `step`, in attempt `k` of this launch."""
+        """After a rollback: the next step is `step`, in attempt `k` of this launch."""
         self.mask = 0
         self.k = k
         self.step = step - 1
         self.words[layout.POSITION] = k << 48 | step
 
     def phase(self, name: str) -> PhaseTimer | NoPhase:
-        """The context manager of a phase. A phase inside itself counts once."""
+        """The context manager of a phase. A phase nested in itself counts once."""
         phase = self.phases.get(name) or self._new_phase(name)
         return NOTHING if phase is None or phase.since else phase
 
@@ -360,7 +360,7 @@ class StepMeter:
     def busy_on(self, now_ns: int) -> None:
         """See `Sink.busy_on`."""
         self._off_depth -= 1
-        if self._off_depth == 0:  # below 0: it went off in a step that has ended
+        if self._off_depth == 0:  # below 0: the matching busy_off was in an earlier step
             off_ns = now_ns - self._off_ns
             self._idle_ns += off_ns
             self._idle_cpu_ns += self._cpu_at(now_ns) - self._off_cpu_ns

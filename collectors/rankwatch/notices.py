@@ -1,7 +1,7 @@
-"""What the agent has to say to whoever started the training: a token that is refused, a disk that takes nothing.
+"""The agent's notices for the person who started the training: a rejected token, a full disk.
 
-One small file for each job, beside its recorders. It is there as long as what it says holds; one rank of the host looks
-for it between steps and says it once, and `rankwatch jobs` says it on this machine.
+Each job has one small file beside its recorders, which exists as long as the trouble lasts. One rank of the host reads
+it between steps and prints each notice once, and `rankwatch jobs` prints it on this machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SUFFIX: Final = ".notice"
 TEXT_CHARACTERS_MAX: Final = 600
 BYTES_MAX: Final = 8_192
 LOOK_EVERY_NS: Final = 2_000_000_000
-"""A look at a file that is not there takes 3 µs."""
+"""Interval between checks; one check of a missing file takes 3 µs."""
 SAID_MAX: Final = 8
-"""Different lines that one process says: a trouble that words itself anew must not fill the output."""
+"""Different notices that one process prints: trouble whose text keeps changing must not flood the output."""
 
 
 class Notice(NamedTuple):
@@ -33,7 +33,7 @@ class Notice(NamedTuple):
 
 
 def notice_path(directory: str, job: str) -> str:
-    """Where the agent of a job keeps its notice."""
+    """The file in which a job's agent keeps its notice."""
     return os.path.join(directory, layout.file_stem(job) + SUFFIX)
 
 
@@ -41,7 +41,7 @@ def write_notice(path: str, notice: Notice) -> None:
     """Replace the notice; one without a text removes it.
 
     Raises:
-        OSError: the directory takes nothing.
+        OSError: the file cannot be written or removed.
     """
     if not notice.text:
         with contextlib.suppress(FileNotFoundError):
@@ -55,7 +55,7 @@ def write_notice(path: str, notice: Notice) -> None:
 
 
 def read_notice(path: str) -> Notice | None:
-    """The notice; None where there is none that can be read."""
+    """The notice; None if there is none, or it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +80,7 @@ def notices_here(env: Mapping[str, str], uid: int) -> list[Notice]:
 
 
 class NoticeReader:
-    """Says each notice of a job once, in the training output."""
+    """Prints each notice of a job once, in the training output."""
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class NoticeReader:
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Say what is new. Never raises."""
+        """Print a new notice. Never raises."""
         notice = read_notice(self._path)
         if notice is not None and notice.text not in self._said and len(self._said) < SAID_MAX:
             self._said.add(notice.text)

@@ -1,4 +1,4 @@
-"""What became of a message that was to be published."""
+"""Outcomes of publishing a message."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """It is taken, durably."""
+    """The message is stored durably."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It will never be taken; `reason` is short and bounded, it becomes a label."""
+    """The message will never be accepted. `reason` is short and from a bounded set, since it becomes a label."""
 
     reason: str
     detail: str = ""
@@ -20,12 +20,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Not now. `after_s`: how long it was asked to wait, None if nothing was said."""
+    """Try again later. `after_s`: seconds that the service asked to wait, None if it did not."""
 
     reason: str
     after_s: float | None = None
     for_a_person: bool = False
-    """Waiting alone mends nothing: a wrong token, another job's token, no service named."""
+    """True if waiting alone does not help: a wrong token, another job's token, no service configured."""
 
 
 Outcome = Accepted | Refused | Later

@@ -1,6 +1,6 @@
-"""The other side of the recorder file: what an agent reads, and the one cell it writes.
+"""The agent's side of the recorder file: it reads everything, and writes one cell.
 
-Reading never disturbs the writer. What is overwritten, torn or unknown is counted and passed over.
+Reading never disturbs the writer. Overwritten, torn and unknown entries are counted and skipped.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from rankwatch.layout import Answer, Cell, Directive
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _HEAD: Final = struct.Struct("<I4sQ")
 POLL_ENTRIES_MAX: Final = layout.RING_ENTRIES
-"""Entries that one `poll` returns at most: the whole ring."""
+"""Most entries that one `poll` returns: the whole ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Who wrote the file. `identity` grows while the job declares what it is and can do; read it again on change."""
+    """The writer of the file. `identity` grows while the job declares what it can do; read it again after a change."""
 
     pid: int
     uid: int
     start_unix_ns: int
     start_monotonic_ns: int
     start_ticks: int
-    """Field 22 of /proc/PID/stat when the rank started; 0 unknown. With the pid it names the process for good."""
+    """Field 22 of /proc/PID/stat at the rank's start; 0 if unknown. With the pid it identifies the process uniquely."""
     identity: Mapping[str, Any]
     """job, launch, rank, world_size, local_rank, host, device_uuid, dp, tp, pp, cp, ep, source, can, parameters,
     replicated, optimizers, watched, stack_signal."""
     identity_number: int
-    """Counts the writes of the identity."""
+    """How often the identity was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,16 @@ Entry = StepEntry | ValuesEntry | Note
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What came since the last poll, in the order it was written."""
+    """Entries since the last poll, in the order in which they were written."""
 
     entries: list[Entry]
     lost: dict[str, int]
-    """Entries that are gone, by reason: ring (overwritten before they were read), torn, unknown."""
+    """Lost entries by reason: ring (overwritten before they were read), torn, unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressBlock:
-    """Where the rank is now. Each field is right by itself; a boundary may lie between two of them."""
+    """Where the rank is now. Each field is consistent by itself; a step may end between reading two of them."""
 
     step: int
     """-1 before the first."""
@@ -112,12 +112,12 @@ class ProgressBlock:
     state: str
     """running, held, left."""
     outside_ns: int = 0
-    """Monotonic clock since when it is outside of its step; 0 within a step."""
+    """Monotonic time since which the rank is outside of a step; 0 within a step."""
     answer: Answer = field(default_factory=Answer)
 
     @property
     def phase_since_ns(self) -> int:
-        """Since when it is in its phase; between phases, or without any, since its step began if that is later."""
+        """Since when the rank is in its phase; without a phase: since the last one ended, or the step began if later."""
         return self.phase_entered_ns if self.phase else max(self.phase_entered_ns, self.step_entered_ns)
 
 
@@ -130,8 +130,8 @@ class RingReader:
         writable: also map the directive cell for writing (`directives`).
 
     Raises:
-        ValueError: not a recorder file of a version we know, or one that is still being made.
-        OSError: it cannot be opened or mapped.
+        ValueError: not a recorder file of a known version, or still being created.
+        OSError: the file cannot be opened or mapped.
 
     Never open one in the process that records into the same file: closing it would drop that rank's lock.
     """
@@ -159,7 +159,7 @@ class RingReader:
         self._note_parts: list[bytes] = []
 
     def close(self) -> None:
-        """Give the mapping back."""
+        """Release the mapping and close the file."""
         self._words.release()
         for cell in (self._answer, self._identity, self.directives.cell):
             cell.release()
@@ -169,7 +169,7 @@ class RingReader:
 
     @property
     def header(self) -> Header:
-        """The header as it stands now."""
+        """The header, with the newest identity."""
         pid, uid, start_unix_ns, start_monotonic_ns, start_ticks = self._facts
         found = self._identity.read()
         number, payload = found if found is not None else (0, zlib.compress(b"{}"))
@@ -179,7 +179,7 @@ class RingReader:
 
     @property
     def identity_number(self) -> int:
-        """Changes when the identity was written again."""
+        """Number of the newest identity; changes with each write of it."""
         return int(self._identity.words[0])
 
     @property
@@ -188,7 +188,7 @@ class RingReader:
         return int(self._words[layout.HEAD])
 
     def owner_alive(self) -> bool:
-        """Whether another process holds the file's lock, that is, whether the rank lives. Takes no lock."""
+        """Whether another process holds the file's lock, which means that the rank lives. Takes no lock."""
         probe = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, probe))[0]
         return bool(kind != fcntl.F_UNLCK)
@@ -213,7 +213,7 @@ class RingReader:
         )
 
     def poll(self, limit: int = POLL_ENTRIES_MAX) -> Poll:
-        """Read what was written since, at most `limit` entries; advances `position`."""
+        """Read the entries since the last poll, at most `limit`; advances `position`."""
         poll = Poll([], {})
         while len(poll.entries) < limit:
             entry = self._take(poll)
@@ -224,9 +224,9 @@ class RingReader:
         return poll
 
     def _take(self, poll: Poll) -> bytes | None:
-        """The whole entry at `position`, moved on past what is gone; None where nothing is written yet."""
+        """The whole entry at `position`, after skipping lost ones; None if nothing is written there yet."""
         while True:
-            # The head before the entry: one that was still being written while we copied it is not torn.
+            # Read the head before the entry: an entry beyond that head is still being written, not torn.
             head = self.head
             at = layout.RING_OFFSET + (self.position - 1) % layout.RING_ENTRIES * layout.ENTRY_BYTES
             entry = bytes(self._view[at : at + layout.ENTRY_BYTES])
@@ -240,7 +240,7 @@ class RingReader:
                 _count(poll.lost, "ring", oldest - self.position)
                 self.position = oldest
             elif sequence > self.position:
-                _count(poll.lost, "ring", 1)  # overwritten while we looked
+                _count(poll.lost, "ring", 1)  # overwritten while it was read
                 self.position += 1
             else:
                 _count(poll.lost, "torn", 1)
@@ -278,7 +278,7 @@ class RingReader:
             if page != len(self._note_parts):
                 self._note_parts.clear()
                 if page != 0:
-                    return  # its first parts are gone, and were counted
+                    return  # its first parts are lost, and were counted
             self._note_parts.append(entry[layout.NOTE_OFFSET : layout.NOTE_OFFSET + length])
             if page + 1 == count:
                 text = json.loads(b"".join(self._note_parts))
@@ -308,32 +308,32 @@ class RingReader:
 
 
 class DirectiveSlot:
-    """The agent's hand on the directive cell. One writer: the holder of the agent's lock."""
+    """The agent's access to the directive cell. Only the holder of the agent's lock may write."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
 
     def write(self, directive: Directive) -> None:
-        """Tell the rank; it looks at its next step boundary, or within 2 ms while it is held.
+        """Write a directive; the rank reads it at its next step boundary, or within 2 ms while it is held.
 
         Raises:
-            ValueError: the directive is too long for the cell (its texts have about 3.5 KB).
+            ValueError: the directive is too long for the cell (about 3.5 KB of text fit).
         """
         self.cell.write(layout.encode_directive(directive))
 
     def read(self) -> Directive | None:
-        """What was last written, by this agent or the one before it; None if nothing, or cleared."""
+        """The directive that this agent or an earlier one wrote last; None if there is none, or it was cleared."""
         found = self.cell.read()
         directive = layout.decode_directive(found[1]) if found is not None else None
         return directive if directive is not None and directive.phase != "closed" else None
 
     def clear(self, order: str, attempt: str, proven: str = "") -> None:
-        """Say that the order is closed: nothing is asked any more but to keep the capture `proven`."""
+        """Close the order: the rank has nothing left to do but to keep the capture `proven`."""
         self.write(Directive(order, attempt, "closed", proven=proven))
 
     @property
     def proven(self) -> str:
-        """The capture that the rank was last told to keep, by this agent or the one before it; "" if none."""
+        """The capture that this agent or an earlier one asked the rank to keep; "" if none."""
         found = self.cell.read()
         return layout.decode_directive(found[1]).proven if found is not None else ""
 
@@ -345,7 +345,7 @@ def _checked_header(path: str, view: memoryview) -> tuple[int, int, int, int, in
         layout.HEADER.unpack_from(view, 0)
     )
     if (magic, version) != (layout.MAGIC, layout.VERSION):
-        raise ValueError(f"{path}: no recorder file of version {layout.VERSION}, or not yet one")
+        raise ValueError(f"{path}: not a recorder file of version {layout.VERSION}, or still being created")
     if (ring, entry, entries) != (layout.RING_OFFSET, layout.ENTRY_BYTES, layout.RING_ENTRIES):
         raise ValueError(f"{path}: unknown sizes {(ring, entry, entries)}")
     return pid, uid, start_unix_ns, start_monotonic_ns, ticks

@@ -1,7 +1,7 @@
 """The rank's side of the recorder file: creates it, keeps its lock, writes entries, words and names.
 
-Nothing here waits, and nothing grows: one mapping, two scratch buffers, two name tables of 64. Where no directory can
-take the file the recorder is off, which is the same code writing into a scrap of private memory. A forked child is
+Nothing here waits or grows: one mapping, two scratch buffers, two name tables of 64. If no directory can hold the file,
+the recorder is off: the same code writes into a small buffer of private memory. The recorder of a forked child is
 switched off the same way, since its parent goes on writing.
 """
 
@@ -33,10 +33,10 @@ _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
-    """One rank's recorder file, or nothing that can be told from it where there is no room.
+    """One rank's recorder file; if it is off, the methods work the same and record nothing.
 
-    For the training thread only. `path` is None while it is off. `dropped` counts by reason what could not be
-    recorded. After construction no method raises for lack of space.
+    For the training thread only. `path` is None while the recorder is off. `dropped` counts by reason what could not
+    be recorded. After construction no method raises for lack of space.
     """
 
     def __init__(self, view: memoryview, path: str | None, descriptor: int = -1) -> None:
@@ -68,7 +68,7 @@ class Recorder:
         monotonic_ns: int,
         unix_ns: int,
     ) -> Recorder:
-        """Reserve, map and lock a new file in the first place that takes it; warn once and be off if none does.
+        """Reserve, map and lock a new file in the first directory that accepts it; if none does, warn and be off.
 
         Args:
             identity: becomes the identity block; `job`, `launch` and `rank` also name the file.
@@ -92,7 +92,7 @@ class Recorder:
             recorder = cls.off()
         if recorder.path is None or unsafe:
             where = f"in {os.path.dirname(recorder.path)}" if recorder.path else "nothing"
-            # Who turns warnings into errors did not mean to lose a training run to this one.
+            # Where warnings are errors, this one must not end the training run.
             with contextlib.suppress(RuntimeWarning):
                 warnings.warn(f"rankwatch records {where}: {'; '.join(refusals)}", RuntimeWarning, stacklevel=3)
         recorder._unix_offset_ns = unix_ns - monotonic_ns
@@ -115,7 +115,7 @@ class Recorder:
         path = os.path.join(place, name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # Before the mapping: a store into a hole of a full tmpfs is SIGBUS, and that ends the training.
+            # Allocate before mapping: a store into a hole of a full tmpfs raises SIGBUS, which would end the training.
             os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             mapping = mmap.mmap(descriptor, layout.FILE_BYTES)
@@ -127,14 +127,14 @@ class Recorder:
         return cls(memoryview(mapping), path, descriptor)
 
     def switch_off(self) -> None:
-        """Write into private memory from now on; the file stays as it is."""
+        """Write into private memory from now on; the file does not change any more."""
         self.path = None
         self._map(_scrap())
         for take_new_views in self.on_switch_off:
             take_new_views()
 
     def close(self) -> None:
-        """Switch off and drop the lock, which tells the agent that this rank is gone."""
+        """Switch off and drop the lock; the agent then sees that this rank is gone."""
         if self.path is not None:
             self.switch_off()
             os.close(self._descriptor)
@@ -169,11 +169,11 @@ class Recorder:
     # ---- names -------------------------------------------------------------------------------------------------------
 
     def metric(self, name: str, *, exact: bool = False) -> int:
-        """Index of a metric, entered into the table if it is new; -1, counted, if there is no room for the name.
+        """Index of a metric, which is added to the table if new; -1, and counted, if there is no room for the name.
 
         Args:
             name: at most 64 bytes of UTF-8.
-            exact: its values are 64-bit integers, carried bit by bit. Fixed by the first call with this name.
+            exact: its values are 64-bit integers, stored without rounding. The first call with a name decides.
         """
         index = self._metrics.get(name)
         if index is None:
@@ -185,11 +185,11 @@ class Recorder:
         return index
 
     def is_exact(self, index: int) -> bool:
-        """Whether the metric carries integers."""
+        """Whether the values of this metric are integers."""
         return index >= 0 and bool(self._exact >> index & 1)
 
     def phase(self, name: str) -> int:
-        """Index of a phase, or -1, counted, if there is no room for the name."""
+        """Index of a phase; -1, and counted, if there is no room for the name."""
         index = self._phases.get(name)
         if index is None:
             index = self._enter(self._phases, layout.PHASES_OFFSET, name, 0)
@@ -241,7 +241,7 @@ class Recorder:
         phases_ns: list[int],
         mask: int,
     ) -> None:
-        """Write the step entry with what is in `floats`, `integers` and `phase_index`, and values beyond page 0.
+        """Write the step entry from `floats`, `integers` and `phase_index`, and values entries for further pages.
 
         Args:
             step: the step that ended.
@@ -249,12 +249,12 @@ class Recorder:
             kind: index in `layout.KINDS`.
             relative_step: steps begun since this process started.
             end_ns: monotonic time of the end.
-            step_ns: how long it took.
-            busy_ns: of it, work of this rank's own.
+            step_ns: its duration.
+            busy_ns: the part in which the rank did its own work.
             busy_cpu_ns: CPU time of that work.
-            wait_ns: of it, waiting for other ranks.
-            phases_ns: each phase in `phase_index`, at most 12.
-            mask: bit i set = metric i has a value.
+            wait_ns: the part in which it waited for other ranks.
+            phases_ns: duration of each phase in `phase_index`, at most 12.
+            mask: bit i is set if metric i has a value.
         """
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
@@ -274,8 +274,8 @@ class Recorder:
         """Write values that arrived after their step ended, as values entries of that step.
 
         Args:
-            step: the step they belong to.
-            k: the k they belong to.
+            step: the step that the values belong to.
+            k: the k of that step.
             now_ns: monotonic time.
             values: by metric index; negative indices were counted when the name was refused.
             exact: the same for metrics that carry integers.
@@ -294,7 +294,7 @@ class Recorder:
         self._write_pages(late, step, k, now_ns + self._unix_offset_ns, mask)
 
     def _write_pages(self, scratch: _Scratch, step: int, k: int, unix_ns: int, mask: int) -> None:
-        # Page 0 was written, or is the one that is written first: the other pages move into its place.
+        # Page 0 is written before the others, so they can be copied over it.
         for page in range(layout.PAGES):
             present = mask >> page * layout.PAGE_VALUES & 0xFFFF
             if present:
@@ -308,7 +308,7 @@ class Recorder:
                 self._publish(scratch)
 
     def note(self, kind: str, fields: Mapping[str, Any], step: int, k: int, now_ns: int) -> None:
-        """Write a small event, over up to 8 entries. Texts are cut to 400 characters if it would be longer."""
+        """Write a small event in up to 8 entries. If it does not fit, its texts are cut to 400 characters."""
         text = _note_text(kind, fields)
         if len(text) > layout.NOTE_PART_BYTES * layout.NOTE_PARTS_MAX:
             text = _note_text(kind, {name: _cut(value) for name, value in fields.items()})
@@ -337,7 +337,7 @@ class Recorder:
 
 
 class _Scratch:
-    """Where an entry is made: its bytes, and the values of all pages by metric index, page 0 in the entry itself."""
+    """A buffer for one entry, and the values of all pages by metric index; page 0 lies in the entry itself."""
 
     __slots__ = ("body", "entry", "floats", "integers", "pages")
 

@@ -1,4 +1,4 @@
-"""Whether another launch trains under the same job name on this host: two jobs that nobody could tell apart."""
+"""Finds another launch that trains under the same job name on this host: the service could not tell the two apart."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rankwatch.reader import RingReader
 def launches_at_once(directories: Iterable[str], job: str, launch: str) -> list[str]:
     """Other launches of this job with a living process that trains here.
 
-    Never raises: what cannot be read is no reason against a start.
+    Never raises: an unreadable file must not prevent a start.
     """
     found: set[str] = set()
-    # Closing a file that this process records into would drop its lock (rankwatch.reader).
+    # Closing a file that this process records into would drop its lock (see rankwatch.reader), so these are skipped.
     ours = f"-p{os.getpid()}-"
     for directory in directories:
         try:
@@ -27,7 +27,7 @@ def launches_at_once(directories: Iterable[str], job: str, launch: str) -> list[
 
 
 def _launch(path: str, job: str) -> str:
-    """The launch of a living rank of this job that has not left its loop; "" of any other file."""
+    """The launch of a living rank of this job that has not left its loop; "" for any other file."""
     try:
         reader = RingReader(path)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Makes sure that an agent runs beside the job.
+"""Starts the agent of a job on this host, unless it runs.
 
-Whichever local rank finds the agent's lock free starts one. The agent takes the lock itself and ends at once if it is
-taken, so races are harmless. It lives in a session of its own, since launchers kill the group of a failed rank, and
+Any local rank that finds the agent's lock free starts one. The agent takes the lock itself and ends at once if it is
+taken, so races are harmless. It has its own session, since launchers kill the process group of a failed rank, and
 inherits neither output nor descriptors, which would keep a user's pipeline open.
 """
 
@@ -18,7 +18,7 @@ from rankwatch import layout
 
 _FLOCK: Final = Struct("hhqqi4x")
 START_S_MAX: Final = 10.0
-"""For a shell to start and end; on a machine that takes longer the job goes on without an agent."""
+"""Time for a shell to start and end; if it takes longer, the job goes on without an agent."""
 _RANK_VARIABLES: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
@@ -37,27 +37,27 @@ def ensure_agent(
     """Start the job's agent for this directory unless one holds the lock.
 
     Args:
-        directory: where this rank's recorder file lies.
+        directory: the folder of this rank's recorder file.
         job: the job's name.
-        env: this process's environment; the agent gets it without what makes a rank a rank.
-        url: the service; else the agent looks for it by itself.
+        env: this process's environment; the agent gets it without the variables of a rank.
+        url: base URL of the service; if None, the agent finds it by itself.
         token_file: file with the access token.
 
     Returns:
-        Whether one was started; False if one was there.
+        True if an agent was started; False if one was running.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the agent could not be started.
     """
     if lock_is_held(layout.agent_lock_path(directory, job)):
         return False
     command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job]
     command += ["--url", url] if url else []
     command += ["--token-file", token_file] if token_file else []
-    import subprocess  # noqa: PLC0415 - a sixth of what importing rankwatch would cost, and one rank a host needs it
+    import subprocess  # noqa: PLC0415 - a sixth of rankwatch's import time, and only one rank of a host needs it
 
     try:
-        # By way of a shell that ends at once, so that the agent is not a child which the training process has to reap.
+        # Started by a shell that ends at once, so that the training process need not reap the agent as its child.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", *command],
             env=_agent_environment(env),
@@ -74,7 +74,7 @@ def ensure_agent(
 
 
 def lock_is_held(path: str) -> bool:
-    """Whether another process holds a POSIX lock on the file. Takes no lock; a file that is not there is not held."""
+    """Whether another process holds a POSIX lock on the file; False if there is no file. Takes no lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Lets the agent ask this rank for its stacks: a signal makes faulthandler write them into a file beside the ring.
+"""Lets the agent request this rank's stacks: on a signal, faulthandler writes them to a file beside the ring.
 
 The handler is C code that needs no interpreter lock, so it answers while the rank is blocked in a collective or loops
 in Python.
@@ -11,18 +11,18 @@ import signal
 from typing import Final
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 7
-"""Away from the real-time signals that runtimes use: threads take the first, debuggers and profilers the next few."""
+"""Away from the real-time signals in common use: threads use the first, debuggers and profilers the next few."""
 
 
 class StackFile:
-    """Where the stacks of all threads are written whenever the signal comes."""
+    """The file to which the stacks of all threads are written at each signal."""
 
     def __init__(self, path: str, number: int) -> None:
-        """Take the signal.
+        """Install the handler.
 
         Raises:
-            OSError: the file cannot be made.
-            ValueError: the number is no signal, or something else handles it.
+            OSError: the file cannot be created.
+            ValueError: the number is no signal, or the signal has a handler already.
         """
         if signal.getsignal(number) is not signal.SIG_DFL:
             raise ValueError(f"signal {number} has a handler already")
@@ -31,6 +31,6 @@ class StackFile:
         faulthandler.register(number, file=self._file, all_threads=True, chain=False)
 
     def close(self) -> None:
-        """Give the signal back."""
+        """Remove the handler and close the file."""
         faulthandler.unregister(self.number)
         self._file.close()

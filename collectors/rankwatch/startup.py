@@ -1,7 +1,7 @@
-"""`rankwatch.start`: from a process to its watch, with everything found out that the process can tell.
+"""`rankwatch.start`: creates the watch of this process, and finds out what the caller did not pass.
 
-The watch started last is the current one: `capture` and `restore` mean it, and an exception that ends the process is
-noted in it.
+The watch started last is the current one: `capture` and `restore` use it, and it records an exception that ends the
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankwatch.state import Capture
 from rankwatch.watch import Watch
 
 GRACE_S_MAX: Final = 3_600.0
-"""Nobody waits an hour for processes that were told to end."""
+"""No launcher waits an hour for processes that it asked to end."""
 
 _log = logging.getLogger("rankwatch")
 
@@ -58,28 +58,28 @@ def start(
     """Begin to watch this rank. Call it once, in the training thread, before the loop.
 
     Args:
-        job: the run's name; else RANKWATCH_JOB, or what the scheduler calls it.
+        job: the run's name; else RANKWATCH_JOB, or its name in the scheduler.
         launch: text that all ranks of this start share and no other start has; else from the launcher.
-        rank: this and the next four: else from torchrun, Slurm, MPI or Kubernetes, or from `torch.distributed` where
-            that is initialized already.
+        rank: global rank. This and the next four are else read from torchrun, Slurm, MPI or Kubernetes, or from
+            `torch.distributed` if it is initialized.
         world_size: number of ranks.
         local_rank: index on this host.
-        host: this machine.
-        device_uuid: of the accelerator this rank drives; else from CUDA_VISIBLE_DEVICES if that lists UUIDs.
-        topology: this rank's place: any of dp, tp, pp, cp, ep.
+        host: name of this machine.
+        device_uuid: UUID of this rank's accelerator; else from CUDA_VISIBLE_DEVICES if it lists UUIDs.
+        topology: this rank's index in any of dp, tp, pp, cp, ep.
         lockstep: ranks wait for each other in each step. False for rollouts, parameter servers, evaluation workers:
             each rank is then judged against its own past only.
-        relaunches: whether the launcher starts a job again whose processes were ended; else torchrun tells.
+        relaunches: whether the launcher restarts a job whose processes were ended; None: as torchrun's variables say.
         grace_s: seconds that the launcher waits between asking the ranks to end and killing them; None: 30, as torchrun
             and Slurm do. A job whose ranks have all ended within this and 15 s of the first was ended on request.
-        agent: make sure that an agent runs on this host. Without one the rank is recorded, and nobody reads it.
-        url: the service, handed to the agent; else it looks for it by itself.
-        token_file: file with the access token, handed to the agent.
-        stack_signal: asks this process for its stacks; None leaves signals alone.
-        env: the environment; os.environ if left out.
+        agent: start an agent on this host unless one runs. Without an agent the records are not read.
+        url: base URL of the service, for the agent; if None, the agent finds it by itself.
+        token_file: file with the access token, for the agent.
+        stack_signal: signal that requests this process's stacks; None installs no handler.
+        env: the environment; None: os.environ.
 
     Raises:
-        ValueError: arguments or environment that make no sense.
+        ValueError: invalid arguments or environment.
     """
     env = os.environ if env is None else env
     if grace_s is not None and not 0 <= grace_s <= GRACE_S_MAX:
@@ -99,7 +99,7 @@ def start(
     )
     places = directories(env, os.getuid())
     if identity.local_rank == 0 and (others := launches_at_once(places, identity.job, identity.launch)):
-        say(f"job {identity.job!r} trains on this host already, as launch {others[0]!r}: give one another job= name")
+        say(f"job {identity.job!r} already trains on this host as launch {others[0]!r}: give one of them another job=")
         if identity.source == "single":
             say("if both are ranks of one job: call rankwatch.start after torch.distributed.init_process_group")
     recorder = Recorder.create(
@@ -126,7 +126,7 @@ def start(
         try:
             ensure_agent(directory, identity.job, env, url=url, token_file=token_file)
         except OSError as error:
-            say(f"no agent could be started, and nobody reads what is recorded: {error}")
+            say(f"no agent could be started, so nothing is sent to the service: {error}")
     _make_current(watch)
     return watch
 
@@ -138,7 +138,7 @@ def _process_group() -> tuple[int, int] | None:
         if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
             return None
         return distributed.get_rank(), distributed.get_world_size()
-    except (AttributeError, RuntimeError, ValueError):  # half imported, or another thread takes it down
+    except (AttributeError, RuntimeError, ValueError):  # partly imported, or another thread destroys the group
         return None
 
 
@@ -179,7 +179,7 @@ def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> 
     try:
         watch.stacks = StackFile(layout.stack_path(recorder.path), number)
     except (OSError, ValueError) as error:
-        _log.warning("stacks of this rank cannot be asked for: %s", error)
+        _log.warning("stacks of this rank cannot be requested: %s", error)
         return
     recorder.declare({"stack_signal": number})
 

@@ -1,8 +1,8 @@
-"""What a job consists of and everything that decides its future: captured by copy, restored in place.
+"""The training state, which decides all further steps: captured by copy, restored in place.
 
-Equal state at the same step makes equal steps after it: the registered objects, where the data stands, and the random
-states of Python, NumPy, torch and CUDA, which are set last, since making a data iterator may draw from them. Neither
-torch nor NumPy is imported here: where they are not loaded they have no state.
+Equal state at the same step makes all later steps equal. It consists of the registered objects, the position in the
+data, and the random states of Python, NumPy, torch and CUDA. These are set last, since creating a data iterator may
+draw from them. This module imports neither torch nor NumPy: if they are not loaded, they have no state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 KEEP_MAX: Final = 16
-"""Captures kept in memory at most: each is a whole copy of model and optimizer."""
+"""Most captures kept in memory: each is a whole copy of model and optimizer."""
 
 
 class Capture(NamedTuple):
@@ -59,20 +59,20 @@ class Batches(Iterator[Any]):
         return batch
 
     def state(self) -> Any:
-        """Nothing: the position says it all."""
+        """None: the position is the whole state."""
         return None
 
     def move_to(self, position: int | None, state: Any = None) -> None:
-        """Rebuild at a position; at None the next batch builds it, as it was at the start."""
+        """Rebuild the iterator at a position; None: the next batch builds it, as at the start."""
         del state
         self._position = position or 0
         self._iterator = iter(self._build(position)) if position is not None else None
 
 
 class LoaderBatches(Iterator[Any]):
-    """The batches of a loader that keeps its state itself: one iterator for the loop, also after a restore.
+    """The batches of a loader with its own state, as one iterator that stays valid after a restore.
 
-    At the end of the loader it ends; iterating over it again begins the next epoch.
+    It ends with the loader; iterating over it again begins the next epoch.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -107,7 +107,7 @@ class LoaderBatches(Iterator[Any]):
         return copied(self._loader.state_dict())
 
     def move_to(self, position: int | None, state: Any) -> None:
-        """Give the loader its state back; the iterator is made now unless none had been at that time."""
+        """Restore the loader's state; the iterator is created now, unless none existed at the capture."""
         self._loader.load_state_dict(copied(state))
         self._drawn, self._ended = position or 0, False
         self._iterator = iter(self._loader) if position is not None else None
@@ -117,7 +117,7 @@ class TrainingState:
     """The registered objects of one rank."""
 
     def __init__(self, objects: Mapping[str, Any], data: Any = None) -> None:
-        """Register.
+        """Register objects and data.
 
         Args:
             objects: anything with `state_dict` and `load_state_dict`, by name.
@@ -125,7 +125,7 @@ class TrainingState:
                 `load_state_dict`.
 
         Raises:
-            ValueError: an object is neither.
+            ValueError: an object or the data is none of these.
         """
         for name, member in objects.items():
             if not _keeps_state(member):
@@ -138,7 +138,7 @@ class TrainingState:
             self.batches = LoaderBatches(data) if _keeps_state(data) else Batches(data)
 
     def capture(self, step: int) -> Capture:
-        """Copy everything. Call it at a step boundary: gradients are not kept."""
+        """Copy the whole state. Call it at a step boundary: gradients are not copied."""
         return Capture(
             step,
             {name: copied(member.state_dict()) for name, member in self._objects.items()},
@@ -150,11 +150,11 @@ class TrainingState:
     def restore(self, capture: Capture, *, objects_only: bool = False) -> None:
         """Load a capture into the same objects, clear gradients, move the data, then set the random states.
 
-        The capture stays whole: what is loaded are copies, since optimizers keep the tensors they are given.
+        The capture does not change: copies are loaded, since optimizers keep the tensors they are given.
 
         Args:
-            capture: what `capture` gave.
-            objects_only: leave the data and the random states where they are.
+            capture: a result of `capture`.
+            objects_only: leave the data and the random states as they are.
         """
         for name, member in self._objects.items():
             member.load_state_dict(copied(capture.states[name]))
@@ -171,16 +171,16 @@ class TrainingState:
 class MemoryTier:
     """The last few captures of this rank, by checkpoint id. They survive a rollback, not the process.
 
-    From two places on, one is reserved for the newest capture that proved good: captures go on after a fault, and must
-    not push out the state from before it. Until the service has said which one that is, the oldest stays: whatever is
-    known later, it is the likeliest to lie before the fault.
+    With two or more places, one is reserved for the newest capture that proved good: captures go on after a fault, and
+    must not evict the state from before it. Until the service has named that capture, the oldest is kept, since it is
+    the most likely to be from before a fault.
     """
 
     def __init__(self, keep: int, every: int) -> None:
-        """Set up.
+        """Begin without captures.
 
         Args:
-            keep: captures kept; 0 = none are made. Each takes as much host memory as model and optimizer.
+            keep: captures kept; 0: none are made. Each takes as much host memory as model and optimizer.
             every: steps between captures.
 
         Raises:
@@ -192,7 +192,7 @@ class MemoryTier:
             raise ValueError(f"every must be at least 1 step, not {every}")
         self.every = every if keep else 0
         self.proven = ""
-        """Id of the capture that the reserved place is for; "" and one that is not kept: the oldest."""
+        """Id of the capture in the reserved place; if "" or not kept, the oldest capture is reserved."""
         self._keep = keep
         self._captures: dict[str, Capture] = {}
 
@@ -204,21 +204,21 @@ class MemoryTier:
 
     @property
     def kept(self) -> list[str]:
-        """Ids of the captures that are there, oldest first."""
+        """Ids of the kept captures, oldest first."""
         return list(self._captures)
 
     @property
     def reserved(self) -> str:
-        """Id of the capture that others do not push out; "" where there is no place for one."""
+        """Id of the capture that newer ones do not evict; "" if there is no reserved place."""
         if self._keep < 2 or not self._captures:
             return ""
         return self.proven if self.proven in self._captures else next(iter(self._captures))
 
     def make_room(self) -> list[str]:
-        """Drop captures until there is a place for one more: before it is made, so that memory is bounded.
+        """Drop captures until there is room for one more. Call it before the capture, so that memory is bounded.
 
         Returns:
-            The ids of those that are gone: the oldest that are not reserved.
+            Ids of the dropped captures: the oldest that are not reserved.
         """
         gone = []
         while len(self._captures) >= self._keep:
@@ -232,12 +232,12 @@ class MemoryTier:
         self._captures[checkpoint] = capture
 
     def drop_after(self, step: int) -> None:
-        """Forget captures of steps that a rollback has undone."""
+        """Drop captures of steps that a rollback has undone."""
         self._captures = {name: kept for name, kept in self._captures.items() if kept.step <= step}
 
 
 def random_states() -> dict[str, Any]:
-    """The random states of whatever is loaded: python, numpy, torch, cuda."""
+    """The random states of the loaded libraries: python, numpy, torch, cuda."""
     states: dict[str, Any] = {}
     if (random := sys.modules.get("random")) is not None:
         states["python"] = random.getstate()
@@ -251,7 +251,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set what `random_states` returned."""
+    """Set random states that `random_states` returned."""
     if "python" in states:
         sys.modules["random"].setstate(states["python"])
     if "numpy" in states:
@@ -263,7 +263,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def copied(value: Any) -> Any:
-    """A deep copy in host memory: tensors by their values, without graph; containers as plain ones of their type."""
+    """A deep copy in host memory: values of tensors without their graph, containers of the same type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().cpu() if value.device.type != "cpu" else value.detach().clone()
@@ -276,7 +276,7 @@ def copied(value: Any) -> Any:
 
 
 def _like(value: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
-    """The same kind of mapping with fresh content: a module's OrderedDict carries `_metadata`, which loading reads."""
+    """A mapping of the same type with new content: a module's OrderedDict has `_metadata`, which loading reads."""
     twin = copy.copy(value)
     twin.clear()
     twin.update(fresh)

@@ -1,7 +1,7 @@
 """The two forms of a training loop: `for step in watch.steps(...)` and `with watch.step() as step`.
 
-Each turn of it is one step between two boundaries of the `Loop`. How the loop was left differs: a generator that is
-closed does not see the exception that closes it, a `with` does.
+Each iteration is one step between two boundaries of the `Loop`. The forms differ in how they see the loop's end: a
+generator does not see the exception that closes it, a `with` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankwatch.loop import Loop
 
 
 def steps(loop: Loop, max_steps: int, start: int) -> Iterator[int]:
-    """Yield the steps from `start` to `max_steps` - 1 as the loop's boundaries give them."""
+    """Yield the steps from `start` to `max_steps` - 1; a rollback at a boundary moves back, a stop ends them."""
     loop.allow("stop")
     loop.enter()
     step = start
@@ -35,7 +35,7 @@ def steps(loop: Loop, max_steps: int, start: int) -> Iterator[int]:
         reason = "break"
         loop.broken_off(sys._getframe().f_back)
         raise
-    except BaseException as error:  # an interruption, at whatever place between two steps it comes
+    except BaseException as error:  # Ctrl-C, for instance, while this generator runs between two steps
         reason = "break"
         loop.cut_short(error, error.__traceback__)
         raise

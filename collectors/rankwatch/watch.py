@@ -1,8 +1,8 @@
-"""What a training script uses: `rankwatch.start(...)` and the watch it returns.
+"""The interface for training scripts: the watch that `rankwatch.start(...)` returns.
 
-After `start` nothing here raises into the training loop, waits, or grows: what goes wrong is counted, the last error is
-kept and logged at most once a minute. Setup that makes no sense raises ValueError. Exceptions are an ordered hold,
-and the end of the process when a rollback was begun and nobody said go.
+After `start` nothing here raises into the training loop, waits, or grows: errors are counted, and the last one is kept
+and logged at most once a minute. Invalid setup raises ValueError. There are two exceptions: an order may hold the rank,
+and the process ends if a rollback has begun and no `go` arrives.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 
 class Watch:
-    """One rank's watch. For the training thread. Made by `rankwatch.start`.
+    """One rank's watch, created by `rankwatch.start`. For the training thread.
 
-    `errors` and `last_error` tell what went wrong inside without training seeing it.
+    `errors` and `last_error` report errors of the SDK, which training does not see.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class Watch:
     # ---- setup -------------------------------------------------------------------------------------------------------
 
     def torch(self, model: Any, optimizer: Any, **parts: Any) -> None:
-        """Measure what torch can tell: gradient norms, non-finite gradients, fingerprints, waits, device values.
+        """Measure through torch: gradient norms, non-finite gradients, fingerprints, waits, device values.
 
-        A further call adds to what is watched; what it says of `parts` then holds for all. Once the arguments are known
-        to be models and optimizers nothing raises. One line in the output of rank 0 says what is watched.
+        A further call adds models and optimizers; its `parts` then apply to all. After the arguments are checked,
+        nothing raises. One line in the output of rank 0 says what is watched.
 
         Args:
-            model: the module that is trained, as the loop calls it (a DDP wrapper included), or a list or dict of them.
-            optimizer: its optimizer, or a list or dict of them, in whatever wrapper a framework has put around it.
-            parts: see `rankwatch.torch_probe.TorchProbe`; each part can be left out.
+            model: the trained module, as the loop calls it (a DDP wrapper included), or a list or dict of them.
+            optimizer: its optimizer, or a list or dict of them; wrappers of frameworks are accepted.
+            parts: see `rankwatch.torch_probe.TorchProbe`; each is optional.
 
         Raises:
-            TypeError: something that is no model, or no optimizer.
-            ValueError: arguments that contradict each other.
+            TypeError: an argument is not a model or not an optimizer.
+            ValueError: the arguments contradict each other.
         """
         from rankwatch.torch_probe import TorchProbe  # noqa: PLC0415 - torch only for those who ask for it
 
@@ -97,16 +97,15 @@ class Watch:
         Args:
             data: a callable that builds an iterator of batches at a position (batches already drawn), or an iterable
                 with `state_dict` and `load_state_dict`. Read the batches from `batches`, within their step. Without
-                it a rollback to memory would take back the weights alone, which is done only where mode `weights` is
-                asked for.
-            keep: captures kept in host memory, each a whole copy of the registered state; 0 = none. From 2 on, one of
-                the places is reserved for the newest capture that proved good.
-            every: steps between two captures. A capture is proven by 20 clean steps after it and some 2 s: take more
-                than that, or it has been replaced before anybody knows that it is good.
+                data, a rollback to memory can restore only the weights, and is done only if mode `weights` is requested.
+            keep: captures kept in host memory, each a whole copy of the registered state; 0: none. With 2 or more, one
+                place is reserved for the newest capture that proved good.
+            every: steps between two captures. A capture is proven good by 20 clean steps after it and about 2 s: choose
+                more than that, or it is replaced before it is proven.
             objects: model, optimizer, scheduler, scaler, ...: anything with `state_dict` and `load_state_dict`.
 
         Raises:
-            ValueError: something that keeps no state, or numbers out of range.
+            ValueError: an object without state, or a number out of range.
         """
         loop = self._loop
         loop.memory = MemoryTier(keep, every)
@@ -117,16 +116,19 @@ class Watch:
 
     @property
     def batches(self) -> Iterator[Any]:
-        """The batches of `state(data=...)`: one iterator, at the right position also after a rollback in full."""
+        """The batches of `state(data=...)`: one iterator, which a full rollback moves back as well.
+        Raises:
+            ValueError: `state` was called without data, or not at all.
+        """
         state = self._loop.state
         if state is None or state.batches is None:
             raise ValueError("watch.batches needs watch.state(data=...)")
         return state.batches
 
     def on_checkpoint(self, save: _Hook) -> _Hook:
-        """Decorator: `save(step)` saves the state at the boundary before `step` and returns where it went.
+        """Decorator: `save(step)` saves the state at the boundary before `step` and returns its location.
 
-        A place with a scheme (`s3://...`) is taken to survive the host.
+        A location with a scheme (`s3://...`) is considered to survive the host.
         """
         self._loop.save = save
         self._loop.allow("checkpoint")
@@ -135,7 +137,8 @@ class Watch:
     def on_rollback(self, restore: _Hook) -> _Hook:
         """Decorator: `restore(checkpoint)` loads a `Checkpoint` from disk and returns the step to go on from.
 
-        It takes back everything that belongs to that step: also where the data is, and what the script counts.
+        It must restore everything that belongs to that step, including the position in the data and the script's own
+        counters.
         """
         self._loop.restore = restore
         self._loop.declare()
@@ -143,11 +146,11 @@ class Watch:
 
     @property
     def rolled_back(self) -> Checkpoint | None:
-        """What training went back to last inside this process, and in which mode; None as long as it has not."""
+        """The checkpoint of the last rollback inside this process, with its mode; None before the first."""
         return self._loop.rolled_back
 
     def allow(self, *actions: str) -> None:
-        """Declare what else this job can be told, for instance `relaunch` by a launcher of its own."""
+        """Declare further actions that this job supports, for instance `relaunch` with a custom launcher."""
         self._loop.allow(*actions)
 
     def tell_grace(self, seconds: float) -> None:
@@ -159,7 +162,7 @@ class Watch:
     def resume(self) -> Checkpoint | None:
         """The newest good checkpoint for a relaunch, as the service advises; None without advice.
 
-        With several hosts let rank 0 read it and broadcast it, so that all begin at the same one.
+        With several hosts, let rank 0 read and broadcast it, so that all ranks load the same one.
         """
         if self._directory is None:
             return None
@@ -178,10 +181,10 @@ class Watch:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def steps(self, max_steps: int, start: int = 0) -> Iterator[int]:
-        """Yield the steps from `start` to `max_steps` - 1; orders are obeyed between them.
+        """Yield the steps from `start` to `max_steps` - 1; orders are carried out between them.
 
-        After a rollback it goes on from the restored step; a stop ends it. Leaving the loop, in whatever way, tells
-        that this rank takes no further orders.
+        After a rollback the steps go on from the restored one; a stop ends them. However the loop is left, the rank
+        takes no further orders afterwards.
         """
         return stepping.steps(self._loop, max_steps, start)
 
@@ -189,9 +192,9 @@ class Watch:
         """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; then `close` at the end.
 
         Args:
-            step: its number; else the one after the last. After a rollback the number that comes out is the restored
-                one, whatever was asked for. Such a loop cannot be told to stop, and one that numbers all its steps
-                itself goes on counting from where it is: a rollback to memory takes back its weights alone.
+            step: its number; if None, the one after the last. After a rollback the `with` returns the restored step,
+                whatever was passed. Such a loop does not support stop. A loop that numbers its steps itself does not
+                move its counter back, so a rollback to memory can restore only its weights.
         """
         return stepping.SingleStep(self._loop, step)
 
@@ -211,10 +214,10 @@ class Watch:
             return NOTHING
 
     def log(self, **values: Any) -> None:
-        """Record values of this step: numbers, or tensors, which are never waited for. NaN and Inf are values.
+        """Record values of this step: numbers, or tensors, without waiting for a device. NaN and Inf are values.
 
         Between two steps, as in a logging callback, they belong to the step that has ended. A tensor on an accelerator
-        is recorded only within a step, after `torch(...)` was called; else it is dropped and counted.
+        is recorded only within a step and after a call of `torch(...)`; otherwise it is dropped and counted.
         """
         floats, known, mask = self._floats, self._plain, 0
         for name, value in values.items():
@@ -251,13 +254,13 @@ class Watch:
             self._recorder.drop("device_values")  # reading it would wait for the device; watch.torch(...) does not
 
     def declare(self, what: str, detail: str = "") -> None:
-        """Tell that training changes on purpose from this step on: its loss and its step time may go elsewhere.
+        """Declare that training changes intentionally from this step on: its loss and its step time may change.
 
-        A learning rate, a batch size or tokens that are logged (`lr`, `batch_size`, `tokens`) tell so by themselves.
+        Changes of a logged learning rate, batch size or token count (`lr`, `batch_size`, `tokens`) need no call.
 
         Args:
             what: the change in a word: "curriculum", "data mix", "sequence length".
-            detail: whatever helps who reads it later.
+            detail: further text for people who read it later.
         """
         try:
             self._meter.note("declared", {"what": str(what), "detail": str(detail)})
@@ -274,15 +277,15 @@ class Watch:
         size_bytes: int = 0,
         shards: int = 0,
     ) -> None:
-        """Register a checkpoint that the loop saved by itself.
+        """Register a checkpoint that the loop itself saved.
 
         Args:
             step: the step to go on from when it is loaded.
-            location: what `on_rollback` and `resume` will be given.
+            location: where it is; passed to `on_rollback` and returned by `resume`.
             tier: local survives the processes, remote survives the hosts.
             seconds: how long training stood still for it.
-            size_bytes: of this rank's part.
-            shards: how many ranks save a part of it and call this; 0 = every rank.
+            size_bytes: size of this rank's part.
+            shards: how many ranks save a part of it and call this; 0: every rank.
         """
         try:
             fields = {"seconds": seconds, "bytes": size_bytes, "shards": shards}
@@ -291,7 +294,7 @@ class Watch:
             self._faults.caught(error)
 
     def checkpoint_loaded(self, checkpoint: Checkpoint, seconds: float = 0.0) -> None:
-        """Tell that the loop loaded a checkpoint, for instance the one that `resume` advised."""
+        """Record that the loop loaded a checkpoint, for instance the one from `resume`."""
         try:
             self._loop.loaded(checkpoint, seconds)
         except Exception as error:  # noqa: BLE001 - the boundary
@@ -330,12 +333,12 @@ class Watch:
 
     @property
     def errors(self) -> int:
-        """Errors of ours that training did not see."""
+        """Number of errors of the SDK, which training did not see."""
         return self._faults.count
 
     @property
     def last_error(self) -> Exception | None:
-        """The newest of them."""
+        """The newest error of the SDK, without its traceback; None without one."""
         return self._faults.last
 
     @property
@@ -344,23 +347,23 @@ class Watch:
         return self._recorder.path is not None
 
     def crashed(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Note the exception that ends this process; the loop was not left then."""
+        """Record the exception that ends this process."""
         self._loop.crashed(error, trace)
 
     def say_notices(self, path: str) -> None:
-        """Say in the training output what the agent of this host has to say; it leaves that in this file."""
+        """Print the notices that the host's agent writes to this file in the training output."""
         self._loop.notices = NoticeReader(path, say)
 
     def at_exit(self) -> None:
-        """Python shuts down: tell what ends this process where nobody has yet, and end the watch.
+        """Python shuts down: record what ends this process, unless that was recorded, and end the watch.
 
-        The recorder's lock goes with the process, which may take its time to end: only then is it known how it did.
+        The recorder's lock is kept until the process is gone, since only then is it known how the process ended.
         """
         self._loop.process_ends()
         self._end()
 
     def close(self) -> None:
-        """End the watch and let the recorder file go, though the process goes on. Safe to call twice."""
+        """End the watch and close the recorder file while the process goes on. Safe to call twice."""
         atexit.unregister(self.at_exit)
         self._end()
         try:
@@ -373,7 +376,7 @@ class Watch:
             if self._loop.probe is not None:
                 self._loop.probe.close()
                 self._loop.probe = None
-            # A process that ends in the middle of a step has not left its loop: something made it end.
+            # A process that ends within a step has not left its loop in order: it must not be reported as finished.
             if not self._loop.in_step:
                 if self._meter.mask:
                     self._meter.flush()

@@ -1,9 +1,9 @@
 """The wire schema: what agents send and the service reads. Nothing here does I/O.
 
-One `Batch` is one message: a header and the records of one host's ranks of one attempt. Step and values records
-are columnar (`Table`), everything that comes once a second or more rarely is a list of small structs. As msgpack
-NaN and Inf survive; in the plain JSON form (`docs/design.md`, "Wire") a column is a list in which `null` is "not
-measured" and `"NaN"`, `"Inf"`, `"-Inf"` are values.
+One `Batch` is one message: a header and the records of one host's ranks of one attempt. Step and values records are
+columnar (`Table`); records that come once a second or more rarely are lists of small structs. Msgpack keeps NaN and
+Inf; in the plain JSON form (`docs/design.md`, "Wire") a column is a list in which `null` means "not measured" and
+`"NaN"`, `"Inf"`, `"-Inf"` are values.
 
 Fields are only ever appended and have defaults, so that version N reads N-1 and the other way round.
 """
@@ -54,7 +54,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """Who one rank of an attempt is. Rank numbers move between restarts; (host, device_uuid) does not."""
+    """Identity of one rank of an attempt. A restart may give a device another rank; (host, device_uuid) stays."""
 
     rank: int
     world_size: int
@@ -72,15 +72,15 @@ class RankInfo(msgspec.Struct, frozen=True):
     replicated: bool = False
     """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
     can: tuple[str, ...] = ()
-    """What the job can be told to do: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher).
+    """Actions that the job supports: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher).
 
-    `rollback` is one in full, inside the processes: of what lies in memory where `rollback_memory` is said too, of what
-    lies on disk where `rollback_disk` is. `rollback_weights`: it can take back its weights alone, from memory.
+    `rollback` is a full one inside the processes: from memory with `rollback_memory`, from disk with `rollback_disk`.
+    `rollback_weights`: it can restore its weights alone, from memory.
     """
     optimizers: int = 0
     """Optimizers that the torch probe watches; 0 = without one."""
     watched: str = ""
-    """What the torch probe watches of this job and what not, in one line; from one rank of the job."""
+    """One line on what the torch probe watches of this job and what not; from one rank of the job."""
     lockstep: bool = True
     """Ranks wait for each other in each step; False: each goes at its own pace, as rollouts and servers do."""
 
@@ -112,13 +112,13 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cpu_s: float = 0.0
     """CPU seconds the process has used."""
     answer_detail: str = ""
-    """For `done`: what the hook returned (a checkpoint's place); for `failed`: the error."""
+    """For `done`: what the hook returned (a checkpoint's location); for `failed`: the error."""
     outside_s: float = -1.0
-    """How long the work of its step is done and the next has not begun: it evaluates, saves, logs. -1 within a step."""
+    """Seconds since its step's work was done, while it evaluates, saves or logs; -1 within a step."""
 
 
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
-    """Counters of one device at one time. None means that the device or the driver does not tell."""
+    """Counters of one device at one time. None: the device or the driver does not have the counter."""
 
     device_uuid: str
     time_unix_ns: int
@@ -149,8 +149,8 @@ EVENT_KINDS: Final = (
     "rank_start",  # pid
     "rank_left",  # reason: end | break | stop; of a break: where, and type and message of what broke it, if known
     # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, where (in its code),
-    # pid, phase, left: its loop had ended in good order, exit_order: place among the ranks of this launch and host, 0
-    # went first, abrupt: nobody knows how, and Python did not shut down, grace_s: what the job says of its launcher
+    # pid, phase, left: its loop had ended normally, exit_order: index among the ended ranks of this launch and host,
+    # abrupt: how is unknown, and Python did not shut down, grace_s: the launcher's grace, as the job declares it
     "process_exit",
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
@@ -160,13 +160,13 @@ EVENT_KINDS: Final = (
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
-    "declared",  # what, detail: a change that people wanted, from all ranks or one
+    "declared",  # what, detail: an intended change, from all ranks or one
     "note",  # text
 )
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message. `boot` and `seq` number a sender's messages about a job: a repeat changes nothing, a gap is told."""
+    """One message. `boot` and `seq` number a sender's messages of a job: a repeat has no effect, a gap is reported."""
 
     schema: int
     job: str
@@ -186,7 +186,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OrderView(msgspec.Struct, frozen=True):
-    """An open order as the api tells it to agents. A later phase of the same order replaces an earlier one."""
+    """An open order as the api sends it to agents. A later phase of the same order replaces an earlier one."""
 
     order: str
     job: str
@@ -196,26 +196,26 @@ class OrderView(msgspec.Struct, frozen=True):
     action: str
     """pause, checkpoint, rollback, stop."""
     step: int = -1
-    """The step S at whose boundary ranks hold."""
+    """Ranks hold at the boundary before this step."""
     lease_s: float = 5.0
-    """How long a rank keeps what this phase asks without hearing more."""
+    """Seconds that this phase is valid for a rank without a renewal."""
     checkpoint: str = ""
     """Id of the registered checkpoint, for rollback."""
     location: str = ""
-    """Where that checkpoint lies, as its save said."""
+    """Location of that checkpoint, as registered with its save."""
     checkpoint_step: int = -1
     k: int = 0
     """For rollback: the k of the attempt that begins with `do`."""
     culprits: tuple[int, ...] = ()
     """For kill: ranks to end first."""
     renewal: int = 0
-    """Counts renewals of the lease: when it grows, agents write the same phase again and ranks' leases begin anew."""
+    """Number of renewals of the lease: when it grows, agents write the phase again, and the ranks' leases restart."""
     mode: str = ""
     """For rollback: full (weights, optimizer, schedulers, random states, data, step) or weights."""
 
 
 class ResumeAdvice(msgspec.Struct, frozen=True):
-    """The newest good checkpoint that survives the processes; agents keep it in a file for the next launch."""
+    """The newest good checkpoint that survives the processes; agents write it to a file for the next launch."""
 
     job: str
     checkpoint: str = ""
@@ -224,7 +224,7 @@ class ResumeAdvice(msgspec.Struct, frozen=True):
 
 
 class StackRequest(msgspec.Struct, frozen=True):
-    """The service wants to see where ranks of an attempt stand. An agent answers each (request, rank) once."""
+    """The service asks for stacks of ranks of an attempt. An agent answers each (request, rank) once."""
 
     request: str
     """Id; comes back as the field `order` of the event `stack_dump`."""
@@ -234,13 +234,13 @@ class StackRequest(msgspec.Struct, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What the command stream carries: all open orders of the job, the advice for a relaunch, wanted stacks."""
+    """One message of the command stream: all open orders of the job, the advice for a relaunch, stack requests."""
 
     orders: tuple[OrderView, ...] = ()
     resume: ResumeAdvice | None = None
     stacks: tuple[StackRequest, ...] = ()
     proven: str = ""
-    """Id of the newest good checkpoint in the ranks' memory: they keep it, whatever captures come after it."""
+    """Id of the newest good checkpoint in the ranks' memory: newer captures do not evict it."""
 
 
 class View(msgspec.Struct, frozen=True):

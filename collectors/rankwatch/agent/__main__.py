@@ -2,7 +2,7 @@
 `python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT]`.
 
 With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
-supervises a worker. Without one it is a daemon that sees to it that every job in the directory has an agent.
+supervises a worker. Without a job it is a daemon that starts an agent for every job in the directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NICENESS: Final = 10
 LOG_BYTES_MAX: Final = 256 * 1024
-"""Twice this lies in the recorder directory at most: the log and the one before it."""
+"""Largest size of the log. One rotated copy is kept, so a job's logs take at most twice this."""
 MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - compared with, not written to
 
 
@@ -117,7 +117,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _to_kafka(job: str, environment: Mapping[str, str]) -> Publish:
-    """The way to Kafka. Where it is described wrongly, everything waits in the spool, and the log says why."""
+    """Publish to Kafka. With invalid settings everything waits in the spool, and the log says why."""
     from rankwatch.kafka.settings import from_environment  # noqa: PLC0415
     from rankwatch.outcome import Later  # noqa: PLC0415
 
@@ -144,24 +144,24 @@ def spool_folder(directory: Path, job: str, environment: Mapping[str, str]) -> P
 
 
 def _private(folder: Path) -> Path:
-    """Make sure that the folder above is ours alone: anyone can make names in /var/tmp.
+    """Check that the parent folder belongs to this user: anyone can create names in /var/tmp.
 
     Raises:
-        PermissionError: it belongs to someone else.
+        PermissionError: the parent folder belongs to another user, or is a symbolic link.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.parent.is_symlink() or folder.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder.parent} belongs to someone else")
+        raise PermissionError(f"{folder.parent} belongs to another user")
     return folder
 
 
 def _be_a_good_neighbour() -> None:
-    """Yield to training: low priority, and not bound to the core of the rank that started us."""
+    """Yield to training: low priority, and not bound to the cores of the rank that started the agent."""
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     except OSError:
-        return  # a cpuset without any of these: it stays as it was
+        return  # a cpuset that allows none of these cores: the affinity stays as it was
 
 
 def _log_path(options: argparse.Namespace) -> Path:

@@ -1,6 +1,6 @@
 """One HTTP connection to the service: requests with a kept connection, and the command stream.
 
-Every wait has a time-out, every answer a bound. Each thread has its own channel; none is shared.
+Every wait has a time-out and every answer a size limit. A channel belongs to one thread.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from urllib.parse import urlsplit
 from rankwatch.agent.endpoint import Endpoint
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""A service that accepts and never answers costs one request this much; the spool fills meanwhile."""
+"""How long a request waits for a service that accepts connections and never answers; the spool fills meanwhile."""
 STREAM_SILENCE_S: Final = 25.0
-"""The api says something at least every 10 s; after two and a half times that the stream counts as dead."""
+"""The api sends something at least every 10 s; after two and a half times that the stream counts as dead."""
 ANSWER_BYTES_MAX: Final = 1024 * 1024
-"""Orders of one job: some 300 bytes each, and a job has few at once."""
+"""Largest answer: the orders of one job, about 300 bytes each, and a job has few at once."""
 LINE_BYTES_MAX: Final = ANSWER_BYTES_MAX
 
 
 class Unreachable(Exception):  # noqa: N818 - a fact about the network, not a mistake
-    """The service did not answer, or not in a way that can be understood. Always worth another try."""
+    """The service did not answer, or its answer cannot be read. Always worth a retry."""
 
 
 class Unconfigured(Unreachable):
-    """No service is named, or not in a way that could be called."""
+    """No service is configured, or its configuration is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the service said."""
+    """The service's answer to one request."""
 
     status: int
     body: bytes
@@ -52,7 +52,7 @@ class Channel:
         """POST one body and read the answer.
 
         Raises:
-            Unreachable: see there.
+            Unreachable: the service did not answer, or its answer cannot be read.
         """
         reused = self._connection is not None
         try:
@@ -64,15 +64,15 @@ class Channel:
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise Unreachable(f"{type(error).__name__}: {error}") from error
-        # A kept connection that the server has closed meanwhile says nothing about the server: once more on a
-        # new one. Repeats are harmless, every message has a number.
+        # The server may close an idle connection at any time, so one failure on a reused one is no failure of the
+        # service: try again on a new one. A repeat is harmless, since every message has a number.
         return self.post(path, body, content_type)
 
     def stream(self, path: str) -> Iterator[tuple[str, str]]:
         """GET a server-sent event stream and yield (event, data) until it ends.
 
         Raises:
-            Unreachable: see there; also when the stream falls silent.
+            Unreachable: the service did not answer, or sent nothing for `STREAM_SILENCE_S`.
         """
         self.close()
         connection = self._open(STREAM_SILENCE_S)
@@ -136,5 +136,5 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Seconds of a Retry-After header; the form with a date is not used by our service and counts as absent."""
+    """Seconds of a Retry-After header; a date counts as absent, since the service never sends one."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

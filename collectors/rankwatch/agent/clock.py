@@ -1,4 +1,4 @@
-"""The agent's clock: the wall for stamps, the monotonic one for durations."""
+"""The agent's clocks: wall time for timestamps, monotonic time for durations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class AgentClock(Protocol):
-    """Where the agent takes time from; tests hand in their own."""
+    """The source of time for the agent; tests pass their own."""
 
     def unix_ns(self) -> int:
         """Nanoseconds since 1970, for stamps only."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; the same clock that the ranks of this host use in their progress blocks."""
+        """Seconds that never decrease, by the clock that the ranks of this host use in their progress blocks."""
         ...
 
 

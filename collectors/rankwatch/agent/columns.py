@@ -1,7 +1,7 @@
-"""Rows of records to the wire's columnar `Table`, without numpy.
+"""Converts rows of records to the wire's columnar `Table`, without numpy.
 
 A column takes the narrowest type that keeps its values: integers as the difference to their minimum, floats as f4
-unless that would lose something (`_float_column`). Names are columns; rows that lack one get a cleared mask bit.
+unless that would lose digits (`_float_column`). Each name is a column; a row without a value has a cleared mask bit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rows:
         return len(self._steps) * (2 + len(self._floats) + len(self._integers)) >= CELLS_MAX
 
     def add(self, step: int, rank: int, floats: Iterable[tuple[str, float]], integers: Mapping[str, int]) -> None:
-        """Add one record. NaN is a value; what is not measured is left out of both."""
+        """Add one record. NaN is a value; leave out what was not measured."""
         row = len(self._steps)
         self._steps.append(step)
         self._ranks.append(rank)
@@ -69,7 +69,7 @@ class Rows:
             return None
         columns = {"step": _integer_column(self._steps, None), "rank": _integer_column(self._ranks, None)}
         for name in self._integers.keys() & self._floats.keys():
-            # Ranks do not agree on whether this metric is exact: then it is not.
+            # One rank logs this metric as an integer and another as a float: a column has one type, so all are floats.
             rows, numbers = self._integers.pop(name)
             more, floats = self._floats[name]
             both = sorted([*zip(rows, map(float, numbers), strict=True), *zip(more, floats, strict=True)])

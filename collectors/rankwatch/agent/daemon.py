@@ -1,4 +1,4 @@
-"""The daemon: sees to it that every job with a recorder in a directory has its agent."""
+"""The daemon: starts an agent for every job with a recorder in a directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rankwatch.spawn import ensure_agent
 
 LOOK_EVERY_S: Final = 0.5
 START_AGAIN_AFTER_S: Final = 10.0
-"""An agent that ends at once, for instance because its directory cannot be written, is not started in a loop."""
+"""Keeps an agent that ends at once, for instance because its directory is read-only, from being started in a loop."""
 
 
 def serve_all(directory: Path, environment: Mapping[str, str], url: str | None, token_file: Path | None) -> int:
-    """Start agents until told to stop (SIGTERM, Ctrl-C); they live on as long as their ranks. Returns 0."""
+    """Start agents until SIGTERM or Ctrl-C; the agents outlive the daemon, until their ranks end. Returns 0."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,10 +14,10 @@ from rankwatch.reader import Entry, StepEntry, ValuesEntry
 KNOWN_COLUMNS: Final = frozenset(
     ("step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s")
 )
-"""Columns that the recorder itself fills: a user's metric of the same name would contradict them."""
+"""Columns that the recorder fills: a user's metric of the same name is refused."""
 PHASE_PREFIX: Final = "phase."
 BULK_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Parameter names and stacks of one message. One rank's names are at most some 0.5 MB, one stack 64 KB."""
+"""Limit of parameter names and stacks in one message. One rank's names take at most 0.5 MB, one stack 64 KB."""
 
 
 class Numbering:
@@ -53,11 +53,11 @@ class Draft:
         self._values = Rows()
         self._only_train = True
         self.positions: dict[str, int] = {}
-        """By recorder: the last entry in here."""
+        """Recorder path to the sequence number of its last entry in this draft."""
 
     @property
     def full(self) -> bool:
-        """True when it should be sent before anything is added."""
+        """True when the draft should be sent before anything is added."""
         return self._steps.full or self._values.full or self._bulk_bytes >= BULK_BYTES_MAX
 
     @property
@@ -93,7 +93,7 @@ class Draft:
         self._bulk_bytes += len(event.fields.get("stack", ""))
 
     def introduce(self, rank: LocalRank) -> None:
-        """Say who this rank is, with the batch."""
+        """Add a rank's identity to the batch."""
         identity = rank.identity
         topology = {name: int(identity.get(name) or 0) for name in ("dp", "tp", "pp", "cp", "ep")}
         self._ranks[rank.rank] = wire.RankInfo(
@@ -114,7 +114,7 @@ class Draft:
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))
 
     def parcel(self, numbering: Numbering, unix_ns: int) -> Parcel:
-        """Encode what was collected."""
+        """Encode the draft as the next batch of this sender."""
         steps = self._steps.table()
         if steps is not None and self._only_train:
             del steps.columns["kind"]  # absent means train, which nearly all steps are

@@ -1,4 +1,4 @@
-"""Where the service is and what opens its door: argument, environment, or the user's configuration file."""
+"""Address and token of the service: from arguments, the environment, or the user's configuration file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Endpoint:
 
     url: str
     token: str = field(repr=False)
-    """Never logged: left out of repr."""
+    """Left out of repr, so that it is never logged."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be called.
+        """Validate both.
 
         Raises:
-            ValueError: the URL is not http or https, or has no host; or the token could not stand in a header.
+            ValueError: the URL is not http or https, or has no host; or the token is no valid header value.
         """
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http or https URL with a host: {self.url!r}")
         if not self.token.isascii() or any(character.isspace() for character in self.token):
-            raise ValueError("the token is not one word of ASCII characters")
+            raise ValueError("the token must be ASCII without spaces")
 
 
 def configuration_path(environment: Mapping[str, str]) -> Path:
-    """Where `rankwatch up` leaves URL and token: `RANKWATCH_INGEST_CONFIG`, else by the XDG rules."""
+    """The file to which `rankwatch up` writes URL and token: `RANKWATCH_INGEST_CONFIG`, else by the XDG rules."""
     named = environment.get("RANKWATCH_INGEST_CONFIG", "")
     if named:
         return Path(named)
@@ -46,7 +46,7 @@ def configuration_path(environment: Mapping[str, str]) -> Path:
 
 
 def _home(environment: Mapping[str, str]) -> Path:
-    """The user's folder, also where HOME is not set, as under many init systems and schedulers."""
+    """The user's home folder; many init systems and schedulers do not set HOME."""
     named = environment.get("HOME", "")
     if named:
         return Path(named)
@@ -57,7 +57,7 @@ def _home(environment: Mapping[str, str]) -> Path:
 
 
 def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Endpoint | None:
-    """Look for the service: arguments, then `RANKWATCH_URL` with `RANKWATCH_TOKEN`, then the user's file.
+    """Find the service: arguments first, then `RANKWATCH_URL` with `RANKWATCH_TOKEN`, then the user's file.
 
     A token file goes with either URL, and the token in the user's file with the URL beside it. None when no place
     names a service.
@@ -74,7 +74,7 @@ def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping
         if not token:
             local = _configured(configuration_path(environment))
             if local is None or local.url != url.rstrip("/"):
-                raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or hand over a token file")
+                raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or pass a token file")
             return local
         return Endpoint(url.rstrip("/"), token.strip())
     return _configured(configuration_path(environment))

@@ -1,8 +1,8 @@
-"""Notices that a rank's process ended, and how, without being its parent.
+"""Finds out that a rank's process ended, and how, without being its parent.
 
-A pidfd becomes readable when the process is dead. How it ended is asked of the kernel in this order: the pidfd itself
-(`PIDFD_GET_INFO`, Linux 6.15, once the parent has waited for it), /proc/PID/stat while it is a zombie, and else what
-the rank's own excepthook noted. What none of them knows is told as unknown, never guessed.
+A pidfd becomes readable when the process is dead. Its exit status comes from the first of these that has it:
+/proc/PID/stat while the process is a zombie, the pidfd (`PIDFD_GET_INFO`, Linux 6.15, once the parent has waited for
+it), and the note of the rank's own excepthook. If none has it, the status is reported as unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Final
 from rankwatch.agent.procfs import read_stat
 
 REAP_WAIT_S: Final = 0.5
-"""How long to ask again for the exit status of a process that is dead: between its last breath and its parent's
-wait() neither source may know yet. Half of the second within which an exit must be told."""
+"""How long to ask for the exit status of a dead process: between its death and its parent's wait() neither source may
+have it. Half of the second within which an exit must be reported."""
 
+# struct pidfd_info of linux/pidfd.h: mask, cgroup id, eleven process and user ids, exit status.
 _INFO: Final = struct.Struct("<QQ11Ii")
 _INFO_EXIT: Final = 1 << 3
 _PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
@@ -30,7 +31,7 @@ _PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How a process ended: `code` or `signal`; both None when nobody knows."""
+    """How a process ended: `code` or `signal`; both None if unknown."""
 
     code: int | None
     signal: int | None
@@ -49,14 +50,14 @@ UNKNOWN_EXIT: Final = ProcessExit(None, None, "unknown")
 
 
 class RankProcess:
-    """One process, held by a pidfd so that its PID cannot come to mean another one."""
+    """One process, held by a pidfd, so that its PID cannot be reused unnoticed."""
 
     def __init__(self, pid: int, start_ticks: int, proc: Path = Path("/proc")) -> None:
-        """Take hold of a process.
+        """Open a pidfd of a running process.
 
         Raises:
             ProcessLookupError: no process with this PID and start time exists (any more).
-            OSError: the kernel has no pidfds, or this user may not hold it.
+            OSError: the kernel has no pidfds, or this user may not open this one.
         """
         self.pid = pid
         self.start_ticks = start_ticks
@@ -76,12 +77,12 @@ class RankProcess:
         return True
 
     def exiting(self) -> bool:
-        """Whether it is on its way out, or gone."""
+        """Whether the process is exiting or gone."""
         stat = read_stat(self.pid, self._proc)
         return stat is None or stat.start_ticks != self.start_ticks or stat.exiting
 
     def exit_status(self) -> ProcessExit | None:
-        """How it ended, if that can be told now; None means ask again, or that it lives."""
+        """How the process ended; None while that is not known yet, or while it lives."""
         stat = read_stat(self.pid, self._proc)
         if stat is not None and stat.start_ticks == self.start_ticks and stat.state in "ZX":
             return ProcessExit.from_wait_status(stat.wait_status, "zombie")
@@ -90,17 +91,17 @@ class RankProcess:
         try:
             fcntl.ioctl(self.fd, _PIDFD_GET_INFO, info)
         except OSError:
-            return None  # older kernel: only the zombie could have told
+            return None  # an older kernel: only the zombie's stat has the status
         mask, *_, status = _INFO.unpack(info)
         return ProcessExit.from_wait_status(status, "pidfd") if mask & _INFO_EXIT else None
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Close the pidfd."""
         os.close(self.fd)
 
 
 class ExitWatch:
-    """Waits for many processes at once and tells them in the order in which they ended."""
+    """Waits for many processes at once and returns them in the order in which they ended."""
 
     def __init__(self) -> None:
         # The kernel appends to epoll's ready list as processes die, and poll() hands it out in that order: the
@@ -116,11 +117,11 @@ class ExitWatch:
         self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, process: RankProcess) -> None:
-        """Watch this process no more; call it before the process is closed."""
+        """Stop watching this process; call it before the process is closed."""
         self._epoll.unregister(process.fd)
 
     def wait(self, seconds: float) -> Iterator[int]:
-        """Descriptors that became readable within this time, first one first."""
+        """Descriptors that become readable within this time, earliest first."""
         for fd, _ in self._epoll.poll(max(0.0, seconds)):
             yield fd
 

@@ -1,7 +1,7 @@
-"""Device counters, once a second, from whichever source this host has.
+"""Device counters, read once a second from the source that this host has.
 
-They are read in a thread of their own: a driver that has lost a device can keep a call for many seconds, and that must
-hold up neither orders nor exits.
+They are read in a separate thread: a driver that has lost a device can block a call for many seconds, and that must
+delay neither orders nor exits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class GpuCounters(Protocol):
     """A source of device counters. It may take some milliseconds, and it never raises."""
 
     def sample(self, unix_ns: int) -> tuple[DeviceSample, ...]:
-        """Read all devices now; `unix_ns` becomes the samples' time. Counters that fail are None."""
+        """Read all devices now; `unix_ns` is the time of the samples. Counters that fail are None."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         ...
 
 
 class NoGpu:
-    """A host without devices that we can ask."""
+    """A host without devices that can be read."""
 
     def sample(self, unix_ns: int) -> tuple[DeviceSample, ...]:  # noqa: ARG002 - the Protocol's
         """Nothing."""
@@ -60,7 +60,7 @@ class GpuSampler(threading.Thread):
         return newest
 
     def close(self) -> None:
-        """Read no more; a call that hangs in the driver ends with the process."""
+        """Stop reading; a call that hangs in the driver ends with the process."""
         self._closed.set()
 
     def run(self) -> None:

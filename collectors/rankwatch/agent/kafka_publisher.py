@@ -1,4 +1,4 @@
-"""Telemetry's way to Kafka: a job's batches go to the brokers themselves; orders and views stay with the service."""
+"""Publishes a job's batches directly to Kafka; orders and views still go through the service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Outcome, Refused
 
 ANSWER_WITHIN_S: Final = STALL_S + 10.0
-"""The producer answers before that by itself: it gives back what brokers do not acknowledge."""
+"""Longer than the producer takes to return what brokers do not acknowledge, so this limit is only a safeguard."""
 
 
 class KafkaPublisher:

@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_gpus() -> GpuCounters:
-    """NVML's counters, or none where the library, the driver or a device is missing; said in one line."""
+    """NVML's counters, or none if the library, the driver or a device is missing; the log says which."""
     try:
         with warnings.catch_warnings():
-            # The deprecated package of the same name, which others pull in, complains here about itself.
+            # The deprecated package of the same name, which others depend on, warns about itself at import.
             warnings.simplefilter("ignore", FutureWarning)
             import pynvml  # noqa: PLC0415 - an extra; its absence is a normal case
     except ImportError:
@@ -50,7 +50,7 @@ class Nvml:
         ]
 
     def sample(self, unix_ns: int) -> tuple[DeviceSample, ...]:
-        """Read all devices; what a device does not tell is None."""
+        """Read all devices; a counter that a device does not have is None."""
         return tuple(self._sample(index, uuid, handle, unix_ns) for index, uuid, handle in self._devices)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Nvml:
         try:
             return question()
         except self._nvml.NVMLError:
-            return None  # this device or driver does not have the counter, or not now
+            return None  # this device or driver does not have the counter, or cannot read it now
 
 
 def _text(name: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""One message on its way to the service, and what became of it."""
+"""One message on its way to the service, and the records that are lost with it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Parcel:
 
 
 def without_records(body: bytes) -> tuple[bytes | None, Losses]:
-    """Take step and values records out of an encoded batch: the bulk of it, and of least worth when it is old.
+    """Remove step and values records from an encoded batch: they are most of it, and worth least when old.
 
     Returns:
-        The rest, None if nothing is left that matters; and what was taken out, as lost to the spool's bound.
+        The rest, None if nothing is left that matters; and the removed records, as lost to the spool's limit.
     """
     try:
         batch = wire.decode_batch(body)

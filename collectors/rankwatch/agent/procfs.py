@@ -1,4 +1,4 @@
-"""What /proc tells about one process of this user: state, CPU time, start time, exit status, caught signals."""
+"""Reads /proc for one process of this user: state, CPU time, start time, exit status, caught signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UTIME = 11
 _STIME = 12
 _STARTTIME = 19
 _EXIT_CODE = 49
-"""Places in /proc/PID/stat, counted from the field after the name (proc(5) calls that one field 3)."""
+"""Index in /proc/PID/stat, counted from the field after the name (field 3 in proc(5))."""
 _PF_EXITING = 0x4
 
 
@@ -28,9 +28,9 @@ class ProcessStat:
     cpu_ticks: int
     """User and system time, in clock ticks (`TICKS_PER_S`)."""
     exiting: bool
-    """On its way out: it has given up its files and locks, but may still be busy with it."""
+    """The process is exiting. It may have dropped its locks, and its memory may still take time to free."""
     start_ticks: int
-    """Start time since boot, in clock ticks: with the PID it names a process for good."""
+    """Start time since boot, in clock ticks: with the PID it identifies a process uniquely."""
     wait_status: int
     """Meaningful in state Z only: the status that the parent would get from wait()."""
 
@@ -41,7 +41,7 @@ def read_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name stands in parentheses and may hold anything, also blanks and parentheses.
+    # The name is in parentheses and may itself contain spaces and parentheses.
     fields = text[text.rfind(")") + 1 :].split()
     return ProcessStat(
         state=fields[_STATE],
@@ -53,7 +53,7 @@ def read_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
 
 
 def catches(pid: int, signal: int, proc: Path = Path("/proc")) -> bool:
-    """True when the process has a handler for this signal: without one the signal would end it."""
+    """True if the process has a handler for this signal; without one the signal would end it."""
     try:
         text = (proc / str(pid) / "status").read_text(errors="replace")
     except OSError:
@@ -65,7 +65,7 @@ def catches(pid: int, signal: int, proc: Path = Path("/proc")) -> bool:
 
 
 def wait_channel(pid: int, proc: Path = Path("/proc")) -> str:
-    """Name of the kernel function in which the process sleeps; "" when it runs or the kernel does not tell."""
+    """Name of the kernel function in which the process sleeps; "" if it runs or the kernel hides it."""
     try:
         name = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
     except OSError:

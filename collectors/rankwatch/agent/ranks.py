@@ -1,7 +1,7 @@
-"""The ranks of one job on this host: finds their recorders, reads them, and removes them when they are told.
+"""The ranks of one job on this host: finds their recorders, reads them, and removes them once all is sent.
 
 A recorder is removed when its process is gone, its last entry is settled (the service or the spool has it) and its
-exit was told. Beside each recorder lies a small file with the settled position, so that the next worker goes on there.
+exit is reported. A small file beside each recorder keeps the settled position, from which the next worker continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankwatch.layout import Directive
 from rankwatch.reader import Header, Note, Poll, RingReader
 
 ALL_TOLD: Final = 2**63
-"""Position beyond every entry: the last record and the exit are settled, the recorder may go."""
+"""Position beyond every entry: the last record and the exit are settled, and the recorder can be removed."""
 RANKS_MAX: Final = 512
 """Recorders read at once, living and dead: 1 GiB of mapped memory. Further ones wait until there is room."""
 UNREADABLE_MAX: Final = 4_096
@@ -42,42 +42,43 @@ class LocalRank:
     reader: RingReader
     header: Header
     process: RankProcess | None
-    """None: it was gone, or cannot be held, when the recorder was found; the recorder's lock tells then."""
+    """None if the process was gone when the recorder was found, or cannot be opened; then the recorder's lock shows
+    whether it lives."""
     settled: int
     """Sequence number of the last entry that the service or the spool has."""
     read: int
     """Sequence number of the last whole record that was read."""
     error: str = ""
-    """What its excepthook noted, "Type: message"."""
+    """The exception that its excepthook noted, as "Type: message"."""
     where: str = ""
-    """Where in its code that was, or where it broke off its loop."""
+    """Place in the code of that exception, or where the loop was left by `break`."""
     status: tuple[int | None, int | None] | None = None
     """Exit code and signal that follow from that exception; None without one."""
     ending: bool = False
-    """An exception is ending its process, out of the loop."""
+    """True while an exception that left the loop is ending the process."""
     left_by: str = ""
-    """How it said that it has left its loop: end, break or stop."""
+    """How the rank left its loop, by its own note: end, break or stop."""
     said_unix_ns: int = 0
-    """When it said either."""
+    """When the rank noted its exception or that it left."""
     last_sign_unix_ns: int = 0
-    """Of a process that was dead when its recorder was found: when it was last heard of."""
+    """For a process that was dead when its recorder was found: the last time in its progress block."""
     gone_since_s: float | None = None
-    """Monotonic time when its process, or its interest in us, was seen to be gone."""
+    """Monotonic time when the agent saw that the process ended or closed its recorder."""
     unlocked_since_s: float | None = None
-    """Monotonic time when it was first seen alive without its lock."""
+    """Monotonic time when the process was first seen alive without its lock."""
     closed: bool = False
-    """It has left and closed its recorder, and its process goes on with something else."""
+    """True if the process has closed its recorder and lives on."""
     exit_order: int | None = None
     """Place among the ranks of this launch and host in which its process ended; 0 is the first mover."""
     exit_told: bool = False
     introduced: tuple[str, int] = ("", 0)
-    """The attempt and identity number with which this rank was introduced last."""
+    """The attempt and identity number with which this rank was last introduced to the service."""
     directive: Directive | None = None
-    """What stands in its directive slot."""
+    """The directive in its slot."""
     renewal: int = 0
-    """Renewal of the order that was written there."""
+    """Renewal number of the order that the directive belongs to."""
     proven: str = ""
-    """The capture that it was told to keep, also there."""
+    """The capture in the same slot that the rank must keep."""
 
     @property
     def rank(self) -> int:
@@ -91,7 +92,7 @@ class LocalRank:
 
     @property
     def launch(self) -> str:
-        """What all processes that were started together share."""
+        """The launch, equal for all processes that were started together."""
         return str(self.header.identity.get("launch", ""))
 
     def attempt(self, k: int) -> str:
@@ -99,7 +100,7 @@ class LocalRank:
         return f"{self.launch}.{k}"
 
     def poll(self) -> Poll:
-        """Read what was recorded since; what cannot be understood is counted as lost."""
+        """Read the records since the last poll; unreadable ones are counted as lost."""
         try:
             poll = self.reader.poll()
         except (ValueError, KeyError, TypeError) as error:
@@ -110,7 +111,7 @@ class LocalRank:
         return poll
 
     def learn_end(self, note: Note) -> None:
-        """Take up what the rank itself notes of its end."""
+        """Store what the rank itself notes about its end."""
         fields = note.fields
         if note.kind not in ("exception", "rank_left"):
             return
@@ -122,7 +123,7 @@ class LocalRank:
             self.left_by = str(fields.get("reason", ""))
             return
         self.ending = not fields.get("left")
-        # Python ends a process that was interrupted, and nothing more, by the same signal.
+        # For an uncaught KeyboardInterrupt Python ends the process by SIGINT, so there is no exit code.
         interrupted = fields.get("type") == "KeyboardInterrupt" and "code" not in fields
         self.status = (None, signal.SIGINT) if interrupted else (fields.get("code", 1), None)
 
@@ -133,7 +134,7 @@ class LocalRank:
         try:
             self.header = self.reader.header
         except ValueError:
-            return False  # caught in the middle of two quick writes; the next look finds it whole
+            return False  # both copies are being rewritten; the next call reads a whole one
         return True
 
 
@@ -154,7 +155,7 @@ class LocalRanks:
         return len(self._ranks)
 
     def scan(self) -> list[LocalRank]:
-        """Look for new recorders; returns those found now."""
+        """Look for new recorders; returns the new ones."""
         try:
             names = [entry.name for entry in os.scandir(self._directory) if entry.name.endswith(layout.RING_SUFFIX)]
         except OSError as error:
@@ -178,7 +179,7 @@ class LocalRanks:
         return found
 
     def settle(self, positions: dict[str, int]) -> None:
-        """Note how far the service or the spool has each recorder, on disk too."""
+        """Store up to which entry the service or the spool has each recorder, on disk too."""
         for path, position in positions.items():
             rank = self._ranks.get(path)
             if rank is not None and position > rank.settled:
@@ -194,7 +195,7 @@ class LocalRanks:
         _delete(rank.path)
 
     def close(self) -> None:
-        """Let go of all recorders; their files stay."""
+        """Close all recorders; their files stay."""
         for rank in self._ranks.values():
             rank.reader.close()
             if rank.process is not None:
@@ -209,7 +210,7 @@ class LocalRanks:
         try:
             reader = RingReader(path, settled + 1, writable=True)
         except (ValueError, OSError):
-            return None  # still being made, or of another version: looked at again at the next scan
+            return None  # still being created, or of another version: the next scan tries again
         try:
             header = reader.header
         except ValueError:
@@ -229,7 +230,7 @@ class LocalRanks:
 
 
 def jobs_in(directory: Path, known: set[str]) -> dict[str, str]:
-    """Names of recorder files that are not known yet, with the job of each; for a daemon that serves all jobs."""
+    """Names of recorder files that are not in `known`, with the job of each; for a daemon that serves all jobs."""
     return {name: job for name, job, _ in _recorders(directory, known)}
 
 
@@ -239,7 +240,7 @@ def has_living_rank(directory: Path, job: str) -> bool:
 
 
 def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, bool]]:
-    """File name, job and whether its owner lives, of every recorder that is not known."""
+    """File name, job, and whether the owner lives, for every recorder that is not in `known`."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -261,7 +262,7 @@ def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, boo
 
 
 def _delete(path: str) -> None:
-    # The position last: as long as the recorder is there, it must stay known that all of it was told.
+    # The position last: a crash in between must not leave a recorder without it, which would be sent a second time.
     for each in (layout.stack_path(path), path, path + _POSITION_SUFFIX):
         try:
             os.unlink(each)
@@ -303,5 +304,5 @@ def _write_position(path: str, position: int) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        # Costs no more than records that are sent twice after a crash.
+        # Without it the worst is that records are sent twice after a crash.
         _log.debug("position of %s not kept: %s", path, error)

@@ -1,8 +1,8 @@
 """Carries the service's orders to the ranks of this host: into directive slots, or as SIGKILL.
 
-Orders are state, not events, and come by two ways (the stream, and answers to views), so an older state may arrive
-after a newer one. The relay therefore never goes back within an order, never writes an order to a rank of another
-attempt, and finds out from the slots themselves what the worker before it had written.
+Orders are state, not events, and arrive on two paths (the command stream, and answers to views), so an older state may
+arrive after a newer one. The relay therefore never goes back to an earlier phase of an order, never writes an order to
+a rank of another attempt, and reads from the slots what an earlier worker wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankwatch.agent.ranks import LocalRank
 from rankwatch.layout import Directive
 
 ORDERS_REMEMBERED: Final = 256
-"""Orders whose newest phase is kept in mind; a job has one open at a time, and closed ones do not come back."""
+"""Orders whose newest phase is remembered; a job has one open at a time, and closed ones do not come back."""
 
 FOLLOWED_BY: Final = {
     "view": {"hold", "do", "go", "release", "kill", "closed"},
@@ -34,7 +34,7 @@ FOLLOWED_BY: Final = {
     "kill": {"closed"},
     "closed": set[str](),
 }
-"""What may come after each phase, seen from an agent, which may have missed some in between."""
+"""Phases that may follow each phase; an agent may miss some in between."""
 _IN_SLOT: Final = ("hold", "do", "go", "release")
 
 _log = logging.getLogger(__name__)
@@ -51,16 +51,16 @@ class Relay:
         self._open: tuple[wire.OrderView, ...] = ()
         self._resume: wire.ResumeAdvice | None = None
         self.late = 0
-        """Phases that came after a later one, and were not written."""
+        """Phases that arrived after a later one, and were not written."""
 
     @property
     def urgent(self) -> bool:
-        """True while an order is open: then views are wanted every 50 ms."""
+        """True while an order is open: then views are due every 50 ms."""
         return bool(self._open)
 
     def apply(self, orders: wire.Orders) -> None:
-        """Obey everything that is open now. Applying the same again changes nothing."""
-        # The advice first: a kill below may be followed by a relaunch within milliseconds.
+        """Carry out all open orders. Applying the same orders again changes nothing."""
+        # The advice comes first: a kill below may be followed by a relaunch within milliseconds.
         if orders.resume is not None and orders.resume != self._resume:
             self._write_resume(orders.resume)
         self._supersede(orders)
@@ -78,8 +78,8 @@ class Relay:
     def attempt_of(self, rank: LocalRank, k: int, answered: str) -> str:
         """The attempt under which this rank is shown to the service in views.
 
-        While an order is open that is the order's attempt, also when the rank has gone back already and counts as
-        the next one: it is under the order's attempt that the service waits for its answer.
+        While an order is open, this is the order's attempt, even if the rank has rolled back already and belongs to
+        the next one: the service waits for the answer under the order's attempt.
         """
         written = rank.directive.order if rank.directive is not None else None
         for view in self._open:
@@ -88,7 +88,7 @@ class Relay:
         return rank.attempt(k)
 
     def _supersede(self, orders: wire.Orders) -> None:
-        """Where an order is new, those that are not named beside it have ended, whether or not that was heard."""
+        """Close the orders that a state with a new order no longer names, even if their end was never received."""
         named = {view.order for view in orders.orders if view.job == self._job}
         if named <= self._newest.keys():
             return
@@ -112,7 +112,7 @@ class Relay:
         return not late
 
     def _carry_out(self, view: wire.OrderView) -> None:
-        # Culprits first: what they hold up must not look like their doing to the others.
+        # Culprits first, so that the ranks that wait for them are not ended before them and blamed.
         for rank in sorted(self._ranks, key=lambda rank: (rank.rank not in view.culprits, rank.rank)):
             if rank.gone_since_s is not None or not self._concerns(view, rank):
                 continue
@@ -127,13 +127,13 @@ class Relay:
 
     def _concerns(self, view: wire.OrderView, rank: LocalRank) -> bool:
         if rank.directive is not None and rank.directive.order == view.order:
-            return True  # it has begun this order; a rollback has moved it to the next attempt
+            return True  # it has begun this order, even if a rollback has moved it to the next attempt
         return rank.attempt(rank.reader.progress().k) == view.attempt
 
     def _tell_proven(self, checkpoint: str) -> None:
-        """Say which capture is to be kept, to ranks whose slot holds no order: one that does is told afterwards."""
+        """Write which capture to keep into slots without an order; a slot with one gets it afterwards."""
         for rank in self._ranks:
-            # TIER:LAUNCH.k:STEP; what other processes of the job had in memory is not this rank's.
+            # TIER:LAUNCH.k:STEP. A capture in memory ended with the processes of its launch.
             mine = checkpoint if checkpoint.startswith(f"memory:{rank.launch}.") else ""
             if rank.gone_since_s is None and rank.directive is None and rank.proven != mine:
                 rank.reader.directives.clear("", rank.attempt(rank.reader.progress().k), mine)
@@ -182,14 +182,14 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
 
 
 def _kill(rank: LocalRank, view: wire.OrderView) -> None:
-    # SIGTERM would be no use: blocked ranks do not run Python handlers.
-    # The pidfd was taken with PID and start time compared: it is our rank, whatever became of its lock.
+    # SIGKILL, because a blocked rank does not run Python handlers for SIGTERM.
+    # The pidfd was opened with PID and start time compared, so this is our rank even if it lost its lock.
     if rank.process is None:
-        _log.warning("order %s: rank %d cannot be held, and is not killed", view.order, rank.rank)
+        _log.warning("order %s: rank %d is not killed: its process cannot be opened", view.order, rank.rank)
     elif rank.process.send(signal.SIGKILL):
         _log.info("order %s: killed rank %d", view.order, rank.rank)
 
 
 def resume_file(directory: Path, job: str) -> Path:
-    """Where the SDK looks for the advice."""
+    """The file in which the SDK looks for the advice for a relaunch."""
     return Path(layout.resume_path(str(directory), job))

@@ -1,4 +1,4 @@
-"""A rank's progress block and its exit as the wire tells them."""
+"""A rank's progress block and its exit as messages of the wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwatch.reader import ProgressBlock
 
 
 def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Progress:
-    """Say where a rank is; `now_s` is the monotonic clock of this host."""
+    """A rank's progress message; `now_s` is monotonic time of this host."""
     gone = rank.gone_since_s is not None
     stat = None if gone else read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
@@ -24,7 +24,7 @@ def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Pro
         phase_age_s=max(0.0, now_s - block.phase_since_ns / 1e9),
         step_age_s=max(0.0, now_s - block.step_entered_ns / 1e9),
         collective_seq=block.collective_seq,
-        # What an exception has ended works no more, though its process may take its time to go.
+        # A rank that an exception has ended does no more work, though its process may take a while to exit.
         state="exited" if (gone and not rank.closed) or (rank.ending and block.state != "left") else block.state,
         order=block.answer.order,
         answer=block.answer.answer,
@@ -39,28 +39,28 @@ def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Pro
 
 
 def start_event(rank: LocalRank) -> wire.Event:
-    """Say that a rank's process has begun to record."""
+    """The event that a rank's process has begun to record."""
     fields = {"pid": rank.header.pid, "source": rank.identity.get("source", "")}
     return wire.Event("rank_start", rank.header.start_unix_ns, rank.rank, fields=fields)
 
 
 def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_unix_ns: int) -> wire.Event:
-    """Say how a rank's process ended, and when it began to.
+    """The event that says how a rank's process ended, and when it began to end.
 
-    Where the kernel does not tell, what Python said before does; where neither does, that nothing was said means that
-    there was no time for it: `abrupt`, by a signal or `os._exit`.
+    If the kernel does not have the exit status, Python's note of an exception does. If there is no note either, Python
+    had no time to write one: the end was `abrupt`, by a signal or `os._exit`.
     """
     code, number, how = ended.code, ended.signal, ended.how
     if how == "unknown" and rank.status is not None:
         (code, number), how = rank.status, "excepthook"
     failed = number is not None or code not in (0, None)
-    # A loop that was broken off was left in good order only if that was not what ended the process.
+    # A loop that `break` left counts as finished only if the process did not fail afterwards.
     left = block.state == "left" and (rank.left_by in ("end", "stop") or not failed)
     broken_off = block.state == "left" and rank.left_by == "break"
     said = rank.status is not None or broken_off
     error = rank.error if said and not left else ""
     if broken_off and code and not error:
-        error = f"SystemExit: {code}"  # Python shut down in good order, and no exception explains the status
+        error = f"SystemExit: {code}"  # Python shut down normally, and no exception explains the status
     fields: dict[str, Any] = {
         "code": code,
         "signal": number,

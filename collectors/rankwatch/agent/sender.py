@@ -1,8 +1,8 @@
-"""Brings parcels to the service: in order, again and again while it does not answer, by way of the spool if need be.
+"""Sends parcels to the service: in order, with retries, and through the spool while the service does not answer.
 
-`put` never blocks, neither on the network nor on a disk: all of that happens in this thread. A parcel is settled (its
-records may be forgotten by the ring) once the service has accepted it or the spool holds it. Memory is bounded: when
-the service does not answer and the spool cannot be written, the oldest step records are given up and counted.
+`put` never blocks on the network or a disk: this thread does all of that. A parcel is settled (the ring may overwrite
+its records) once the service has accepted it or the spool holds it. Memory is bounded: if the service does not answer
+and the spool cannot be written, the oldest step records are dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rankwatch.agent.spool import Spool
 from rankwatch.outcome import Later, Outcome, Refused
 
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Waits for the sender at most. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: a request that takes its whole time-out of
-10 s lets 0.5 MB gather, so this is met only where the spool cannot be written either."""
+"""Most that waits in memory. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: during a request that takes its whole time-out
+of 10 s, 0.5 MB gather, so this limit is reached only if the spool cannot be written either."""
 MEMORY_EASY_BYTES: Final = 1024 * 1024
-"""While the spool is being sent, what is newer waits in memory up to this; then it goes to the spool's end."""
+"""While the spool is being sent, newer parcels wait in memory up to this size; then they are appended to the spool."""
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 2.0
-"""A refused connection costs next to nothing, and a service that is back should hear of hangs at once."""
+"""Short, because a refused connection costs little and a service that is back should learn of hangs at once."""
 TELL_AFTER_S: Final = 10.0
-"""A service that is started anew is back sooner; one that stays away for longer is told to whoever trains."""
+"""A service that restarts is back sooner; an outage longer than this is shown in the training output."""
 RETRY_AFTER_MAX_S: Final = 30.0
 """The longest wait that a service can ask for."""
 
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 Publish = Callable[[Sequence[bytes]], Sequence[Outcome]]
-"""Sends encoded batches in order, and says of each what became of it; fewer outcomes than batches mean that the rest
-was not tried. It must not raise."""
+"""Sends encoded batches in order and returns an outcome for each; fewer outcomes than batches mean that the rest was
+not tried. It must not raise."""
 
 
 def one_by_one(publish_one: Callable[[bytes], Outcome]) -> Publish:
-    """For a way that takes one batch at a time: nothing is tried after one that must wait."""
+    """Publish with a function that sends one batch; stops at the first batch that must be retried."""
 
     def publish(bodies: Sequence[bytes]) -> Sequence[Outcome]:
         outcomes: list[Outcome] = []
@@ -77,17 +77,17 @@ class Sender(threading.Thread):
 
     @property
     def behind(self) -> bool:
-        """True while the service does not answer: then fewer, larger messages are better."""
+        """True while the service does not accept telemetry: then fewer, larger messages are better."""
         return self._failures > 0
 
     @property
     def trouble(self) -> str:
-        """What a person must know about the way to the service; "" while there is nothing."""
+        """What a person must know about the connection to the service; "" if all is well."""
         return "; ".join(text for text in (self._way_trouble, self._refused, self._spool_trouble) if text)
 
     @property
     def idle(self) -> bool:
-        """True when every parcel put so far is settled and nothing more can be done about the spool now."""
+        """True when every parcel is settled and the spool is empty or cannot be sent now."""
         with self._condition:
             return not self._fresh and (self.behind or not self._spool)
 
@@ -101,19 +101,19 @@ class Sender(threading.Thread):
             self._condition.notify()
 
     def take_settled(self) -> dict[str, int]:
-        """Recorder paths with the newest settled sequence number, as far as not told before."""
+        """Newest settled sequence number by recorder path, for recorders that advanced since the last call."""
         with self._condition:
             settled, self._settled = self._settled, {}
             return settled
 
     def take_losses(self) -> Losses:
-        """What has been given up since the last call."""
+        """Records that were dropped since the last call."""
         with self._condition:
             losses, self._losses = self._losses, Losses()
             return losses
 
     def close(self, within_s: float) -> None:
-        """Send what is left for at most this long, spool the rest, and end."""
+        """Send for at most `within_s` seconds, spool the rest, and end the thread."""
         with self._condition:
             self._deadline_s = self._clock.monotonic_s() + within_s
             self._condition.notify()
@@ -160,7 +160,7 @@ class Sender(threading.Thread):
                 self._settle()
 
     def _ended(self, body: bytes, outcome: Outcome) -> bool:
-        """Whether nothing more is to be done about a batch; waits where it must come again."""
+        """Whether a batch is finished, accepted or refused; if it must be retried, waits before it returns False."""
         if isinstance(outcome, Later):
             self._wait(outcome)
             return False
@@ -181,7 +181,7 @@ class Sender(threading.Thread):
         if outcome.for_a_person or lasting:
             self._way_trouble = f"telemetry is kept here and not taken by the service: {outcome.reason}"
         self._spill()
-        # Jitter, so that the agents of a large job do not all come back in the same moment.
+        # Jitter, so that the agents of a large job do not all retry at the same moment.
         if outcome.after_s is not None:
             pause_s = min(RETRY_AFTER_MAX_S, outcome.after_s) * random.uniform(1.0, 1.2)  # noqa: S311 - no secret
         else:
@@ -199,7 +199,7 @@ class Sender(threading.Thread):
         self._way_trouble = ""
 
     def _spill(self) -> None:
-        """Move what waits in memory to disk, as far as it goes."""
+        """Move the parcels in memory to the spool, until it is done or a write fails."""
         self._spool = self._spool or self._try_open()
         while self._spool is not None:
             with self._condition:
@@ -224,9 +224,9 @@ class Sender(threading.Thread):
         self._settled.update(parcel.positions)
 
     def _shrink(self) -> None:
-        """Give up the oldest records in memory down to three quarters of the bound: step and values records first."""
+        """Drop the oldest records in memory down to three quarters of the limit, step and values records first."""
         goal = MEMORY_BYTES_MAX * 3 // 4
-        # The first parcel may be on its way in this moment.
+        # Keep the first parcel: it may be in a request right now.
         kept = deque([self._fresh.popleft()])
         while self._fresh and self._fresh_bytes > goal:
             parcel = self._fresh.popleft()
@@ -244,7 +244,7 @@ class Sender(threading.Thread):
             self._fresh_bytes -= parcel.size
             positions.update(parcel.positions)
         if positions:
-            # Given up counts as settled, in its turn: the rings need not keep it either.
+            # Dropped records count as settled, in their order: the rings need not keep them either.
             kept.insert(1, Parcel(b"", positions))
             self._fresh_bytes += kept[1].size
         kept.extend(self._fresh)
@@ -260,7 +260,7 @@ class Sender(threading.Thread):
         return spool
 
     def _spool_failed(self, error: OSError) -> None:
-        # Once for each new trouble: the next try comes within seconds and says the same.
+        # Log each error once: the next try comes within seconds and would repeat it.
         if not self._spool_trouble.endswith(f": {error}"):
             _log.warning("nothing can be spooled, memory has to do: %s", error)
         self._spool_trouble = f"nothing can be spooled, memory has to do: {error}"

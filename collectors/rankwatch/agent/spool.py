@@ -1,12 +1,12 @@
 """The agent's bounded buffer on disk while the service does not answer.
 
-Messages lie in segment files, oldest first, each framed with its length and checksum. A kill in the middle of a write
-leaves a torn last frame, which is skipped: its records were not settled and are read from the ring again. Messages of
-the oldest segment may be sent twice after a kill; their numbers make that harmless. There is no fsync: the spool
-survives every process, and a host that crashes has lost its ranks' unread recorders too.
+Messages are kept in segment files, oldest first, each framed with its length and checksum. A kill during a write leaves
+a torn last frame, which is skipped: its records were not settled and are read from the ring again. Messages of the
+oldest segment may be sent twice after a kill; their numbers make that harmless. There is no fsync: the spool survives
+the death of every process, and a host that crashes loses its ranks' unread recorders too.
 
-When the bound is reached, the oldest segments give up their step and values records first; events, progress and who
-the ranks are go last. Everything given up is counted in `losses`.
+At the size limit, step and values records of the oldest segments are dropped first; events, progress and the ranks'
+identities last. Every drop is counted in `losses`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from zlib import crc32
 from rankwatch.agent.parcel import Losses, all_records, without_records
 
 SPOOL_BYTES_MAX: Final = 64 * 1024 * 1024
-"""8 ranks x 10 steps/s x 80 bytes = 6.4 KB/s: nearly three hours; 64 ranks: 21 min in full, their events for days."""
+"""8 ranks x 10 steps/s x 80 bytes = 6.4 KB/s: nearly three hours; 64 ranks: 21 min of all records, days of events."""
 SEGMENT_BYTES: Final = 256 * 1024
-"""One segment is what may be sent twice after a kill, and what is held in memory while it is sent."""
+"""Bounds what is sent twice after a kill, and what is held in memory while it is sent."""
 
 _FRAME: Final = struct.Struct("<II")
 _FULL: Final = ".seg"
 _STRIPPED: Final = ".rest"
-"""Suffix of a segment that has given up its records already."""
+"""Suffix of a segment whose records were dropped."""
 
 
 class Spool:
@@ -39,13 +39,13 @@ class Spool:
         """Open the spool in this folder and find what an earlier agent left there.
 
         Raises:
-            OSError: the folder can be neither made nor read.
+            OSError: the folder cannot be created or read.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._bytes_max = bytes_max
         self._segments: deque[tuple[Path, int]] = deque()
-        """Oldest first, with sizes; the oldest is not in here while its messages are in `_head`."""
+        """Oldest first, with sizes; the segment whose messages are in `_head` is not included."""
         self._head: deque[bytes] = deque()
         self._head_path: Path | None = None
         self._writing: Path | None = None
@@ -61,7 +61,7 @@ class Spool:
         return bool(self._segments or self._head)
 
     def append(self, body: bytes) -> None:
-        """Put one message at the end; the oldest make room if they must.
+        """Append one message; at the size limit the oldest records are dropped.
 
         Raises:
             OSError: it could not be written (disk full, folder gone). The spool is as before.
@@ -88,7 +88,7 @@ class Spool:
         self._make_room()
 
     def peek(self) -> list[bytes]:
-        """The oldest messages, a segment of them at most; none when there are none."""
+        """The oldest messages, at most one segment; empty if the spool is."""
         while not self._head:
             self._drop_head_file()
             if not self._segments:
@@ -102,18 +102,18 @@ class Spool:
         return list(self._head)
 
     def pop(self) -> None:
-        """The oldest message has arrived, or never will: forget it."""
+        """Remove the oldest message, which was accepted or refused."""
         self._head.popleft()
         if not self._head:
             self._drop_head_file()
 
     def close(self) -> None:
-        """Remove the folder, and the one above, if nothing is left in them."""
+        """Remove the folder and its parent if they are empty."""
         try:
             self._folder.rmdir()
             self._folder.parent.rmdir()
         except OSError:
-            return  # something is left
+            return  # not empty
 
     def _segment_for(self, size: int) -> Path:
         if self._writing is not None and self._segments and self._segments[-1][1] + size <= SEGMENT_BYTES:
@@ -133,7 +133,7 @@ class Spool:
             length, checksum = _FRAME.unpack_from(content, at)
             body = content[at + _FRAME.size : at + _FRAME.size + length]
             if len(body) != length:
-                break  # cut off by a kill; nobody was told that it is safe, so its records come again from the ring
+                break  # cut off by a kill before it was settled, so its records are read from the ring again
             if crc32(body) != checksum:
                 self.losses["", "", "spool_torn"] += 1
                 break
@@ -142,7 +142,7 @@ class Spool:
         return bodies
 
     def _make_room(self) -> None:
-        """Bring the spool under its bound: strip the oldest full segments, then drop the oldest of all."""
+        """Bring the spool under its limit: strip the oldest full segments, then drop the oldest ones whole."""
         index = 0
         while self.bytes > self._bytes_max and index < len(self._segments) - 1:
             path, size = self._segments[index]
@@ -163,8 +163,8 @@ class Spool:
             self.losses += losses
             if rest is not None:
                 kept += _FRAME.pack(len(rest), crc32(rest)) + rest
-        # Written in place of the old one: a full disk has no room for both, and a kill in between loses what was
-        # to be given up anyway, besides a few old events.
+        # In place, because a full disk has no room for both. A kill in between loses a few old events besides the
+        # records that are dropped here.
         rest_path = path.with_suffix(_STRIPPED)
         with path.open("r+b") as file:
             file.write(kept)

@@ -1,8 +1,8 @@
-"""Shows where a rank stands: its Python stacks, taken by its own faulthandler on a real-time signal.
+"""Takes the Python stacks of a rank, which its own faulthandler writes on a real-time signal.
 
 No debugger and no privilege is needed, and it works while the rank is blocked in C++ or loops in Python. The signal is
-sent only to a process that is provably our rank and has a handler for it. A stopped process runs no handler: then the
-state, the kernel function and the last phase are the evidence.
+sent only to a process that is provably our rank and has a handler for it. A stopped process runs no handler; then its
+state, its kernel function and its last phase are reported alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rankwatch.agent.ranks import LocalRank
 from rankwatch.reader import ProgressBlock
 
 STACK_WAIT_S: Final = 2.0
-"""A handler runs within milliseconds unless the process is stopped or in the kernel; this is for swapped-out ones."""
+"""A handler runs within milliseconds unless the process is stopped or in the kernel; this allows for swapping."""
 STACK_SETTLE_S: Final = 0.1
-"""A stack counts as whole when its file has not grown for so long."""
+"""A stack counts as complete when its file has not grown for this long."""
 STACK_BYTES_MAX: Final = 64 * 1024
-"""faulthandler shows at most 100 frames of 100 threads; what is beyond says nothing new."""
+"""faulthandler writes at most 100 frames of 100 threads; the first 64 KiB are enough to see where a rank waits."""
 REQUESTS_REMEMBERED: Final = 4_096
 """Answered (request, rank) pairs: eight requests to the 512 ranks that one agent reads."""
 
@@ -45,7 +45,7 @@ class _Waiting:
 
 
 class Stacks:
-    """Takes stacks of local ranks, without ever waiting for one."""
+    """Takes stacks of local ranks; no call blocks until a stack is written."""
 
     def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
@@ -54,11 +54,11 @@ class Stacks:
 
     @property
     def pending(self) -> bool:
-        """True while a stack is being waited for."""
+        """True while a stack is outstanding."""
         return bool(self._waiting)
 
     def begin(self, request: str, rank: LocalRank) -> None:
-        """Ask a rank for its stack, unless this request was answered for it before."""
+        """Ask a rank for its stack, once for each request."""
         key = (request, rank.path)
         if key in self._answered:
             return
@@ -81,7 +81,7 @@ class Stacks:
         self._waiting.append(waiting)
 
     def take(self) -> list[tuple[str, wire.Event]]:
-        """Stacks that are complete, and those that will not come, as events `stack_dump` with their attempts."""
+        """Attempts with `stack_dump` events: complete stacks, and those that failed, with the reason."""
         now_s = self._clock.monotonic_s()
         ready = []
         for waiting in list(self._waiting):
@@ -113,7 +113,7 @@ def _evidence(rank: LocalRank, block: ProgressBlock, now_s: float) -> dict[str, 
 
 
 def _explain(waiting: _Waiting) -> None:
-    """Why no stack came although the signal was sent: a process may be stopped just after it was looked at."""
+    """Set the reason why no stack came although the signal was sent: the process may have been stopped since."""
     stat = read_stat(waiting.rank.header.pid)
     if stat is not None and stat.state in STOPPED_STATES:
         waiting.fields |= {"os_state": stat.state, "reason": STOPPED}
@@ -127,7 +127,7 @@ def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:
         return "its process is gone"
     if os_state in STOPPED_STATES:
         return STOPPED
-    # Only a rank that has declared the signal writes stacks on it; another handler's effects are not ours to cause.
+    # Only a rank that has declared the signal writes stacks on it; any other handler could do anything.
     if not number or not catches(rank.process.pid, number):
         return "no handler for the stack signal"
     return ""

@@ -1,7 +1,7 @@
-"""The supervisor: starts the worker, and starts it again when it dies of anything but its own decision.
+"""The supervisor: starts the worker, and restarts it unless it ended by itself.
 
-A signal to stop often means the whole job (a scheduler signals all that runs in its allocation): then the ends of the
-ranks are still to be told. The worker decides when that is done, and the supervisor waits for it.
+A signal to stop is often sent to the whole job (a scheduler signals all processes of its allocation): then the ranks'
+exits must still be reported. The worker decides when that is done, and the supervisor waits for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 RESTART_AFTER_S: Final = 0.2
 RESTARTS_MAX: Final = 5
 RESTARTS_WINDOW_S: Final = 60.0
-"""A worker that dies at once is started five times in a minute, not a hundred times."""
+"""Limits a worker that dies at once to five restarts a minute."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -28,10 +28,10 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     Args:
         worker: command line; the number of restarts so far is appended.
         lock: descriptor of the agent's lock, which the worker inherits.
-        tell: says one line in the agent's log.
+        tell: writes one line to the agent's log.
 
     Returns:
-        The exit status for this process: 0, or 143 if it was told to stop.
+        The exit status for this process: 0, or 143 (128 + SIGTERM) after a signal to stop.
     """
     os.set_inheritable(lock, True)
     stop = _Stop()
@@ -40,13 +40,13 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
     count = 0
     while True:
-        # Blocked until the worker has handlers: it would be ended by what comes before.
+        # The signals stay blocked until the worker has handlers; an earlier one would end it.
         stop.pid = os.posix_spawn(sys.executable, [*worker, str(count)], os.environ, setsigmask=STOP_SIGNALS)
         if stop.told():
-            stop(signal.SIGTERM, None)  # told while there was nobody yet to hand it on to
+            stop(signal.SIGTERM, None)  # the signal came while there was no worker to forward it to
         status = os.waitstatus_to_exitcode(os.waitpid(stop.pid, 0)[1])
         stop.pid = 0
-        # Without its directory entry the lock is seen by nobody, and the recorders are gone with it.
+        # A lock file without a directory entry protects nothing, and its directory, with the recorders, is gone.
         if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.told() and len(restarts) == RESTARTS_MAX):
             break
         count += 1
@@ -60,7 +60,7 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
 
 
 class _Stop:
-    """What was told: handed on to the worker, which then ends in order."""
+    """Handles signals to stop: forwards them to the worker, which then ends in order."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -73,11 +73,11 @@ class _Stop:
                 os.kill(self.pid, number)
 
     def told(self) -> bool:
-        """Whether the signal has come."""
+        """Whether a signal to stop has arrived."""
         return self._told
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, but not longer than until told to stop: time.sleep() goes on after a handler has run."""
+        """Sleep until the time is over or a signal arrives; time.sleep() alone continues after a handler."""
         until_s = time.monotonic() + seconds
         while not self._told and time.monotonic() < until_s:
             time.sleep(min(0.1, seconds))

@@ -1,7 +1,7 @@
-"""What goes between agent and service over HTTP: telemetry and views up, orders down.
+"""Traffic between agent and service over HTTP: telemetry and views up, orders down.
 
-Three users, each with a line of its own: the sender publishes batches, one thread posts views, one holds the command
-stream open. Orders that arrive by either way are put into the inbox, which wakes the main loop.
+Three threads have a line each: the sender publishes batches, one thread posts views, one holds the command stream
+open. Orders from the stream and from answers to views go into the inbox, which wakes the main loop.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
 MSGPACK: Final = "application/msgpack"
 NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))
-"""Answers that mean this very message will never be taken. All others may change: 401 with a new token, 404 with the
+"""Statuses after which this message will never be accepted. All others may change: 401 with a new token, 404 with the
 right service behind the URL, 429 and 5xx by waiting."""
 FOR_A_PERSON: Final = frozenset((401, 403, 404))
-"""Answers of which waiting alone makes no other."""
+"""Statuses that a person must fix; waiting alone does not help."""
 INBOX_MAX: Final = 64
-"""Orders waiting for the main loop, which looks several times a second; each is the whole state, so old ones may go."""
+"""Orders waiting for the main loop, which reads several times a second; each is the whole state, so the oldest can be
+dropped."""
 RECONNECT_FIRST_S: Final = 0.2
 RECONNECT_MAX_S: Final = 5.0
-"""Of the command stream; answers to views tell the orders too."""
+"""Longest wait before the command stream is opened again; answers to views carry the orders too."""
 VIEW_RETRY_MAX_S: Final = 1.0
-"""An agent that is silent for 2 s is taken for lost, and its orders are released."""
+"""An agent that is silent for 2 s counts as lost, and its orders are released."""
 VIEW_TIMEOUT_S: Final = 2.0
-"""A view older than this is worth nothing: the api takes an agent for silent by then."""
+"""A view older than this is useless: by then the api considers the agent silent."""
 
 _log = logging.getLogger(__name__)
 _ORDERS: Final = msgspec.json.Decoder(wire.Orders)
@@ -45,14 +46,14 @@ FindEndpoint = Callable[[], Endpoint | None]
 
 
 class Line:
-    """A channel to wherever the service is now: after each failure it looks again who that is."""
+    """A channel to the service; after each failure it looks up the service's address and token again."""
 
     def __init__(self, find: FindEndpoint, timeout_s: float | None = None) -> None:
         self._find = find
         self._timeout_s = timeout_s
         self._channel: Channel | None = None
         self.url = ""
-        """Of the service that was called last."""
+        """Base URL of the service that was called last."""
 
     def post(self, path: str, body: bytes) -> Reply:
         """POST a msgpack body.
@@ -66,7 +67,7 @@ class Line:
             self.close()
             raise
         if answer.status in FOR_A_PERSON:
-            self.close()  # the service, or our token, may be another one by the next time
+            self.close()  # the next request reads address and token anew: a person may have changed them
         return answer
 
     def stream(self, path: str) -> Iterator[tuple[str, str]]:
@@ -81,7 +82,7 @@ class Line:
             self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -93,7 +94,7 @@ class Line:
             except (ValueError, OSError) as error:
                 raise Unconfigured(str(error)) from error
             if endpoint is None:
-                raise Unconfigured("no service is named: start `rankwatch up` here, or set RANKWATCH_URL")
+                raise Unconfigured("no service is configured: start `rankwatch up` here, or set RANKWATCH_URL")
             self.url = endpoint.url
             self._channel = Channel(endpoint) if self._timeout_s is None else Channel(endpoint, self._timeout_s)
         return self._channel
@@ -121,15 +122,15 @@ class HttpPublisher:
 
 
 def _detail(answer: Reply) -> str:
-    """What a problem says in words."""
+    """The `detail` of a problem response."""
     try:
         return str(msgspec.json.decode(answer.body)["detail"])
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
-        return "no reason is given"
+        return "no reason given"
 
 
 class Inbox:
-    """Orders on their way to the main loop; its descriptor is readable while some wait."""
+    """Queue of orders for the main loop; `fd` is readable while some wait."""
 
     def __init__(self) -> None:
         self._orders: deque[wire.Orders] = deque(maxlen=INBOX_MAX)
@@ -141,7 +142,7 @@ class Inbox:
         os.eventfd_write(self.fd, 1)
 
     def take(self) -> Iterator[wire.Orders]:
-        """Everything that waits, oldest first."""
+        """All waiting orders, oldest first."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -168,7 +169,7 @@ class ViewPoster(threading.Thread):
             self._condition.notify()
 
     def close(self) -> None:
-        """Post no more."""
+        """Stop posting."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -212,7 +213,7 @@ class OrderStream(threading.Thread):
         self._closed = False
 
     def close(self) -> None:
-        """Open it no more; a stream that is open ends with the process."""
+        """Do not open the stream again; an open one ends with the process."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -232,7 +233,7 @@ class OrderStream(threading.Thread):
 
 
 class Pause:
-    """Growing waits between tries, with jitter, that end early when the thread is closed."""
+    """Growing waits between tries, with jitter; closing the thread ends a wait early."""
 
     def __init__(self, condition: threading.Condition, closed: Callable[[], bool], max_s: float) -> None:
         self._max_s = max_s
@@ -241,7 +242,7 @@ class Pause:
         self._seconds = RECONNECT_FIRST_S
 
     def reset(self) -> None:
-        """Something worked: begin small again."""
+        """Start again with the shortest wait, after a success."""
         self._seconds = RECONNECT_FIRST_S
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
-"""The agent's worker: one loop that reads the ranks of a job, sends what they say, and relays orders to them.
+"""The agent's worker: one loop that reads the ranks of a job, sends their records, and relays orders to them.
 
-The loop itself never waits for the network, a disk or a driver; threads beside it do. What it has read counts as read
-only when the service or the spool has it, so a killed worker loses nothing: the next one reads it from the ring again.
+The loop itself never waits for the network, a disk or a driver; other threads do. A record counts as read only once the
+service or the spool has it, so a killed worker loses nothing: the next one reads the record from the ring again.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from rankwatch.reader import Note, ProgressBlock
 
 TAIL_EVERY_S: Final = 0.15
 TAIL_EVERY_BEHIND_S: Final = 1.0
-"""While the service does not answer: fewer and larger messages, which catch up faster."""
+"""Used while the service does not answer: fewer and larger messages catch up faster."""
 PROGRESS_EVERY_S: Final = 1.0
 VIEW_EVERY_S: Final = 0.05
-"""While an order is open."""
+"""Used while an order is open."""
 END_AFTER_S: Final = 2.0
-"""Without a living rank; a launcher that restarts at once finds its agent still there."""
+"""How long the agent outlives its last rank; a launcher that restarts at once still finds it."""
 END_AT_LATEST_S: Final = 30.0
 STOP_AT_LATEST_S: Final = 17.0
-"""After the last of its ranks, where it was told to stop: with `CLOSE_WITHIN_S` less than the 20 s after which whoever
-told it (a scheduler, systemd) would kill it."""
+"""How long an agent that was asked to stop may outlive its last rank. With `CLOSE_WITHIN_S` less than the 20 s after
+which a scheduler or systemd would kill it."""
 CLOSE_WITHIN_S: Final = 2.0
-"""For the last messages; what has not arrived then lies in the spool."""
+"""Time for the last messages; what has not arrived by then is in the spool."""
 CLOSED_AFTER_S: Final = 2.0
-"""A process that ends drops its lock first; so long it may take to end before it counts as going on without us."""
+"""A process drops its lock before it ends. If it lives for longer than this without the lock, it has closed its
+recorder and goes on."""
 FIRST_RANK_WITHIN_S: Final = 10.0
-"""An agent is started by a rank that has its recorder already; so long at most it waits to find it."""
+"""How long a new agent waits for its first recorder; the rank that started it created one before."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the worker works on and with."""
+    """A worker's job and the parts it works with."""
 
     directory: Path
     job: str
@@ -61,11 +62,11 @@ class Setting:
     sender: Sender
     gpu: GpuSampler
     restarts: int = 0
-    """How often the worker was started again."""
+    """How often the worker was restarted."""
 
 
 class Worker:
-    """Watches the ranks of one job until they are gone and everything is told."""
+    """Watches the ranks of one job until they are gone and everything is reported."""
 
     def __init__(self, setting: Setting, stopping: Callable[[], bool]) -> None:
         self._setting = setting
@@ -85,7 +86,7 @@ class Worker:
         self._views: ViewPoster | None = None
         self._stream: OrderStream | None = None
         self._gone = Counter[str]()
-        """How many ranks of each launch have ended; launches without a recorder here are forgotten."""
+        """How many ranks of each launch have ended; launches without a recorder are removed."""
         self._losses = Losses()
         now_s = self._clock.monotonic_s()
         self._next_tail_s = self._next_progress_s = self._next_view_s = now_s
@@ -93,7 +94,7 @@ class Worker:
         self._shown: str | None = None
 
     def run(self) -> None:
-        """Work until the job has ended here; when told to stop, until the ends of its ranks are told."""
+        """Work until the job has ended on this host; after a signal to stop, until its ranks' exits are reported."""
         self._setting.sender.start()
         self._setting.gpu.start()
         self.turn()
@@ -116,7 +117,7 @@ class Worker:
         self._exits.close()
 
     def turn(self) -> None:
-        """Wait for the next thing to do, and do it."""
+        """Wait until something is due or arrives, and do it."""
         next_s = min(self._next_tail_s, self._next_view_s)
         if self._stacks.pending:
             next_s = min(next_s, self._clock.monotonic_s() + VIEW_EVERY_S)
@@ -133,7 +134,8 @@ class Worker:
             self._tail()
             self._tell_exits(now_s)
             if now_s >= self._next_progress_s:
-                # In the same message. The half interval keeps the average at one a second.
+                # Progress goes into the same message as the records. Turns are `TAIL_EVERY_S` apart, so aiming half a
+                # turn early keeps the average at one a second.
                 self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
                 self._tell_progress(now_s)
         self._tell_stacks()
@@ -148,7 +150,7 @@ class Worker:
         self._show_trouble()
 
     def _show_trouble(self) -> None:
-        """Leave a notice for whoever trains, and take it back when it holds no more."""
+        """Write a notice for the training output, and clear it once the trouble is over."""
         trouble = self._setting.sender.trouble
         if trouble == self._shown:
             return
@@ -157,7 +159,7 @@ class Worker:
         try:
             write_notice(path, Notice(self._setting.job, trouble, self._clock.unix_ns()))
         except OSError as error:
-            _log.warning("no notice can be left: %s", error)
+            _log.warning("the notice cannot be written: %s", error)
 
     # ---- ranks come and go -------------------------------------------------------------------------------------------
 
@@ -180,17 +182,17 @@ class Worker:
         self._stream.start()
 
     def _see_end(self, rank: LocalRank) -> None:
-        """Its process is dead, or has left us: remember when, and in which order."""
+        """Store when, and as which of its launch, a rank's process ended or closed its recorder."""
         if rank.process is not None:
             self._exits.forget(rank.process)
             del self._by_fd[rank.process.fd]
         rank.gone_since_s = self._clock.monotonic_s()
         rank.exit_order = self._gone[rank.launch]
         self._gone[rank.launch] += 1
-        self._next_tail_s = rank.gone_since_s  # told at once, with its last records
+        self._next_tail_s = rank.gone_since_s  # report it at once, with its last records
 
     def _look_at_locks(self, now_s: float) -> None:
-        """A rank without its lock is gone, if we do not hold its process; else it may have closed its recorder."""
+        """A rank without its lock is gone if the agent has no pidfd for it; else it may have closed its recorder."""
         for rank in self._ranks:
             if rank.gone_since_s is not None:
                 continue
@@ -205,7 +207,7 @@ class Worker:
                     self._see_end(rank)
 
     def _tell_exits(self, now_s: float) -> None:
-        # In the order in which they ended, which is how the service hears of them.
+        # In the order in which they ended: the service takes the first for the first mover.
         for rank in sorted(self._ranks, key=lambda rank: (rank.last_sign_unix_ns, rank.exit_order or 0)):
             if rank.gone_since_s is None or rank.exit_told:
                 continue
@@ -232,7 +234,7 @@ class Worker:
 
     def _clear_away(self, now_s: float) -> None:
         for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
-            # Views go on saying "exited" while others of its launch live and nobody has taken its place.
+            # Views report "exited" while other ranks of its launch live and no new process has its rank number.
             comrades = [other for other in self._ranks if other.launch == rank.launch and other is not rank]
             replaced = any(o.rank == rank.rank and o.header.start_unix_ns > rank.header.start_unix_ns for o in comrades)
             alive = any(other.gone_since_s is None for other in comrades)
@@ -252,7 +254,7 @@ class Worker:
             return all_told or alone_s >= STOP_AT_LATEST_S
         return alone_s >= END_AFTER_S and (all_told or alone_s >= END_AT_LATEST_S)
 
-    # ---- what is told ------------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------------------------------------
 
     def _tail(self) -> None:
         for rank in self._ranks:
@@ -293,7 +295,7 @@ class Worker:
         self._losses.clear()
 
     def _flush(self) -> None:
-        """Hand everything collected to the sender, older attempts first."""
+        """Hand all drafts to the sender, older attempts first."""
         self._tell_losses()
         for attempt in sorted(self._drafts, key=_age):
             draft = self._drafts.pop(attempt)
@@ -333,7 +335,7 @@ class Worker:
                 wanted = not request.ranks or rank.rank in request.ranks
                 if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
                     self._stacks.begin(request.request, rank)
-        # Whoever is killed can show no stack any more. It takes a tenth of a second, two when it does not come.
+        # Stacks come before a kill, since a dead process has none. They take 0.1 s, or `STACK_WAIT_S` if none comes.
         if self._stacks.pending and any(view.phase == "kill" for view in orders.orders):
             self._held_back = orders
             return
@@ -347,7 +349,7 @@ class Worker:
         if self._views is None or self._numbering is None:
             return
         shown: dict[str, dict[int, wire.Progress]] = {}
-        # Oldest process first, so that a rank's newest process is the one that is shown.
+        # Oldest process first, so that the newest process of a rank replaces earlier ones in the view.
         for rank in sorted(self._ranks, key=lambda rank: rank.header.start_unix_ns):
             block = rank.reader.progress()
             attempt = self._relay.attempt_of(rank, block.k, block.answer.order)

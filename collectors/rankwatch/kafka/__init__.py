@@ -1,1 +1,1 @@
-"""kafka-python behind settings of our own: used by agents and the service, never by a training process."""
+"""kafka-python behind rankwatch's settings: used by agents and the service, never by a training process."""

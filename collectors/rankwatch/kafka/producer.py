@@ -1,10 +1,10 @@
-"""Publishes to Kafka from a thread of its own, in bounded memory, through whatever happens to the brokers.
+"""Publishes to Kafka from its own thread, in bounded memory, and recovers from every failure of the brokers.
 
-The client library has three habits that this file is about. It keeps un-acknowledged messages without a bound: we
-count their bytes and refuse more. It is stuck for good when a message outlives its delivery time-out: here none does.
-And it never goes back to the addresses that it began with, and spins while a broker hangs: so when nothing was
-acknowledged for `STALL_S`, its messages are given back to whoever sent them, and a new client begins anew. Whoever
-gets a message back keeps it and sends it again; what had arrived all the same arrives twice, under the same number.
+This module works around three properties of the client library. It keeps unacknowledged messages without a limit: we
+count their bytes and refuse more. It stops working when a message outlives its delivery time-out: here none expires.
+And it never returns to its bootstrap addresses, and spins while a broker hangs: if nothing is acknowledged for
+`STALL_S`, its messages are returned to their senders, and a new client replaces it. A sender keeps a returned message
+and sends it again; if the first copy arrived after all, the second has the same number.
 
 Never part of the training process.
 """
@@ -31,25 +31,25 @@ from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Not acknowledged yet: 4 messages of the largest size. The client needs up to 1.4 times that for them."""
+"""Limit of unacknowledged bytes: 4 messages of the largest size. The client needs up to 1.4 times as much memory."""
 OVERHEAD_BYTES: Final = 1_024
 """What a message costs in memory besides its value."""
 BATCH_BYTES: Final = 256 * 1024
-"""A partition has one request under way, which holds this much unless one message is larger."""
+"""Size of a partition's one request in flight, unless a single message is larger."""
 STALL_S: Final = 12.0
-"""One request that times out (10 s), and some. Brokers that change their leader, or one that is started again, need
-2 to 7 s; a client whose broker hangs costs 0.9 of a core from the time-out on."""
+"""Slightly more than the time-out of one request (10 s). A change of leader or a broker's restart takes 2 to 7 s; a
+client whose broker hangs uses 0.9 of a core after the time-out."""
 CONNECT_S: Final = 5.0
-"""How long brokers may take to let a new client in, or to tell it about a topic."""
+"""How long a new client may take to connect, or to get the metadata of a topic."""
 RECONNECT_FIRST_S: Final = 0.25
 RECONNECT_MAX_S: Final = 2.0
 LOOK_S: Final = 0.25
-"""Between looks at whether acknowledgements still come, while some are waited for."""
+"""Interval between checks for acknowledgements, while some are outstanding."""
 STUCK_RATIO: Final = 5
-"""One message that waits this many times `STALL_S`, a minute, is stuck although others are acknowledged: its partition
-has no leader. It must not hold the bound on bytes against the others."""
+"""A message that waits this many times `STALL_S`, one minute, while others are acknowledged is stuck: its partition has
+no leader. It must not use up the limit of bytes that the others share."""
 END_S: Final = 2.0
-"""How long a client that is given up may take to let go of its sockets."""
+"""How long a discarded client may take to close its sockets."""
 NO_EXPIRY_MS: Final = 2**31 - 1
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _TOO_LARGE: Final = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something to publish. Messages of one key lie in one partition, in the order in which they were handed over."""
+    """Something to publish. Messages of one key go to one partition, in the order in which they were submitted."""
 
     topic: str
     key: str
@@ -73,16 +73,16 @@ class Message:
 
 @dataclass(slots=True)
 class Counts:
-    """What a producer has done so far."""
+    """Totals of a producer since it was created."""
 
     published: int = 0
     published_bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """Messages that brokers will never take, by reason."""
     put_off: Counter[str] = field(default_factory=Counter)
-    """Messages given back to be sent again later: `full`, `away` or `closed`."""
+    """Messages returned to be sent again later: `full`, `away` or `closed`."""
     clients: int = 0
-    """Clients that got in; one more than they were replaced."""
+    """Clients that connected; each after the first replaced another."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +106,8 @@ class Producer:
 
         Args:
             settings: how to reach the brokers.
-            linger_ms: how long a message may wait for others to share its request. While a request is under way
-                messages gather anyhow, so 0 is right unless there are very many partitions.
+            linger_ms: how long a message may wait for others to share its request. While a request is in flight
+                messages gather anyway, so 0 is right unless there are very many partitions.
             stall_s: see `STALL_S`.
             monotonic_s: the clock for durations.
         """
@@ -118,7 +118,7 @@ class Producer:
         self._condition = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._sent: dict[_Waiting, float] = {}
-        """Handed to the client, oldest first, with the time; not acknowledged yet."""
+        """Messages that the client has and brokers have not acknowledged, oldest first, with the time of sending."""
         self._heard_s = 0.0
         """When the last acknowledgement came."""
         self._waiting_bytes = 0
@@ -131,16 +131,16 @@ class Producer:
 
     @property
     def away(self) -> str:
-        """Why nothing can be published now; empty while a client is let in, or the first one tries."""
+        """Why nothing can be published now; empty while a client is connected, or the first one tries to."""
         return self._away
 
     @property
     def waiting_bytes(self) -> int:
-        """Not acknowledged yet."""
+        """Bytes that are not acknowledged yet."""
         return self._waiting_bytes
 
     def counts(self) -> Counts:
-        """A copy of what was counted so far."""
+        """A copy of the totals."""
         with self._condition:
             done = self._counts
             return Counts(done.published, done.published_bytes, done.refused.copy(), done.put_off.copy(), done.clients)
@@ -149,10 +149,10 @@ class Producer:
         """Hand over one message.
 
         Returns:
-            What becomes of it, within about `STALL_S`; at once `Later` where no broker answers or too much waits.
+            The outcome, which is set within about `STALL_S`; `Later` at once if no broker answers or too much waits.
         """
         waiting = _Waiting(message, Future())
-        waiting.answer.set_running_or_notify_cancel()  # nobody can take a message back
+        waiting.answer.set_running_or_notify_cancel()  # a running future cannot be cancelled
         with self._condition:
             reason = self._unable(message.size)
             if reason:
@@ -167,10 +167,10 @@ class Producer:
         return waiting.answer
 
     def publish(self, messages: Sequence[Message], within_s: float) -> list[Outcome]:
-        """Hand over messages and wait for what becomes of them.
+        """Hand over messages and wait for their outcomes.
 
         Returns:
-            One outcome for each; `Later` also for what was not acknowledged in time, which may arrive all the same.
+            One outcome for each; `Later` also for a message that was not acknowledged in time and may still arrive.
         """
         answers = [self.submit(message) for message in messages]
         wait(answers, within_s)
@@ -178,7 +178,7 @@ class Producer:
         return [answer.result() if answer.done() else late for answer in answers]
 
     def close(self, within_s: float) -> None:
-        """Publish what waits for at most this long, give back the rest, and end."""
+        """Publish for at most `within_s` seconds, return the rest to its senders, and end."""
         with self._condition:
             self._deadline_s = self._monotonic_s() + within_s
             self._condition.notify_all()
@@ -204,12 +204,12 @@ class Producer:
             worked = self._counts.published > before
             pause_s = RECONNECT_FIRST_S if worked else min(pause_s * 2, RECONNECT_MAX_S)
             with self._condition:
-                # Jitter, so that the agents of a large job do not all come back in the same moment.
+                # Jitter, so that the agents of a large job do not all reconnect at the same moment.
                 jitter = random.uniform(0.7, 1.0)  # noqa: S311 - no secret
                 self._condition.wait_for(lambda: self._deadline_s is not None, pause_s * jitter)
 
     def _live_and_die(self) -> str:
-        """Use one client until it is of no use any more; returns why, empty when we are closed."""
+        """Use one client until it fails; returns why, empty after `close`."""
         client: KafkaProducer | None = None
         try:
             client = self._connect()
@@ -218,7 +218,7 @@ class Producer:
             return self._serve(client)
         except KafkaAwayError as error:
             return str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is: told, and tried again with another client
+        except Exception as error:  # noqa: BLE001 - any failure is reported, and a new client tries again
             return explained(error)
         finally:
             if client is not None:
@@ -238,8 +238,8 @@ class Producer:
             max_block_ms=int(CONNECT_S * 1000),
             metrics_enabled=False,
         )
-        # The option of this name is ignored by the client. A topic that is missing is an error, not an invitation: it
-        # would come with the broker's default number of partitions and its own idea of time.
+        # The constructor ignores an option of this name. A missing topic must be an error: a topic that the broker
+        # creates by itself has the default number of partitions and the default timestamps.
         client._metadata.config["allow_auto_create_topics"] = False
         return client
 
@@ -288,7 +288,7 @@ class Producer:
             future.add_errback(self._failed, waiting)
 
     def _acknowledged(self, waiting: _Waiting, _metadata: Any) -> None:
-        # From here on in the client's thread.
+        # Callbacks run in the client's thread.
         with self._condition:
             self._heard_s = self._monotonic_s()
             if self._forget(waiting):
@@ -300,10 +300,10 @@ class Producer:
         with self._condition:
             if waiting not in self._sent:
                 return
-            # Only the first one is too large: a client that has met such an error gives it to all that it holds.
+            # Only the first message is too large: the client then fails all its messages with the same error.
             if isinstance(error, _TOO_LARGE) and not self._broken:
                 self._refuse(waiting, error)
-            # No message expires, so this is a client that cannot go on, or is not allowed to.
+            # No message expires, so the client itself is broken, or lacks a permission.
             self._broken = self._broken or explained(error)
             self._condition.notify_all()
 
@@ -314,7 +314,7 @@ class Producer:
                 waiting.answer.set_result(Refused("too_large", str(error)))
 
     def _forget(self, waiting: _Waiting) -> bool:
-        """False where it was given back already."""
+        """Stop tracking a message; False if it was returned to its sender already."""
         if self._sent.pop(waiting, None) is None:
             return False
         self._waiting_bytes -= waiting.message.size
@@ -336,7 +336,7 @@ class Producer:
 
 
 def _end(client: KafkaProducer) -> None:
-    """End a client without waiting for what it still holds. Its own `close` waits for that, for ever if need be."""
+    """End a client without waiting for its messages. Its own `close` alone would wait for them without a limit."""
     client._sender.force_close()
     client._sender.join(END_S)
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""What the Kafka client says in its log alone: why it cannot connect.
+"""Why the Kafka client cannot connect, which it says only in its log.
 
 A wrong password, an unknown certificate and a dead broker are all the same `KafkaTimeoutError` to its caller.
 """
@@ -11,17 +11,17 @@ from typing import Final
 TEXT_CHARS_MAX: Final = 300
 
 _REFUSED: Final = ("Authentication", "Authorization", "SaslMechanism", "[SSL:", "CERTIFICATE")
-"""Said by or about a broker that answered: this is why, whatever other tries say."""
+"""Log lines about a broker that answered: they are the reason, whatever other lines say."""
 
 _CLOSED: Final = "socket disconnected"
-"""What is left of a refusal when the broker's closing overtakes its answer."""
+"""Log line of a refusal whose answer was lost because the broker closed the connection first."""
 
 _VAGUE: Final = ("Unable to bootstrap", "not ready; waiting", "timed out")
-"""What the client says between."""
+"""Log lines that name no reason."""
 
 
 class _MostTelling(logging.Handler):
-    """Keeps the newest warning, unless it says less than the one before."""
+    """Keeps the newest warning, unless the one before is more specific."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -50,7 +50,7 @@ _heard: Final = _MostTelling()
 
 
 def listen() -> None:
-    """Begin to listen to a new client, and keep its lines out of our logs: in an outage it writes many a second."""
+    """Start reading a new client's log lines, and keep them out of our logs: in an outage it writes many a second."""
     logger = logging.getLogger("kafka")
     if _heard not in logger.handlers:
         logger.addHandler(_heard)
@@ -59,11 +59,11 @@ def listen() -> None:
 
 
 def explained(error: BaseException) -> str:
-    """The error, with the most telling thing that the client has said since `listen`."""
+    """The error, with the most specific line that the client has logged since `listen`."""
     told = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
     return f"{told} ({_heard.text})" if _heard.text else told
 
 
 def closed_at_once() -> bool:
-    """Whether the most telling thing said since `listen` is that brokers close connections."""
+    """Whether the most specific line since `listen` is that brokers close connections."""
     return _CLOSED in _heard.text

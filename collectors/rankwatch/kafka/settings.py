@@ -1,4 +1,4 @@
-"""Where Kafka is, how its door opens and what our topics are called: the same for agents and the service."""
+"""Addresses, credentials and topics of Kafka: the same for agents and the service."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SSL_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 COMPRESSIONS: Final = ("zstd", "lz4", "gzip", "none")
 
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
-"""Of our topics: the largest batch, with its key and headers."""
+"""Largest message of rankwatch's topics: the largest batch, with its key and headers."""
 REQUEST_TIMEOUT_MS: Final = 10_000
-"""A broker that is silent for so long on one request is given up for that request."""
+"""How long a client waits for a broker's answer to one request."""
 RECONNECT_MAX_MS: Final = 1_000
-"""The client's own default of 30 s leaves a broker that is back alone for as long."""
+"""With the client's default of 30 s a broker that is back stays unused for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class KafkaSettings:
     sasl_mechanism: str = "PLAIN"
     sasl_username: str = ""
     sasl_password: str = field(default="", repr=False)
-    """Never logged: left out of repr."""
+    """Left out of repr, so that it is never logged."""
     ssl_cafile: str = ""
-    """Certificates that are trusted; empty: the system's."""
+    """File of trusted certificates; the system's if empty."""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     """The client's own certificate and key, where brokers ask for one."""
     compression: str = "zstd"
 
     def __post_init__(self) -> None:
-        """Refuse what could never connect.
+        """Validate the settings.
 
         Raises:
-            ValueError: says which setting, and why.
+            ValueError: a setting is invalid; the message names it and says why.
         """
         for address in self.brokers:
             host, _, port = address.rpartition(":")
@@ -70,7 +70,7 @@ class KafkaSettings:
 
     @property
     def brokers(self) -> list[str]:
-        """The addresses to begin with."""
+        """The bootstrap addresses."""
         return [address.strip() for address in self.bootstrap.split(",")]
 
     @property
@@ -85,7 +85,7 @@ class KafkaSettings:
 
     @property
     def dead_letters_topic(self) -> str:
-        """Records of the telemetry topic that could not be used, as they were."""
+        """Records of the telemetry topic that could not be used, unchanged."""
         return f"{self.prefix}.dead-letters"
 
     @property
@@ -95,7 +95,7 @@ class KafkaSettings:
 
 
 def from_environment(environment: Mapping[str, str], bootstrap: str = "") -> KafkaSettings | None:
-    """What `RANKWATCH_KAFKA…` names; None where neither it nor the argument names a broker.
+    """Settings from `RANKWATCH_KAFKA…`; None if neither it nor the argument names a broker.
 
     Raises:
         ValueError: a setting is malformed.
@@ -112,7 +112,7 @@ def from_environment(environment: Mapping[str, str], bootstrap: str = "") -> Kaf
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """Arguments that every client of kafka-python takes: addresses, security, and patience."""
+    """Arguments that every client of kafka-python takes: addresses, security, time-outs."""
     options: dict[str, Any] = {
         "bootstrap_servers": settings.brokers,
         "security_protocol": settings.security_protocol,
@@ -130,5 +130,5 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """The partition of a topic in which records of this key (a job's name) lie: the same in every process."""
+    """The partition for records of this key (a job's name); the same in every process, unlike `hash`."""
     return crc32(key.encode()) % partitions

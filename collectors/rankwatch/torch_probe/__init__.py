@@ -1,4 +1,4 @@
-"""What torch can tell about a rank: gradient norms, non-finite gradients, fingerprints, waits in collectives."""
+"""Measures a rank through torch: gradient norms, non-finite gradients, fingerprints, waits in collectives."""
 
 from rankwatch.torch_probe.fingerprint import fingerprint
 from rankwatch.torch_probe.probe import TorchProbe

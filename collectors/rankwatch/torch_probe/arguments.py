@@ -1,4 +1,4 @@
-"""What people hand to `watch.torch`: models and optimizers; one, a list, or a dict of them; in whatever wrapper."""
+"""Arguments of `watch.torch`: models and optimizers; one, a list, or a dict of them; with or without wrappers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class Scaler(Protocol):
-    """torch.amp.GradScaler, as far as it is read."""
+    """The part of torch.amp.GradScaler that the probe uses."""
 
     def scale(self, outputs: torch.Tensor) -> torch.Tensor:
         """Multiply by the loss scale."""
@@ -23,43 +23,44 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True)
 class Handed:
-    """What one call of `watch.torch` handed over."""
+    """The arguments of one call of `watch.torch`."""
 
     models: tuple[tuple[str, torch.nn.Module], ...]
-    """With the name each was given; "" where it was given none."""
+    """Each with its name; "" if it has none."""
     optimizers: tuple[Optimizer, ...]
     scaler: Scaler | None
     replicated: bool | None
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, scaler: Scaler | None, replicated: bool | None) -> Handed:
-        """Take the arguments apart.
+        """Parse the arguments.
 
         Raises:
-            TypeError: something that is no model, or no optimizer.
+            TypeError: an argument is not a model or not an optimizer.
         """
         models, optimizers = _named(model), tuple(_unwrapped(one) for _, one in _named(optimizer))
         wrong = [one for _, one in models if not isinstance(one, torch.nn.Module)]
         if wrong or not models:
             raise TypeError(
-                f"watch.torch: the model is a torch.nn.Module, or a list or dict of them, not {_kind(wrong)}"
+                f"watch.torch: the model must be a torch.nn.Module, or a list or dict of them, not {_kind(wrong)}"
             )
         wrong = [one for one in optimizers if not isinstance(one, Optimizer)]
         if wrong or not optimizers:
             raise TypeError(
-                f"watch.torch: the optimizer is a torch.optim.Optimizer, or a list or dict of them, not {_kind(wrong)}"
+                "watch.torch: the optimizer must be a torch.optim.Optimizer, or a list or dict of them, "
+                f"not {_kind(wrong)}"
             )
         return cls(models, optimizers, scaler, replicated)
 
     def without(self, later: Handed) -> Handed:
-        """What a later call did not hand over again."""
+        """The models and optimizers that a later call did not pass again."""
         models = tuple(pair for pair in self.models if all(pair[1] is not model for _, model in later.models))
         optimizers = tuple(one for one in self.optimizers if all(one is not other for other in later.optimizers))
         return Handed(models, optimizers, self.scaler, self.replicated)
 
 
 def _named(given: Any) -> tuple[tuple[str, Any], ...]:
-    if isinstance(given, torch.nn.Module | Optimizer):  # a ModuleList is a module, a wrapper may be iterable
+    if isinstance(given, torch.nn.Module | Optimizer):  # first, because a ModuleList is a module and iterable
         return (("", given),)
     if isinstance(given, Mapping):
         return tuple((str(name), one) for name, one in given.items())
@@ -69,7 +70,7 @@ def _named(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer that steps: frameworks hand out wrappers whose own hooks never run."""
+    """The optimizer that makes the updates: frameworks return wrappers whose own hooks never run."""
     seen: list[Any] = []
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner not in seen:
         seen.append(optimizer)

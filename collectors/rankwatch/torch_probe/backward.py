@@ -1,8 +1,8 @@
-"""Where a backward is: each local gradient as it is complete, the end of the rank's own work, the end of the reduction.
+"""Marks in a backward: each complete local gradient, the end of the rank's own work, and the end of the reduction.
 
-The autograd engine runs queued callbacks after the last gradient, in the order they were queued, and callbacks may
-queue more. DistributedDataParallel queues the one that waits for its reduction while gradients are still computed, so
-a callback queued before it sees local gradients, and one queued from there runs when the reduction is through.
+The autograd engine runs queued callbacks after the last gradient, in the order in which they were queued, and callbacks
+may queue more. DistributedDataParallel queues the callback that waits for its reduction while gradients are computed.
+So a callback queued before it sees local gradients, and one queued by that callback runs after the reduction.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.utils.hooks import RemovableHandle
 class BackwardMarks:
     """Calls back at the marks of every backward through a model's parameters, on the thread that runs it.
 
-    Known limit: reentrant activation checkpointing runs a backward of its own for each segment, and each one has
-    its marks.
+    Known limit: reentrant activation checkpointing runs a separate backward for each segment, and each one is marked.
     """
 
     def __init__(
@@ -31,14 +30,14 @@ class BackwardMarks:
         reduced: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Place the hooks. DDP's own communication hook stays free for the job.
+        """Register the hooks. DDP's own communication hook stays free for the job.
 
         Args:
-            parameters: those that get gradients, in the order that indices mean.
-            gradient: a parameter's gradient is complete on this rank and not reduced; index and gradient.
-            computed: the rank has computed all its gradients; what follows is waiting for others.
-            reduced: the gradients are what the optimizer will see.
-            failed: takes what any of the three raises; the backward itself goes on.
+            parameters: the parameters, in the order of the indices.
+            gradient: called with index and gradient when a gradient is complete on this rank and not yet reduced.
+            computed: called when the rank has computed all its gradients; from then on it waits for others.
+            reduced: called when the gradients are final for the optimizer.
+            failed: called with what any of the three raises; the backward itself goes on.
         """
         self._gradient = gradient
         self._computed = computed
@@ -52,11 +51,11 @@ class BackwardMarks:
         ]
 
     def reset(self) -> None:
-        """Forget a backward that was cut off by an exception."""
+        """Discard a backward that an exception ended."""
         self._under_way = False
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -68,14 +67,15 @@ class BackwardMarks:
                 _after_backward(self._end_of_computing)
             if parameter.grad is not None:
                 self._gradient(index, parameter.grad)
-        except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's backward
+        except Exception as error:  # noqa: BLE001 -- an error of the probe must not end a user's backward
             self._failed(error)
 
     def _end_of_computing(self) -> None:
         self._under_way = False
         try:
             self._computed()
-            # Twice behind the others: with a static graph DDP begins its first reduction in a callback of its own.
+            # Queued from a queued callback, to run last: with a static graph DDP begins its first reduction in a
+            # callback too, which is queued only now.
             _after_backward(partial(_after_backward, self._end_of_reduction))
         except Exception as error:  # noqa: BLE001 -- the same
             self._failed(error)
@@ -88,5 +88,5 @@ class BackwardMarks:
 
 
 def _after_backward(callback: Callable[[], Any]) -> None:
-    """Queue `callback` behind the backward that runs on this thread."""
+    """Run `callback` after the backward of this thread. Torch has no public way; DDP and FSDP use this one too."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

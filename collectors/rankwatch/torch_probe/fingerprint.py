@@ -1,8 +1,8 @@
 """One 64-bit number for the bits of all parameters: equal on equal replicas, different after any single flipped bit.
 
 Memory is read as 64-bit words and the words are summed modulo 2**64. A flipped bit b changes one word by 2**b, and
-with it the sum by the same amount, which is never 0 modulo 2**64. A sum does not depend on the order of tensors, costs
-one pass over the bits. What it does not see is two changes that cancel out, such as two words that swap places.
+with it the sum by the same amount, which is never 0 modulo 2**64. A sum does not depend on the order of tensors and
+costs one pass over the bits. It does not detect two changes that cancel out, such as two words that swap places.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ WORD_BYTES: Final = 8
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
-    """Sum the bits of `tensors` as signed 64-bit words, modulo 2**64; waits for the device if they live on one."""
+    """Sum the bits of `tensors` as signed 64-bit words, modulo 2**64; waits for their device."""
     total = bit_sum(list(tensors))
     return 0 if total is None else int(total.item())
 
 
 @torch.no_grad()
 def bit_sum(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """The fingerprint as a 0-d int64 tensor on the device of the first tensor; nothing is waited for.
+    """The fingerprint as a 0-d int64 tensor on the device of the first tensor, without waiting for the device.
 
     Returns:
-        None without any tensor.
+        None if there is no tensor with elements.
     """
     sums = [part for tensor in tensors if tensor.numel() for part in _word_sums(tensor.detach())]
     if not sums:
@@ -36,7 +36,7 @@ def bit_sum(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _word_sums(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Sum one tensor's whole words, and what is left behind them as one word padded with zeros."""
+    """Sum one tensor's whole words, and the remaining bytes as one word padded with zeros."""
     flat = _in_memory_order(tensor)
     if flat.storage_offset() * flat.element_size() % WORD_BYTES:
         flat = flat.clone()  # a view that begins inside a word cannot be read as words
@@ -50,7 +50,7 @@ def _word_sums(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Flatten without copying where the elements lie side by side in any order of dimensions (channels last)."""
+    """Flatten, without a copy if the elements are dense in any order of dimensions (such as channels last)."""
     if not tensor.is_contiguous():
         tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     return tensor.contiguous().view(-1)

@@ -1,8 +1,8 @@
 """Norms of gradients: this rank's own before any reduction, and the total one after it.
 
-A gradient counts as non-finite when its norm is not finite: an `isfinite` for each gradient would cost ten times as
-much. On a host norms become numbers at once; on an accelerator they stay tensors there, and elements beyond 1e19, whose
-squares overflow, count as non-finite as well.
+A gradient counts as non-finite if its norm is not finite: an `isfinite` for each gradient would cost ten times as much.
+On the host, norms become numbers at once. On an accelerator they stay tensors, and elements beyond 1e19, whose squares
+overflow, count as non-finite too.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import torch
 _HALF = (torch.float16, torch.bfloat16)
 
 Scalar = torch.Tensor | float
-"""A number, or a 0-d tensor of it on an accelerator."""
+"""A number, or a 0-d tensor on an accelerator."""
 
 
 class LocalResult(NamedTuple):
-    """What a rank's own gradients say."""
+    """Summary of a rank's own gradients."""
 
     norm: Scalar
     nonfinite: Scalar
     """How many parameters have a non-finite local gradient."""
     first: Scalar
-    """Index of the parameter that had one first, in the order in which backward reached them; -1 without one."""
+    """Index of the first such parameter, in the order in which backward reached them; -1 if none."""
 
 
 class LocalGradients:
-    """Norms of the gradients as this rank computed them, taken while a backward runs.
+    """Norms of the gradients that this rank computed, taken while a backward runs.
 
-    `add` is for the moment when a parameter's gradient is complete on this rank and nobody has reduced it yet.
+    Call `add` when a parameter's gradient is complete on this rank and not yet reduced.
     """
 
     def __init__(self, *, at_once: bool, on_host: bool) -> None:
         """Begin without gradients.
 
         Args:
-            at_once: read each gradient in `add`. Otherwise `flush` reads all of them in one go, which costs less, but
-                only works if they are still local by then.
-            on_host: the gradients lie in host memory.
+            at_once: read each gradient in `add`. Otherwise `flush` reads all of them together, which costs less, but
+                is correct only if they are still local by then.
+            on_host: the gradients are in host memory.
         """
         self.at_once = at_once
         self._on_host = on_host
@@ -51,7 +51,7 @@ class LocalGradients:
         self._order_tensor = torch.empty(0, dtype=torch.int64)
 
     def add(self, index: int, gradient: torch.Tensor) -> None:
-        """Note the local gradient of one parameter; one that came before in this step is replaced."""
+        """Add the local gradient of one parameter; replaces an earlier one of this step."""
         if gradient.layout is not torch.strided:
             return  # a sparse gradient has no norm before it is coalesced, which would wait for the device
         self._waiting[index] = gradient
@@ -59,16 +59,16 @@ class LocalGradients:
             self.flush()
 
     def flush(self) -> None:
-        """Read the gradients that wait."""
+        """Compute the norms of the gradients added since the last flush."""
         if not self._waiting:
             return
         for index, norm in zip(self._waiting, norms(list(self._waiting.values())), strict=True):
-            self._norms.pop(index, None)  # with accumulated gradients the order is that of the newest backward
+            self._norms.pop(index, None)  # so that the order is that of the newest backward when gradients accumulate
             self._norms[index] = norm
         self._waiting.clear()
 
     def result(self) -> LocalResult | None:
-        """What the gradients since `clear` say; None without any."""
+        """Summary of the gradients since `clear`; None if there were none."""
         if not self._norms:
             return None
         if self._on_host:
@@ -92,18 +92,18 @@ class LocalGradients:
         return LocalResult(torch.linalg.vector_norm(stacked), bad.sum(), torch.where(bad.any(), first, none))
 
     def _indices(self, device: torch.device) -> torch.Tensor:
-        """The parameters' indices in the order they came, on the device; it rarely changes, so it is kept there."""
+        """The parameters' indices in the order of their gradients, on the device; cached, since it rarely changes."""
         order = list(self._norms)
         if order != self._order or self._order_tensor.device != device:
             on_host = torch.tensor(order)
-            # From ordinary memory the copy would wait for the device.
+            # A copy from memory that is not pinned would wait for the device.
             pinned = on_host.pin_memory() if device.type == "cuda" else on_host
             self._order, self._order_tensor = order, pinned.to(device, non_blocking=True)
         return self._order_tensor
 
 
 def total_norm(gradients: Iterable[torch.Tensor], *, on_host: bool) -> Scalar | None:
-    """Return the 2-norm over all gradients; None without any."""
+    """The 2-norm over all gradients; None if there are none."""
     strided = [gradient for gradient in gradients if gradient.layout is torch.strided]
     if not strided:
         return None
@@ -120,7 +120,7 @@ def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = [tensors[0]] * len(tensors)
     for (device, dtype), places in groups.items():
         members = [tensors[place] for place in places]
-        # A norm of 16-bit numbers that is itself a 16-bit number overflows at 65,504 or has 8 bits of precision.
+        # Without a wider type, a norm overflows at 65,504 in float16 and has 8 bits of precision in bfloat16.
         group = torch._foreach_norm(members, 2, torch.float32 if dtype in _HALF else None)
         taken = map(_settled, members, group) if device.type == "cpu" else group
         for place, norm in zip(places, taken, strict=True):
@@ -129,7 +129,7 @@ def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _settled(tensor: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """The norm, taken again in float64 where squares may have overflowed though no element did."""
+    """The norm, computed again in float64 if it is not finite: squares overflow before elements do."""
     return norm if math.isfinite(norm.item()) else torch.linalg.vector_norm(tensor, dtype=torch.float64)
 
 

@@ -1,8 +1,8 @@
-"""Values on their way from a device to the recorder. Nobody ever waits for them.
+"""Brings values from a device to the recorder, without ever waiting for the device.
 
-The values of one step are gathered by one stack and copied without waiting into one row of a ring in pinned memory,
-behind which one event is recorded. Later marks ask the event. A row whose place is needed again before it arrived is
-dropped and counted.
+The values of one step are stacked into one tensor and copied asynchronously into one row of a ring in pinned memory,
+and an event is recorded after the copy. Later calls query the event. A row that has not arrived when its place is
+needed again is dropped and counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from rankwatch.torch_probe.gradients import Scalar
 
 ROWS: Final = 8
-"""Steps under way. The host runs a step or two ahead of a device; eight also bridge a slow evaluation of one step."""
+"""Steps in flight. The host runs a step or two ahead of a device; eight also cover a slow evaluation in one step."""
 
 WORDS_MAX: Final = 64
 """Values in one row, as many as the recorder has names for. 8 rows x 64 words x 8 bytes = 4 KiB of pinned memory."""
@@ -26,19 +26,19 @@ _FLOAT: Final = struct.Struct("<d")
 
 
 class Moment(Protocol):
-    """A point in the work of a device, as torch.cuda.Event has it."""
+    """A point in the work of a device, such as a torch.cuda.Event."""
 
     def query(self) -> bool:
-        """Has the device come past it? Returns at once."""
+        """Whether the device has passed it. Returns at once."""
         ...
 
     def elapsed_time(self, end: Moment) -> float:
-        """Milliseconds of device time to a later moment; both are past."""
+        """Milliseconds of device time to a later moment; the device must have passed both."""
         ...
 
 
 class Device(Protocol):
-    """What is needed of an accelerator, so that a test can play one."""
+    """The operations of an accelerator that the probe needs; tests have a fake one."""
 
     def pinned(self, rows: int, words: int) -> torch.Tensor:
         """Host memory of int64 words that the device can write without the host waiting."""
@@ -64,7 +64,7 @@ class CudaDevice:
 
 
 class Span(NamedTuple):
-    """A stretch of device time to be known later."""
+    """A period of device time whose length is known later."""
 
     name: str
     begin: Moment
@@ -91,9 +91,9 @@ class LateValues:
         """Reserve the ring.
 
         Args:
-            device: where the values live.
-            arrived: told each step whose values came, in order of steps.
-            dropped: told how many values were given up.
+            device: the device of the values.
+            arrived: called for each step whose values arrived, in the order of steps.
+            dropped: called with the number of dropped values.
         """
         self._device = device
         self._arrived = arrived
@@ -111,7 +111,7 @@ class LateValues:
         ints: Mapping[str, Scalar],
         spans: tuple[Span, ...] = (),
     ) -> None:
-        """Start the way of one step's values: 0-d tensors, on any device, and stretches of device time."""
+        """Start the copy of one step's values: 0-d tensors on any device, and periods of device time."""
         words = [torch.as_tensor(value).reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]
         words += [torch.as_tensor(value).reshape(()).to(torch.int64) for value in ints.values()]
         if not words and not spans:
@@ -132,13 +132,13 @@ class LateValues:
         self._next += 1
 
     def collect(self) -> None:
-        """Hand on what has arrived, oldest step first; asks the device, never waits for it."""
+        """Hand on the steps that have arrived, oldest first; queries the device, never waits for it."""
         for number in range(self._next - ROWS, self._next):
             row = self._rows.get(number % ROWS)
             if row is None:
                 continue
             if not row.done.query():
-                return  # one stream works in order: what comes later has not arrived either
+                return  # a stream works in order, so later rows have not arrived either
             del self._rows[number % ROWS]
             self._hand_on(row, self._memory[number % ROWS].tolist())
 

@@ -1,9 +1,9 @@
-"""Marks the phases forward, backward, collective, optimizer and eval where the loop does not mark them itself.
+"""Marks the phases forward, backward, collective, optimizer and eval, unless the loop marks them itself.
 
-On an accelerator each of them but eval also carries two moments, whose distance is device time to be known later.
+On an accelerator each of them except eval also records two moments, whose distance is the phase's device time.
 
 An evaluation begins with a forward of a model in evaluation mode, without gradients, and ends with the next forward
-that trains. A loop that does so step after step (rollouts generate like this) does not evaluate: that is its work.
+that trains. In a loop that does so in every step (rollouts generate like this), it is the work and not an evaluation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankwatch.meter import Sink
 from rankwatch.torch_probe.late import Device, Moment, Span
 
 SPANS_MAX: Final = 32
-"""Stretches of device time in one step: 8 micro-batches of 4 phases. Further ones are dropped and counted."""
+"""Periods of device time in one step: 8 micro-batches of 4 phases. Further ones are dropped and counted."""
 
 EVAL: Final = "eval"
 
@@ -27,7 +27,7 @@ _Open = tuple[str, AbstractContextManager[None], Moment | None]
 
 
 class AutomaticPhases:
-    """Enters and leaves phases of the step that is being recorded; leaving one leaves what was entered within it."""
+    """Enters and leaves phases of the step that is being recorded; leaving one also leaves those entered within it."""
 
     def __init__(self, sink: Sink, device: Device | None, failed: Callable[[Exception], None]) -> None:
         self._sink = sink
@@ -41,11 +41,11 @@ class AutomaticPhases:
         """The newest step with a forward that did not train."""
 
     def watch_model(self, model: torch.nn.Module, bare: torch.nn.Module) -> list[RemovableHandle]:
-        """Mark forward by hooks on the model itself, and backward's begin by one on its output.
+        """Mark forward by hooks on the model itself, and the start of backward by a hook on its output.
 
         Args:
-            model: as the loop calls it.
-            bare: what is within its wrappers: evaluations often call that.
+            model: the model as the loop calls it.
+            bare: the model without wrappers, which evaluations often call.
         """
         handles = [
             model.register_forward_pre_hook(Mark(self._forward_begins, self._failed)),
@@ -56,14 +56,14 @@ class AutomaticPhases:
         return handles
 
     def step_begins(self) -> None:
-        """Leave whatever an exception left open, or an evaluation between the steps; forget the last step's spans."""
+        """Leave phases that an exception or an evaluation between steps left open; drop the last step's spans."""
         self._step += 1
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
         self._spans.clear()
 
     def enter(self, name: str) -> None:
-        """A phase begins. Inside itself it goes on; where the loop has opened it, that one counts."""
+        """A phase begins; no effect if it is open already, also by the loop."""
         if any(name == opened for opened, _, _ in self._open):
             return
         phase = self._sink.phase(name)
@@ -71,7 +71,7 @@ class AutomaticPhases:
         self._open.append((name, phase, self._device.now() if self._device and name != EVAL else None))
 
     def leave(self, name: str) -> None:
-        """A phase ends; nothing happens if it has not begun."""
+        """A phase ends; no effect if it is not open."""
         while any(name == opened for opened, _, _ in self._open):
             opened, phase, begun = self._open.pop()
             phase.__exit__(None, None, None)
@@ -79,7 +79,7 @@ class AutomaticPhases:
                 self._keep(Span(f"device.{opened}", begun, self._device.now()))
 
     def take_spans(self) -> tuple[Span, ...]:
-        """The step's stretches of device time, in the order they ended."""
+        """The step's periods of device time, in the order in which they ended."""
         spans = tuple(self._spans)
         self._spans.clear()
         return spans
@@ -118,19 +118,19 @@ class AutomaticPhases:
 
 
 class Mark:
-    """A hook that never raises, is not traced by a compiler, and stays behind when the model is copied or saved."""
+    """A hook that never raises, is not traced by a compiler, and is not copied or saved with the model."""
 
     def __init__(self, mark: Callable[..., None], failed: Callable[[Exception], None]) -> None:
         self._mark = mark
         self._failed = failed
 
     def __call__(self, *args: Any) -> None:
-        """Mark."""
+        """Run the mark, unless a compiler is tracing."""
         if torch.compiler.is_compiling():
             return
         try:
             self._mark(*args)
-        except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's forward or backward
+        except Exception as error:  # noqa: BLE001 -- an error of the probe must not end a user's forward or backward
             self._failed(error)
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
@@ -146,11 +146,11 @@ def _silence() -> Callable[..., None]:
 
 
 def _silent(*_: Any) -> None:
-    """In a copy of the model nothing is marked."""
+    """The hook of a copied model: it marks nothing."""
 
 
 def _with_graph(output: Any) -> Iterator[torch.Tensor]:
-    """Tensors of a model's output that a backward can start from."""
+    """Tensors in a model's output from which a backward can start."""
     if isinstance(output, torch.Tensor):
         if output.requires_grad:
             yield output

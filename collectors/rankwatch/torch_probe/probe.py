@@ -1,7 +1,7 @@
-"""`watch.torch(model, optimizer)`: joins the measuring parts and hands what they see to the recorder.
+"""`watch.torch(model, optimizer)`: combines the measuring parts and writes their values to the recorder.
 
-Nothing here makes a collective, waits for a device (`on_nonfinite="skip"` excepted) or raises into training. What lives
-on a device is recorded when it has arrived, one or more steps later.
+Nothing here starts a collective, waits for a device (except with `on_nonfinite="skip"`) or raises into training. Values
+on a device are recorded when they have arrived, one or more steps later.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from rankwatch.torch_probe.updates import Updates
 from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels, active_ddp, gradients
 
 FINGERPRINT_STEPS: Final = 10
-"""Default distance of fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU; every 10th
-step that is 0.2 %, and a corrupted replica shows before many steps build on it."""
+"""Default steps between fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU. Every 10th
+step this is 0.2 %, and a corrupted replica is found before many steps depend on it."""
 
 _FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
 _OF: Final = "\0"
-"""Stands between a value's name and the number of the optimizer whose it is; in no name that a person gives."""
+"""Separates a value's name from the number of its optimizer; occurs in no metric's name."""
 _LOG: Final = logging.getLogger("rankwatch")
 
 
 class TorchProbe:
-    """What torch can tell about a rank, measured while it trains. Implements `rankwatch.meter.Probe`.
+    """Measures a rank through torch while it trains. Implements `rankwatch.meter.Probe`.
 
     Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
     `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint`, `optimizer_skipped` (1 in steps
-    whose update was left out because gradients were not finite), `loss_scale`, `device.PHASE` (seconds of device time).
-    A loss scale is taken out of all norms, and what overflowed only because of it is a skip, not a non-finite gradient.
-    With several optimizers a norm is that over all their updates of the step.
+    whose update was skipped because gradients were not finite), `loss_scale`, `device.PHASE` (seconds of device time).
+    Norms are divided by the loss scale, and an overflow caused by the scale is a skip, not a non-finite gradient.
+    With several optimizers a norm covers all their updates of the step.
 
-    Compile a model before it is handed over: hooks are not traced.
+    Compile a model before passing it: hooks are not traced.
     """
 
     def __init__(
@@ -65,34 +65,34 @@ class TorchProbe:
         placed: bool = True,
         earlier: tuple[Handed, ...] = (),
     ) -> None:
-        """Place the hooks on models and optimizers. Once these are known to be such, nothing raises.
+        """Register the hooks on models and optimizers. After the arguments are checked, nothing raises.
 
-        Where parameters are sharded (DTensor, FSDP) their norm would take a collective, so both gradient parts are
-        left out, and the fingerprint is that of the rank's own shards.
+        If parameters are sharded (DTensor, FSDP), their norm would need a collective, so both gradient parts are left
+        out, and the fingerprint covers the rank's own shards.
 
         Args:
             sink: where values go.
-            model: what is trained: a module, or a list or dict of them; plain or wrapped by DistributedDataParallel
-                and torch.compile.
-            optimizer: the one whose step changes the parameters, or a list or dict of them.
-            scaler: the job's torch.amp.GradScaler; found by itself at the first update it makes.
-            grad_norm: measure the total norm. A loop that clips has it already and saves the cost by logging what
-                `clip_grad_norm_` returned, a tensor, as `grad_norm`. Where another wrapper or the loop itself
-                reduces gradients it is taken before the optimizer's step.
+            model: the trained module, or a list or dict of them; plain or wrapped by DistributedDataParallel and
+                torch.compile.
+            optimizer: the optimizer of its parameters, or a list or dict of them.
+            scaler: the job's torch.amp.GradScaler; if None, it is found at its first update.
+            grad_norm: measure the total norm. A loop that clips can save the cost by logging the tensor that
+                `clip_grad_norm_` returns as `grad_norm`. If another wrapper or the loop itself reduces gradients, the
+                norm is taken before the optimizer's step.
             local_gradients: measure this rank's gradients before the reduction. Correct if gradients were cleared
                 since the last reduction.
             phases: mark forward, backward, optimizer and, with DDP, the wait for its reduction (collective).
             fingerprint_every: steps between fingerprints of the parameters; 0 for none.
-            replicated: ranks of a peer group hold bit-equal parameters, so that fingerprints can be compared; None =
-                under DDP they do. Say True where the loop itself keeps replicas equal.
-            on_nonfinite: "skip" leaves out the update of a step whose total norm is not finite. After the reduction
-                every rank sees the same norm, so all decide alike. On an accelerator this waits for the norm.
-            device: the accelerator; found from the parameters if left out.
-            placed: the ranks' places in the job were told, so that it is known who is whose replica.
-            earlier: what else is watched.
+            replicated: whether ranks of a peer group hold bit-equal parameters, so that fingerprints can be compared;
+                None: true under DDP. Pass True if the loop itself keeps replicas equal.
+            on_nonfinite: "skip" skips the update of a step whose total norm is not finite. After the reduction every
+                rank has the same norm, so all decide alike. On an accelerator this waits for the norm.
+            device: the accelerator; if None, the device of the parameters.
+            placed: the topology was declared, so that it is known which ranks are replicas of each other.
+            earlier: earlier calls of `watch.torch`.
 
         Raises:
-            TypeError: something that is no model, or no optimizer.
+            TypeError: an argument is not a model or not an optimizer.
             ValueError: the arguments contradict each other.
         """
         _check(fingerprint_every, on_nonfinite, grad_norm)
@@ -119,11 +119,11 @@ class TorchProbe:
         self._handles: list[RemovableHandle] = []
         self._place_hooks()
         self._declare()
-        for name in _FIRST_METRICS:  # the first sixteen names travel within the step's own entry
+        for name in _FIRST_METRICS:  # named first, so that their values fit into the step entry (page 0)
             sink.metric(name, exact=name in EXACT_METRICS)
 
     def _shared_out(self) -> tuple[list[Share], list[Share]]:
-        """Each optimizer with its parameters; and by index of a parameter, whose it is, the first one's if nobody's."""
+        """Each optimizer's share; and each parameter's share by its index, the first one if no optimizer has it."""
         given = [(optimizer, call.scaler) for call in self.handed for optimizer in call.optimizers]
         owner: dict[int, int] = {}
         for number, (optimizer, _) in enumerate(given):
@@ -152,7 +152,7 @@ class TorchProbe:
                     share.optimizer.register_step_pre_hook(partial(self._before_update, share)),
                     share.optimizer.register_step_post_hook(partial(self._after_update, share)),
                 ]
-            except Exception as error:  # noqa: BLE001 -- an optimizer whose author left out what torch's have
+            except Exception as error:  # noqa: BLE001 -- a third-party optimizer without torch's hooks
                 self._failed(error)
         for model in self._model.each:
             if model.ddp is None:
@@ -173,7 +173,7 @@ class TorchProbe:
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 
     def step_begin(self, step: int, k: int) -> None:
-        """A step begins; whatever an exception cut off in the last one is forgotten."""
+        """A step begins; values of a step that an exception ended are discarded."""
         del step, k
         self._updates.step_begins()
         if self._phases is not None:
@@ -195,11 +195,11 @@ class TorchProbe:
             self._start.tell(self._sink)
 
     def log(self, name: str, value: Any) -> None:
-        """Record a tensor of one element under the user's name. On a device it is never waited for."""
-        value = value.detach()  # else it would keep the whole graph of its step
+        """Record a tensor of one element under the user's name, without waiting for its device."""
+        value = value.detach()  # otherwise it would keep its step's whole graph in memory
         on_host = value.device.type == "cpu"
         if name == "grad_norm":
-            # Judged with the step's other values: a loss scaler's overflow shows in the loop's norm too.
+            # Kept for `_judge`: a loss scaler's overflow appears in the loop's norm too.
             self._logged_norm = float(value) if on_host else value
         elif on_host:
             self._sink.put(self._sink.metric(name), float(value))
@@ -209,16 +209,16 @@ class TorchProbe:
             self._late = self._ring(CudaDevice())
 
     def after_restore(self) -> int:
-        """Parameters were replaced: what was measured of the cut-off step is void.
+        """Parameters were replaced: discard the values of the interrupted step.
 
         Returns:
-            Their fingerprint; 0 where ranks need not be equal. Waits for the device: the rank is held.
+            Their fingerprint; 0 if ranks need not be equal. Waits for the device, which is harmless while held.
         """
         self._clear()
         return fingerprint(self._model.own_parts) if self._model.replicated else 0
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         self._marks.remove()
         for handle in self._handles:
             handle.remove()
@@ -226,7 +226,7 @@ class TorchProbe:
     # ---- marks within the step ---------------------------------------------------------------------------------------
 
     def _look_around(self, model: WatchedModel, *_: Any) -> None:
-        """A forward of a model that was handed over without the wrapper through which the loop calls it."""
+        """Before a forward: find the DDP wrapper of a model that was passed without it."""
         ddp = active_ddp()
         if ddp is not None and model.found_within(ddp):
             for share in self._shares:
@@ -266,15 +266,15 @@ class TorchProbe:
         try:
             self._updates.begins()
             share.begins(self._one)
-            # Lightning, LBFGS: the optimizer calls forward and backward by itself.
+            # With a closure (Lightning, LBFGS) the optimizer itself calls forward and backward.
             share.in_closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
             if not share.in_closure:
                 self._gradients_are_final(share)
-        except Exception as error:  # noqa: BLE001 -- nothing of ours may end a user's step
+        except Exception as error:  # noqa: BLE001 -- an error of the probe must not end a user's step
             self._failed(error)
 
     def _gradients_are_final(self, share: Share) -> None:
-        """What lies in the gradients now is what the optimizer will take."""
+        """The gradients now have the values that the optimizer will use."""
         if self._phases is not None:
             self._phases.enter("optimizer")
         now = share.now
@@ -284,7 +284,7 @@ class TorchProbe:
                 now.norm_scaled = False
         norm = now.norm if self._logged_norm is None else self._logged_norm
         if self._skips and norm is not None and not math.isfinite(norm):
-            share.optimizer.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
+            share.optimizer.zero_grad(set_to_none=True)  # optimizers skip parameters without a gradient
             self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
 
     def _after_update(self, share: Share, *_: Any) -> None:
@@ -301,7 +301,7 @@ class TorchProbe:
     # ---- what the marks found ----------------------------------------------------------------------------------------
 
     def _measured(self, step: int) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Values and 64-bit integers by name; those of the second optimizer and further ones with its number."""
+        """Values and 64-bit integers by name; names of all optimizers but the first have their number."""
         floats, ints = dict(self._logged), dict[str, Scalar]()
         for number, share in enumerate(self._shares):
             own_floats, own_ints = share.values()
@@ -323,7 +323,7 @@ class TorchProbe:
         return floats, ints
 
     def _judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
-        """Turn, in place, what was measured into what is recorded."""
+        """Turn measured values into recorded ones, in place."""
         if len(self._shares) == 1:
             self._shares[0].judge(floats, ints)
             return
@@ -337,7 +337,7 @@ class TorchProbe:
         ints |= all_ints
 
     def _put(self, floats: dict[str, float], ints: dict[str, int]) -> None:
-        """Put host values into the step that ends now."""
+        """Record host values of the step that ends now."""
         self._judge(floats, ints)
         for name, value in floats.items():
             self._sink.put(self._sink.metric(name), value)
@@ -350,7 +350,7 @@ class TorchProbe:
         self._sink.late(step, k, {self._sink.metric(name): value for name, value in floats.items()}, ints)
 
     def _clear(self) -> None:
-        """Nothing is known of a step that begins."""
+        """Discard all values of the last step."""
         self._norm_was_logged = self._logged_norm is not None
         self._logged_norm = None
         self._logged.clear()
@@ -361,7 +361,7 @@ class TorchProbe:
             share.place = len(self._shares) + place  # after those that made an update
 
     def _failed(self, error: Exception) -> None:
-        """Nothing of ours may end a user's forward, backward or step: count it, and tell the first time."""
+        """Count an error of the probe, and log the first; none may end a user's forward, backward or step."""
         self._sink.drop("probe_errors")
         if not self._told:
             self._told = True
@@ -371,7 +371,7 @@ class TorchProbe:
         return LateValues(device, self._arrived, lambda count: self._sink.drop("late_values", count))
 
     def _takes_norm(self) -> bool:
-        """Whether to measure the total norm; where the loop logged its own in the last step, it will do so again."""
+        """Whether to measure the total norm; a loop that logged its own in the last step is expected to do so again."""
         return self._norm_wanted and (self._skips or not self._norm_was_logged)
 
     def _total_norm(self, share: Share) -> Scalar | None:
@@ -379,7 +379,7 @@ class TorchProbe:
 
 
 def _own(values: dict[str, Any], number: int) -> dict[str, Any]:
-    """Take out of a step's values those that are of one optimizer."""
+    """Remove the values of one optimizer from a step's values, and return them."""
     if number:
         names = [name for name in values if name.endswith(f"{_OF}{number}")]
         return {name.partition(_OF)[0]: values.pop(name) for name in names}

@@ -1,7 +1,7 @@
-"""Which loss scaler, if any, calls an optimizer.
+"""Finds the loss scaler that calls an optimizer, if any.
 
-A torch.amp.GradScaler leaves no trace on the optimizers whose updates it decides about, nor they on it. But it stands
-on the stack while it lets an update happen.
+A torch.amp.GradScaler and its optimizers have no reference to each other, but the scaler's `step` is on the stack while
+it calls an optimizer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from rankwatch.torch_probe.arguments import Scaler
 
 FRAMES_MAX: Final = 16
-"""How far up the stack is looked: torch and the schedulers put 2 frames between, frameworks another 4."""
+"""Depth of the search on the stack: torch and the schedulers add 2 frames, frameworks another 4."""
 
 _STEP: Final = torch.amp.GradScaler.step.__code__
 
 
 def calling_scaler() -> Scaler | None:
-    """The enabled scaler in whose `step` the caller is."""
+    """The enabled scaler whose `step` is on the caller's stack; None without one."""
     frame = sys._getframe(1)
     for _ in range(FRAMES_MAX):
         if frame.f_code is _STEP:

@@ -1,8 +1,8 @@
-"""One optimizer's share of a step: its gradients, what became of its update, and what is recorded of both.
+"""One optimizer's share of a step: its gradients, whether its update was made, and the values recorded of both.
 
-A loss scale is taken out of the norms. A loss scaler that overflows leaves the update out and lowers its scale: that
-is its daily work and no fault of the job, so such a step has no gradient values, only `optimizer_skipped`. It is one
-no more where the scale is spent, or where nobody knows of a scaler and updates are left out again and again.
+Norms are divided by the loss scale. A loss scaler that overflows skips the update and lowers its scale: that is normal
+and no fault of the job, so such a step has no gradient values, only `optimizer_skipped`. It is a fault if the scale
+cannot be lowered further, or if no scaler was ever seen and too many updates in a row are skipped.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar
 from rankwatch.torch_probe.scaler import calling_scaler
 
 SKIPS_MAX: Final = 20
-"""Updates left out in a row that a scaler which nobody has seen yet explains: halving 2^16 twenty times leaves less
-than 1, below which the gradients themselves overflow."""
+"""Skipped updates in a row that a scaler not seen yet may explain: halving 2^16 twenty times leaves less than 1, and at
+such a scale the gradients themselves overflow."""
 
 _NORMS: Final = ("grad_norm", "local_grad_norm")
 _EXCUSED: Final = "excused"
-"""Travels with a step's values: the update was left out by the loss scaler, and the scale may be the reason."""
+"""Internal value of a step: the loss scaler skipped the update, and the scale may be the reason."""
 _UNSEEN: Final = "unseen"
-"""Travels with a step's values: no update has ever been made, so there may be a loss scaler that left this one out."""
+"""Internal value of a step: no update was ever made, so a loss scaler may have skipped this one."""
 PLACE: Final = "place"
-"""Travels with a step's values: which of the step's updates this one was, from 0."""
+"""Internal value of a step: index of this update among the step's updates, from 0."""
 SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN, PLACE)
-"""Names of what is measured for each optimizer."""
+"""Names of the values that each optimizer has."""
 
 
 @dataclass(slots=True)
 class Measures:
-    """What is known of the gradients since the last update. Tensors are 0-d, on whatever device they were computed."""
+    """Measurements of the gradients since the last update. Tensors are 0-d, on the device of the gradients."""
 
     local: LocalResult | None = None
     norm: Scalar | None = None
     """Total gradient norm."""
     norm_scaled: bool = True
-    """The norm was taken while the loss scale was in the gradients."""
+    """The norm is that of gradients multiplied by the loss scale."""
     scale: torch.Tensor | None = None
     """Loss scale of the newest backward; None without a loss scaler."""
     made: bool = False
     """The optimizer was called."""
     overflowed: torch.Tensor | None = None
-    """What the loss scaler told a fused optimizer, which leaves out its update by itself; not 0 = left out."""
+    """The loss scaler's flag for a fused optimizer, which skips its update itself; skipped if not 0."""
 
     def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Values and 64-bit integers by metric name."""
@@ -61,7 +61,7 @@ class Measures:
         if self.scale is not None:
             floats["loss_scale"] = self.scale
             if not self.made or self.overflowed is not None:
-                # At a scale of 1 or less the true gradient overflows too, and that is a fault of the job.
+                # At a scale of 1 or less the true gradient overflows too, which is a fault of the job.
                 excused = self.scale > 1
                 ints[_EXCUSED] = excused if self.overflowed is None else excused & self.overflowed.bool()
         return floats, ints
@@ -71,7 +71,7 @@ class Measures:
 
 
 class Share:
-    """One optimizer with the parameters that are its own, from step to step."""
+    """One optimizer with its parameters, from step to step."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Share:
         self.parameters = parameters
         self.local = local
         self.touched = False
-        """The backward under way has reached a parameter."""
+        """The current backward has reached a parameter of this optimizer."""
         self.now = Measures()
         self.in_closure = False
-        """The optimizer is computing its gradients by itself."""
+        """The optimizer computes its gradients itself, by a closure."""
         self.place = 0
-        """Which of the step's updates its newest one was, from 0."""
+        """Index of its newest update among the step's updates, from 0."""
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.ever_made = False
         self.ever_touched = False
@@ -103,7 +103,7 @@ class Share:
             self.local.add(index, gradient)
 
     def reduced(self, one: torch.Tensor) -> None:
-        """A backward that touched these parameters is through; `one` is a 1 where they live."""
+        """A backward that touched these parameters is reduced; `one` is a tensor 1 on their device."""
         self.touched = False
         if self.local is not None:
             self.now.local = self.local.result()
@@ -118,11 +118,11 @@ class Share:
             if found is not None:
                 self._scaler = found
                 self.now.scale = found.scale(one)
-        # Fused optimizers are called for every step and leave out the update themselves, on the device.
+        # Fused optimizers are called in every step and skip the update themselves, on the device.
         self.now.overflowed = getattr(self.optimizer, "found_inf", None)
 
     def ends(self) -> None:
-        """The optimizer is through: what a later backward leaves in these gradients belongs to the next update."""
+        """The optimizer has returned: gradients of a later backward belong to the next update."""
         if self.now.local is not None or self.now.norm is not None:
             self._taken = self.now
         elif self._taken is None:
@@ -132,21 +132,21 @@ class Share:
         self.now = Measures()
 
     def clear(self) -> None:
-        """Nothing is known of a step that begins."""
+        """Discard all measurements at the start of a step."""
         if self.local is not None:
             self.local.clear()
         self.touched = self.in_closure = False
         self.now, self._taken = Measures(), None
 
     def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Values and 64-bit integers by metric name; `judge` them once they are numbers."""
+        """Values and 64-bit integers by metric name; pass them to `judge` once they are numbers."""
         floats, ints = (self._taken or self.now).values()
         if self._scaler is None and not self.ever_made:
             ints[_UNSEEN] = 1
         return floats, ints
 
     def judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
-        """Turn, in place, what was measured in a step into what is recorded. For each step, in their order."""
+        """Turn a step's measured values into recorded ones, in place. Call it for each step, in order."""
         excused, unseen = ints.pop(_EXCUSED, 0), ints.pop(_UNSEEN, 0)
         if ints.get("nonfinite") or not math.isfinite(floats.get("grad_norm", 0.0)):
             self._skips += 1
@@ -163,10 +163,10 @@ class Share:
 
 
 def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple[dict[str, float], dict[str, int]]:
-    """What is recorded of a step with several optimizers: the norm over all, and the first parameter not finite.
+    """The values of a step with several optimizers: the norm over all, and the first parameter that is not finite.
 
-    An update with gradients that were not finite on some rank leaves its parameters so on all, and with them what is
-    computed from them later in the step: that is no fault of the rank which computes it.
+    An update with non-finite gradients of one rank makes its parameters non-finite on all ranks, and so everything
+    computed from them later in the step. These later gradients are not counted, as they are no fault of their rank.
     """
     floats, ints = dict[str, float](), dict[str, int]()
     spoilt = False
@@ -181,7 +181,7 @@ def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple
             ints["nonfinite_first"] = one_ints["nonfinite_first"]
         if "nonfinite" in one_ints:
             ints["nonfinite"] = ints.get("nonfinite", 0) + one_ints["nonfinite"]
-    if "optimizer_skipped" in floats:  # without the one that was left out they are no norm of this step
+    if "optimizer_skipped" in floats:  # the norm over the other updates alone is not comparable with other steps
         for name in _NORMS:
             floats.pop(name, None)
     return floats, ints

@@ -1,7 +1,7 @@
-"""One line at the start: what the probe sees of this job, and what it does not, and why.
+"""One line in the training output: what the probe watches of this job, what it does not, and why.
 
-It is told when the first step is over in which every optimizer made an update: before that nobody can know whether
-hooks are reached (compiled code may pass them by) and what wraps the model (frameworks do it after handing it out).
+It is printed after the first step in which every optimizer has made an update. Earlier it is unknown whether hooks run
+(compiled code may skip them) and what wraps the model (frameworks wrap it after returning it).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rankwatch.torch_probe.share import Share
 from rankwatch.torch_probe.watched_model import WatchedModels, is_distributed
 
 PATIENCE_STEPS: Final = 10
-"""Steps after which what has not been seen is said to be missing."""
+"""Steps after which the line is printed even if not every optimizer has made an update."""
 
 
 class Start:
-    """Watches the first steps, and tells once."""
+    """Watches the first steps, and prints the line once."""
 
     def __init__(
         self, models: WatchedModels, shares: Sequence[Share], norms: bool, local: bool, fingerprint_every: int
@@ -35,7 +35,7 @@ class Start:
         self._steps = 0
 
     def tell(self, sink: Sink) -> None:
-        """A step is over: tell, if it is known by now what there is to tell."""
+        """A step has ended: print the line if all is known by now."""
         self._steps += 1
         if self._steps < PATIENCE_STEPS and not all(share.ever_made and share.ever_touched for share in self._shares):
             return
@@ -74,10 +74,10 @@ class Start:
         if self._models.sharded:
             return [], ["fingerprints (parameters are sharded: no two ranks hold the same)"]
         if self._models.reduced_by_ddp:
-            return [], ["fingerprints (replicas are a part of the job: say which by rankwatch.start(topology=...))"]
-        return [], ["fingerprints (not called through DistributedDataParallel: say replicated=True if ranks are equal)"]
+            return [], ["fingerprints (replicas are a part of the job: declare them by rankwatch.start(topology=...))"]
+        return [], ["fingerprints (not called through DistributedDataParallel: set replicated=True if ranks are equal)"]
 
     def _apart(self) -> list[str]:
-        """Models without replicas beside models that have some."""
+        """Models without replicas, if other models have some."""
         apart = [model.name for model in self._models.each if not model.replicated]
         return [f"fingerprints of {', '.join(apart)}"] if apart else []

@@ -1,7 +1,7 @@
-"""Where a step's work ends: after as many optimizer steps as usually end one, what the loop does is no part of it.
+"""Finds where a step's work ends: after the usual number of optimizer steps, the loop is outside of the step.
 
-A loop over `watch.steps()` reaches its boundary only after it has evaluated, saved and logged. The optimizer tells
-sooner that the step itself is done.
+A loop over `watch.steps()` reaches its boundary only after it has evaluated, saved and logged. The optimizer steps show
+earlier that the step itself is done.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 from rankwatch.meter import Sink
 
 STEPS_REMEMBERED: Final = 32
-"""Steps with an update whose number of updates is remembered: a loop that trains two models in turns, one of them five
-times as often, shows all its habits in them."""
+"""Steps with an update whose number of updates is remembered: enough for a loop that alternates between two models, one
+of them five times as often."""
 
 
 class Updates:
-    """Counts the optimizer steps of each step of the loop, and tells the sink when the last one is done.
+    """Counts the optimizer steps of each step of the loop, and calls `outside` of the sink after the last one.
 
-    The fewest of the remembered steps count as usual, so that a pause after any of them is seen as one. Where steps
-    differ, work that goes on all the same is taken up again with its backward.
+    The smallest remembered count is the usual one, so that a pause after any step is seen. If steps differ, a step that
+    goes on after the usual count is taken up again with its next backward.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -31,7 +31,7 @@ class Updates:
         self._vary = False
 
     def step_begins(self) -> None:
-        """The next step of the loop begins. Steps without an update, of accumulation or overflow, tell nothing."""
+        """The next step of the loop begins. Steps without an update (accumulation, overflow) are not counted."""
         if self._count:
             self._seen.append(self._count)
             self._usual = min(self._seen)
@@ -39,7 +39,7 @@ class Updates:
             self._count = 0
 
     def begins(self) -> None:
-        """An optimizer step begins: the work was not done."""
+        """An optimizer step begins, so the step's work goes on."""
         if self._outside:
             self._sink.inside()
 
@@ -50,7 +50,7 @@ class Updates:
             self._sink.outside()
 
     def gradients_are_computed(self) -> None:
-        """A backward is nearly through: in a loop whose steps differ there is one more update to come."""
+        """A backward has computed its gradients: in a loop whose steps differ, another update follows."""
         if self._outside and self._vary:
             self._sink.inside()
 

@@ -1,4 +1,4 @@
-"""How the watched models are made: what wraps them, where parameters live, who reduces their gradients and when."""
+"""The watched models: their wrappers, the devices of their parameters, and how their gradients are reduced."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rankwatch.torch_probe.arguments import Handed
 
 _CPU: Final = torch.device("cpu")
 _COMPILED: Final = "_orig_mod."
-"""What torch.compile puts before the names of what is within."""
+"""Prefix that torch.compile adds to the names of parameters."""
 
 
 class WatchedModel:
     """A module with its parameters, in any nesting of torch.compile and DistributedDataParallel."""
 
     def __init__(self, module: torch.nn.Module, replicated: bool | None = None, *, placed: bool = True) -> None:
-        """Look at a module.
+        """Inspect a module.
 
         Args:
-            module: as the loop calls it.
-            replicated: whether peers hold bit-equal parameters; None = those that DDP keeps equal do.
-            placed: the ranks' places in the job are known, so that peers are those that DDP keeps equal even where it
-                spans a part of the job only.
+            module: the module as the loop calls it.
+            replicated: whether peers hold bit-equal parameters; None: true if DDP keeps them equal.
+            placed: the topology was declared, so that the ranks of a DDP group count as peers even if it spans only a
+                part of the job.
         """
         self.module = module
         self.bare = _bare(module)
@@ -40,10 +40,10 @@ class WatchedModel:
                 self.found_within(part)
 
     def found_within(self, ddp: DistributedDataParallel) -> bool:
-        """Take note of a DDP wrapper that the model is called through, if it is one of all its parameters.
+        """Store the DDP wrapper through which the model is called, if it has all the model's parameters.
 
         Returns:
-            Whether this is news.
+            Whether the wrapper is new.
         """
         if self.ddp is not None:
             return False
@@ -64,15 +64,15 @@ class WatchedModel:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name of the model's class."""
         return type(self.bare).__name__
 
 
 class WatchedModels:
-    """All models that are watched, as one list of parameters."""
+    """All watched models, as one list of parameters."""
 
     def __init__(self, handed: Iterable[Handed], *, placed: bool) -> None:
-        """Look at the models; see `WatchedModel` for `placed`."""
+        """Inspect the models; see `WatchedModel` for `placed`."""
         self.each: list[WatchedModel] = []
         given: list[str] = []
         for call in handed:
@@ -92,7 +92,7 @@ class WatchedModels:
         self.home = next((tensor.device for tensor in self.parameters if tensor.device.type != "cpu"), _CPU)
 
     def _prefixes(self, given: list[str]) -> list[str]:
-        """What tells parameters of several models apart: the name given, else that of the class, numbered if twice."""
+        """Prefixes of parameter names if there are several models: the given name or the class, numbered if equal."""
         if len(self.each) == 1:
             return [""]
         wanted = [name or model.name for name, model in zip(given, self.each, strict=True)]
@@ -106,46 +106,46 @@ class WatchedModels:
 
     @property
     def replicated(self) -> bool:
-        """Whether there are parameters that peers hold bit-equal."""
+        """Whether any model's parameters are bit-equal on peers."""
         return any(model.replicated for model in self.each)
 
     @property
     def is_whole_after_backward(self) -> bool:
-        """Gradients are the total ones when backward ends, before the loop clips them; else before the update."""
+        """Whether gradients are reduced when backward ends, before the loop clips them; else only before the update."""
         return all(model.ddp is not None for model in self.each) or not is_distributed()
 
     @property
     def reduced_by_ddp(self) -> bool:
-        """Whether some gradients are no longer the rank's own when backward ends."""
+        """Whether DDP has reduced some gradients when backward ends."""
         return any(model.ddp is not None for model in self.each)
 
     @property
     def own_parts(self) -> list[torch.Tensor]:
-        """The parameters that peers hold bit-equal; else what this rank holds of all of them.
+        """The parameters that are bit-equal on peers; without any, this rank's part of all parameters.
 
-        To read a DTensor as a whole would be a collective.
+        Reading a whole DTensor would be a collective.
         """
         models = [model for model in self.each if model.replicated] or self.each
         return [_own_part(parameter) for model in models for _, parameter in model.named]
 
     @property
     def reduces(self) -> bool:
-        """Whether the backward under way ends with DDP's reduction; within `no_sync` it does not."""
+        """Whether the current backward ends with DDP's reduction; within `no_sync` it does not."""
         return any(model.ddp is not None and model.ddp.require_backward_grad_sync for model in self.each)
 
     @property
     def reduces_early(self) -> bool:
-        """Whether a local gradient may be gone before backward ends.
+        """Whether a local gradient may be overwritten before backward ends.
 
-        DDP reduces in place where gradients are views of its buckets, and with a static graph its first reduction
-        begins early.
+        DDP reduces in place if gradients are views of its buckets, and with a static graph its first reduction begins
+        early.
         """
         ddps = [model.ddp for model in self.each if model.ddp is not None]
         return any(ddp.gradient_as_bucket_view or ddp.static_graph for ddp in ddps)
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients that are there."""
+    """The gradients of parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
@@ -156,12 +156,14 @@ def is_distributed() -> bool:
 
 
 def active_ddp() -> DistributedDataParallel | None:
-    """The DDP wrapper in whose forward the caller is; frameworks wrap the model after they have handed it out."""
+    """The DDP wrapper whose forward is running; frameworks wrap the model after returning it, so it is found here.
+    Torch has no public name for it; a version without this attribute yields None.
+    """
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, whose parameters have the names that its author gave them."""
+    """The model without wrappers, whose parameters have their original names."""
     seen: list[Any] = []
     while module not in seen:
         seen.append(module)
@@ -178,5 +180,5 @@ def _own_part(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """DTensor (FSDP2, tensor parallel) and FSDP1's flat parameters, told without importing them."""
+    """Whether this is a DTensor (FSDP2, tensor parallel) or a flat parameter of FSDP1, without importing them."""
     return hasattr(tensor, "to_local") or getattr(tensor, "_is_flat_param", False)
