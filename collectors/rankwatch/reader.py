@@ -117,7 +117,7 @@ class ProgressBlock:
 
     @property
     def phase_since_ns(self) -> int:
-        """Since when the rank is in its phase; without a phase: since the last one ended, or the step began if later."""
+        """Since when the rank is in its phase; without a phase: since the last one ended, or its step began."""
         return self.phase_entered_ns if self.phase else max(self.phase_entered_ns, self.step_entered_ns)
 
 

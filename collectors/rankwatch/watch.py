@@ -97,7 +97,7 @@ class Watch:
         Args:
             data: a callable that builds an iterator of batches at a position (batches already drawn), or an iterable
                 with `state_dict` and `load_state_dict`. Read the batches from `batches`, within their step. Without
-                data, a rollback to memory can restore only the weights, and is done only if mode `weights` is requested.
+                data, a rollback to memory restores only the weights, and is done only if mode `weights` is requested.
             keep: captures kept in host memory, each a whole copy of the registered state; 0: none. With 2 or more, one
                 place is reserved for the newest capture that proved good.
             every: steps between two captures. A capture is proven good by 20 clean steps after it and about 2 s: choose
@@ -117,6 +117,7 @@ class Watch:
     @property
     def batches(self) -> Iterator[Any]:
         """The batches of `state(data=...)`: one iterator, which a full rollback moves back as well.
+
         Raises:
             ValueError: `state` was called without data, or not at all.
         """

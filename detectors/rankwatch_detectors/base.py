@@ -1,10 +1,10 @@
-"""What detectors are told and what they answer: the only types that cross the border of this package.
+"""Inputs and outputs of detectors: the only types that cross the border of this package.
 
-A detector is a pure, deterministic function of the observations it was given, in their order: `AttemptStart` when an
-attempt begins or its topology changes, `Frame` when all ranks' values of one step are in (or late), `Occurrence` for
-single events, `Tick` about once a second with the ranks' `Presence`. It knows no clock, does no I/O and keeps memory
-that is constant in steps and linear in ranks. It scores, then decides, then learns: what it calls abnormal never
-teaches its baseline.
+A detector is a pure, deterministic function of its observations, in their order: `AttemptStart` when an attempt begins
+or its topology changes, `Frame` when all ranks' values of one step are complete (or late), `Occurrence` for single
+events, `Tick` about once a second with the ranks' `Presence`. It reads no clock, does no I/O, and its memory is
+constant in steps and linear in ranks. It scores, then decides, then learns: its baseline never learns from what it
+considers abnormal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How urgent: critical = a person or a policy must act now, warning = soon, info = worth knowing."""
+    """How urgent: critical: a person or a policy must act now; warning: soon; info: no action is needed."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -52,7 +52,7 @@ class Severity(StrEnum):
 
 
 class StepKind(StrEnum):
-    """What a step was. Only `train` steps are compared with each other."""
+    """Kind of a step. Only `train` steps are compared with each other."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -77,23 +77,23 @@ class Topology:
     lockstep: bool = True
     """Ranks wait for each other in each step; else each goes at its own pace and is judged against its own past."""
     optimizers: int = 0
-    """How many train at once, 0 = unknown: losses of networks that train against each other rise and fall in turn."""
+    """Number of optimizers, 0: unknown. With several, as in a GAN, losses rise and fall in turn."""
 
     @property
     def unit(self) -> tuple[str, ...]:
-        """Identity of each rank's hardware, "host/device_uuid": stable across restarts, rank numbers are not."""
+        """Identity of each rank's hardware, "host/device_uuid"; unlike rank numbers it is stable across restarts."""
         return tuple(f"{host}/{device}" for host, device in zip(self.host, self.device_uuid, strict=True))
 
     @property
     def peer_group(self) -> Ints:
-        """Number of each rank's peer group: ranks with the same (pp, tp, cp, ep) do the same work."""
+        """Each rank's peer group, as a number: ranks with the same (pp, tp, cp, ep) do the same work."""
         keys = np.stack([self.pp, self.tp, self.cp, self.ep])
         return np.asarray(np.unique(keys, axis=1, return_inverse=True)[1]).reshape(-1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStart:
-    """An attempt began, or its topology became better known. `attempt` is LAUNCH.k; k > 0 follows a rollback."""
+    """An attempt began, or more of its topology became known. `attempt` is LAUNCH.k; k > 0 follows a rollback."""
 
     attempt: str
     topology: Topology
@@ -101,16 +101,16 @@ class AttemptStart:
 
     @property
     def launch(self) -> str:
-        """The part of the attempt's text that all attempts of one launch share."""
+        """The launch: the part of the attempt's text before k."""
         return self.attempt.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All ranks' values of one step of one attempt: `values[name][rank]` counts only where `present[name][rank]`.
+    """All ranks' values of one step of one attempt: `values[name][rank]` is valid only if `present[name][rank]`.
 
-    NaN and Inf are values. Frames of one family come in step order within an attempt, but for late ones.
-    Arrays must not be written to.
+    NaN and Inf are values. Frames of one family come in step order within an attempt, except late ones. Detectors must
+    not write to the arrays.
     """
 
     attempt: str
@@ -125,17 +125,16 @@ class Frame:
     exact: Mapping[str, Ints] = field(default_factory=dict)
     """Values that must not be rounded: `fingerprint`, `nonfinite`, `nonfinite_first`; `present` applies to them too."""
     finite: bool = False
-    """True: all values, also where nothing is present, are known to be finite, and nobody needs to look again."""
+    """True: all values, even those not present, are known to be finite, and need not be checked again."""
     late: bool = False
-    """Rows that came after their step's frame had closed, which lacks them. Where ranks go at their own pace these are
-    all rows of whoever is not among the fastest."""
+    """The rows arrived after their step's frame had closed without them. If ranks go at their own pace, these are all
+    rows of all but the fastest ranks."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What follows from the values alone and several detectors want, such as medians: computed once, by whoever asks
-    first."""
+    """Cache of results that depend on the values alone and that several detectors use, such as medians."""
 
 
 UNREPORTED = "unreported"
-"""The phase where only finished steps are told, as by the lines of a log, and nobody knows what is done between."""
+"""The phase if only finished steps are reported, as by the lines of a log, and what happens in between is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +143,16 @@ class Presence:
 
     attempt: str
     heard: Bools
-    """False: no progress block of this rank has come yet; its other entries mean nothing."""
+    """False: no progress block of this rank has arrived yet, and its other entries are meaningless."""
     heard_s: Floats
-    """Stream time when the last block came."""
+    """Stream time at which the last block arrived."""
     told_s: Floats
-    """When its agent sent the block, on the clock of its host: for differences between blocks of one rank, and for how
-    much later than usual one came. Stream time where the agent does not say."""
+    """When its agent sent the block, by its host's clock; use it only for differences between blocks of one rank, and
+    for a block's delay compared with the usual one. Stream time if the agent does not report it."""
     step: Ints
     phase: tuple[str, ...]
     phase_age_s: Floats
-    """How long it had been in that phase when its agent read the block."""
+    """How long the rank had been in that phase when its agent read the block."""
     step_age_s: Floats
     collective_seq: Ints
     state: tuple[str, ...]
@@ -161,13 +160,13 @@ class Presence:
     os_state: tuple[str, ...]
     cpu_s: Floats
     outside_s: Floats
-    """How long it had been outside of its step when its agent read the block: the step's work was done and the next had
-    not begun. -1: within a step."""
+    """How long the rank had been outside of its step when its agent read the block: the step's work was done, and the
+    next had not begun. -1: within a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: the only clock a detector has. `now_s` never goes back."""
+    """Time has passed: the only clock of a detector. `now_s` never decreases."""
 
     now_s: float
     presence: Presence | None
@@ -178,7 +177,7 @@ class Occurrence:
     """One event (`rankwatch.wire.EVENT_KINDS`) or a control record.
 
     Control records are `order` (fields: order, phase, action, step), `gap` (fields: missing, boot) and `accepted`
-    (fields: kinds): a person resolved an incident of these kinds that still stood.
+    (fields: kinds): a person resolved an incident of these kinds whose findings were still open.
     """
 
     kind: str
@@ -189,14 +188,14 @@ class Occurrence:
     step: int | None
     fields: Mapping[str, Any]
     unix_ns: int = 0
-    """When it happened, by the clock of its host, for comparing events of one host; 0 = not told."""
+    """When it happened, by its host's clock, for comparing events of one host; 0: not reported."""
 
 
 Observation = AttemptStart | Frame | Occurrence | Tick
 
 
 class Change(StrEnum):
-    """What a finding says about its episode."""
+    """What a finding does to its episode."""
 
     OPEN = "open"
     UPDATE = "update"
@@ -205,9 +204,9 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a detector says when its judgement changes: once at the onset, on material change, once at the end.
+    """A change of a detector's judgement: once at the onset, at each material change, and once at the end.
 
-    (kind, scope) names the episode it belongs to.
+    (kind, scope) identifies its episode.
     """
 
     kind: Kind
@@ -216,25 +215,25 @@ class Finding:
     attempt: str
     severity: Severity
     ranks: tuple[int, ...]
-    """Culprits, first mover first; empty when the whole job is meant."""
+    """Culprits, first mover first; empty if the finding is about the whole job."""
     onset_step: int | None
     detected_step: int | None
     onset_time_s: float
     detected_time_s: float
     score: float
-    """One scale for all kinds: robust sigmas above typical; inf where the value itself is impossible."""
+    """One scale for all kinds: robust sigmas above typical; inf if the value itself is impossible."""
     confidence: float
-    """0..1; 1 where the evidence is exact (bits differ, a process is gone)."""
+    """0..1; 1 if the evidence is exact (bits differ, a process is gone)."""
     summary: str
     """One sentence for the on-call engineer: what, where, since when, how much."""
     evidence: Mapping[str, Any]
     """Numbers against their baseline; plain JSON types only, non-finite numbers as the strings NaN, Inf, -Inf."""
     cause: str = ""
-    """Cause class where known: worker, host, stage, data, runtime, network, storage."""
+    """Cause class if known: worker, host, stage, data, runtime, network, storage."""
 
 
 class Detector(Protocol):
-    """One kind of judgement over one job, told of everything in log order. See the module's text for its duties."""
+    """One kind of judgement over one job, which gets all observations in log order. The module states its duties."""
 
     name: str
     version: int
@@ -249,9 +248,9 @@ class Detector(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a snapshot of the same version; afterwards the answers are those of the detector that made it."""
+        """Load a snapshot of the same version; afterwards it answers like the detector that made the snapshot."""
         ...
 
     def inherit(self, before: Any) -> None:
-        """Take up what `before`, a detector of the same kind, has learned of the job for good, and nothing else."""
+        """Copy from `before`, a detector of the same kind, only what it has learned of the job for good."""
         ...

@@ -23,7 +23,7 @@ from rankwatch_detectors.values.training_curve import CurveConfig, CurveDetector
 
 @dataclass(frozen=True, slots=True)
 class CatalogueConfig:
-    """Settings of all detectors; each default is argued where its class stands."""
+    """Settings of all detectors; each class gives the reasons for its defaults."""
 
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
@@ -36,7 +36,7 @@ class CatalogueConfig:
     own_past: OwnPastConfig = field(default_factory=OwnPastConfig)
     loss: CurveConfig = field(default_factory=CurveConfig)
     grad_norm: CurveConfig = field(
-        # Norms scatter in proportion and jump by half without harm: twice the level is the least worth a word.
+        # Norms scatter in proportion to their level and often jump by half: below twice the level nothing is reported.
         default_factory=lambda: CurveConfig(
             "grad_norm", LevelConfig(logarithmic=True, ratio_jump=10.0, scale_floor_ratio=0.07), 4.0
         )
@@ -45,7 +45,7 @@ class CatalogueConfig:
 
 
 def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
-    """A fresh detector of each kind for one job, in the order in which causes come before consequences."""
+    """A new detector of each kind for one job, ordered so that causes come before their consequences."""
     config = config or CatalogueConfig()
     return [
         NonfiniteDetector(config.nonfinite),

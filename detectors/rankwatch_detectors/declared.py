@@ -1,7 +1,7 @@
-"""Changes of a job's schedule that its own log declares: the learning rate, and how much work a step has.
+"""Changes of a job's schedule that its logged metrics declare: the learning rate, and the amount of work in a step.
 
-A learning rate that rises lets the loss rise (warm-up, warm restarts); one that falls explains no rise. Batches and
-tokens count either way, once their average has moved.
+A rising learning rate explains a rising loss (warm-up, warm restarts); a falling one does not. Batch sizes and token
+counts explain it in either direction, once their average has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Declared(StrEnum):
     """How much a logged schedule changed."""
 
     GRADUAL = "gradual"
-    """Little by little: levels from before say nothing about now."""
+    """Over many rows: earlier levels are no longer comparable."""
     SHARP = "sharp"
     """From one row to the next: the curve may jump with it."""
 
@@ -35,11 +35,11 @@ class ScheduleConfig:
     ratio: float = 1.1
     sharp_ratio: float = 1.5
     amount_rows: int = 32
-    """Memory of the average of amounts, which differ from batch to batch."""
+    """Length of the average of amounts, which differ from batch to batch."""
 
 
 class Schedule(Stateful):
-    """What a job logs of its own schedule. Memory: a few numbers for each metric."""
+    """The schedule of a job as it logs it. Memory: a few numbers for each metric."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_rate", "_reference", "_amounts")
 
@@ -48,15 +48,15 @@ class Schedule(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """Another launch: it may have another schedule."""
+        """Forget the schedule, for a new launch, which may have another one."""
         self._rate: float | None = None
         self._reference: float | None = None
         """The lowest rate since the last declared change."""
         self._amounts: dict[str, list[float]] = {}
-        """By metric: its average, and what that was at the last declared change."""
+        """By metric: its average, and that average at the last declared change."""
 
     def push(self, frame: Frame) -> Declared | None:
-        """Take up one frame; say whether it declares a change."""
+        """Add one frame; return the change that it declares, if any."""
         turn = None
         for name in AMOUNTS:
             if name in frame.values and (amount := typical(frame, name)) is not None and amount > 0:

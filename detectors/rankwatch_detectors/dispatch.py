@@ -1,7 +1,7 @@
-"""What all detectors share: which observation goes to which method, the attempt they judge, the newest time.
+"""The common part of all detectors: the dispatch of observations to methods, the current attempt, the newest time.
 
-Only observations of the current attempt are judged; a new attempt ends what was open. Late rows of an older attempt
-are ignored.
+Only observations of the current attempt are judged; a new attempt closes all open episodes. Late rows of an older
+attempt are ignored.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ class DispatchingDetector(Stateful):
     version: int
     STATE: ClassVar[tuple[str, ...]] = ("attempt", "world_size", "now_s", "episodes")
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ()
-    """Attributes that outlast a job's rest: what its next launch is judged by."""
+    """Attributes that are kept while a job is idle, for its next launch."""
 
     COMPARES_RANKS: ClassVar[bool] = False
-    """It judges what ranks do in the same step: nothing where each goes at its own pace. Then `lockstep` is state."""
+    """The detector compares ranks in the same step, and does nothing unless they are in lockstep. `lockstep` is then
+    part of its state."""
 
     TAKES_LATE: ClassVar[bool] = False
-    """It judges each rank's row by itself: where each goes at its own pace, late rows too. Then `lockstep` is state."""
+    """The detector judges each rank's row by itself, so unless ranks are in lockstep it takes late rows too. `lockstep`
+    is then part of its state."""
 
     def __init__(self) -> None:
         self.lockstep = True
@@ -56,7 +58,7 @@ class DispatchingDetector(Stateful):
         self.episodes = Episodes(self.kind)
 
     def inherit(self, before: DispatchingDetector) -> None:
-        """Take up what `before`, a detector of the same kind, has learned of the job for good, and nothing else."""
+        """Copy from `before`, a detector of the same kind, only what it has learned of the job for good."""
         for name in self.LEARNED_FOR_GOOD:
             setattr(self, name, getattr(before, name))
 
@@ -86,14 +88,14 @@ class DispatchingDetector(Stateful):
         return self._on_occurrence(observation)
 
     def _fits(self, frame: Frame) -> bool:
-        """A frame made before the topology became known better has another number of ranks."""
+        """Whether the frame has the current number of ranks; one from before a topology change may not."""
         some = next(iter(frame.present.values()), None)
         return some is None or some.size == self.world_size
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
         new_launch = start.launch != self.attempt.rpartition(".")[0]
-        # Another number of ranks makes ranks another thing, whatever the attempt is called.
+        # With another world size rank numbers mean other ranks, even if the attempt's text is the same.
         new_attempt = start.attempt != self.attempt or start.topology.world_size != self.world_size
         if new_attempt:
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
@@ -120,7 +122,7 @@ class DispatchingDetector(Stateful):
 
 
 def which(texts: tuple[str, ...], wanted: str) -> Bools:
-    """Where a text of each rank is the wanted one. Counting first makes the usual case, all or none, cheap."""
+    """Ranks whose text is the wanted one. Counting first makes the usual case, all or none, cheap."""
     count = texts.count(wanted)
     if count in (0, len(texts)):
         return np.full(len(texts), count > 0)
@@ -128,7 +130,7 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
 
 
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
-    """Values of one metric and where they are present and finite; None when no rank has any."""
+    """Values of one metric, and where they are present and finite; None if no rank has one."""
     key = f"finite {name}"
     if key not in frame.computed:
         frame.computed[key] = _finite(frame, name)
@@ -137,13 +139,13 @@ def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
 
 
 def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
-    """The values that `finite` gave, with another in place of those that are not usable."""
+    """The values of a result of `finite`, with `other` in place of the unusable ones."""
     values, usable = found
     return values if everyone(usable) else np.where(usable, values, other)
 
 
 def typical(frame: Frame, name: str) -> float | None:
-    """Median over the ranks that have a finite value; None when none has."""
+    """Median over the ranks with a finite value; None if there is none."""
     key = f"typical {name}"
     if key not in frame.computed:
         found = finite(frame, name)

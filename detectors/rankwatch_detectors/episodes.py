@@ -1,4 +1,4 @@
-"""The open episodes of one detector: what was told at the onset, so that updates and the end refer to it."""
+"""The open episodes of one detector, with their newest finding, to which updates and the end refer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 
-# One bad host has 8 or 16 ranks; a rack of 64 told one by one is the most that still reads as a list of culprits.
-# Beyond it the job as a whole is in trouble, which other findings say. What is refused is counted in `refused`.
+# One bad host has 8 or 16 ranks, and a rack has 64: a longer list of culprits is not read. Beyond that the job as a
+# whole is in trouble, which other findings report. Refused episodes are counted in `refused`.
 EPISODES_MAX = 64
 
 
@@ -36,7 +36,7 @@ class Episodes(Stateful):
         return len(self._open)
 
     def told(self, scope: IncidentScope) -> Mapping[str, Any]:
-        """What the newest finding of an open episode said, by field name."""
+        """The newest finding of an open episode, by field name."""
         return self._open[str(scope)]
 
     def open(
@@ -56,7 +56,7 @@ class Episodes(Stateful):
         ranks: tuple[int, ...] = (),
         cause: str = "",
     ) -> list[Finding]:
-        """Begin an episode; an empty list when `EPISODES_MAX` are open already."""
+        """Open an episode; an empty list if `EPISODES_MAX` are open already."""
         if len(self._open) >= EPISODES_MAX:
             self.refused += 1
             return []
@@ -81,11 +81,11 @@ class Episodes(Stateful):
         return [finding]
 
     def update(self, scope: IncidentScope, **changes: Any) -> list[Finding]:
-        """Tell that an open episode changed materially; fields not named stay as last told."""
+        """Report a material change of an open episode; fields that are not passed stay as last reported."""
         return [self._tell(scope, Change.UPDATE, changes)]
 
     def note(self, scope: IncidentScope, evidence: Mapping[str, Any]) -> None:
-        """Change the evidence of an open episode without telling anyone yet; the next finding carries it."""
+        """Change the evidence of an open episode without a finding; the next finding includes it."""
         self._open[str(scope)]["evidence"] = plain(evidence)
 
     def close(
@@ -96,7 +96,7 @@ class Episodes(Stateful):
         summary: str,
         evidence: Mapping[str, Any] | None = None,
     ) -> list[Finding]:
-        """End an episode. `evidence` is added to what was told before."""
+        """Close an episode. `evidence` is merged into the evidence reported before."""
         merged = {**self._open[str(scope)]["evidence"], **(evidence or {})}
         changes = {"detected_step": step, "detected_time_s": time_s, "summary": summary, "evidence": merged}
         finding = self._tell(scope, Change.CLOSE, changes)
@@ -104,7 +104,7 @@ class Episodes(Stateful):
         return [finding]
 
     def close_all(self, time_s: float, reason: str) -> list[Finding]:
-        """End all episodes, in the order in which they opened."""
+        """Close all episodes, in the order in which they opened."""
         return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
 
     def _tell(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:

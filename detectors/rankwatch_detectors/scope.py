@@ -1,6 +1,6 @@
-"""Where a trouble is: the whole job, or one host, rank or pipeline stage of it. The only place that knows the text.
+"""Scopes of findings: the whole job, or one host, rank or pipeline stage of it, and the only place that parses them.
 
-The text is what the wire, the tables, snapshots and the API carry: "job", "host:NAME", "rank:N", "stage:N".
+The wire, the tables, snapshots and the API use their text: "job", "host:NAME", "rank:N", "stage:N".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Self
 
 
 class ScopeLevel(StrEnum):
-    """What a scope names."""
+    """The kind of part that a scope names."""
 
     JOB = "job"
     HOST = "host"
@@ -21,11 +21,11 @@ class ScopeLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class IncidentScope:
-    """One part of a job. `str()` gives its text, `parse` reads it."""
+    """One part of a job. `str()` returns its text, `parse` reads it."""
 
     level: ScopeLevel
     name: str = ""
-    """Of the host; the number of the rank or stage; empty for the job."""
+    """Name of the host, or number of the rank or stage; empty for the job."""
 
     def __str__(self) -> str:
         return str(self.level) if self.level is ScopeLevel.JOB else f"{self.level}:{self.name}"
@@ -63,15 +63,15 @@ class IncidentScope:
 
     @property
     def host(self) -> str | None:
-        """The host that it names."""
+        """The host's name; None unless the scope is a host."""
         return self.name if self.level is ScopeLevel.HOST else None
 
     @property
     def number(self) -> int:
-        """The rank or stage that it names.
+        """Number of the rank or stage.
 
         Raises:
-            ValueError: it names neither.
+            ValueError: the scope is neither.
         """
         return int(self.name)
 

@@ -1,7 +1,7 @@
-"""Saving and restoring what decides a detector's future.
+"""Saves and restores the state that decides a detector's further findings.
 
-A `Stateful` object names its deciding attributes in `STATE`; each holds JSON types, a numpy array or another
-`Stateful`. A snapshot is a deep copy, so going on afterwards never changes it.
+A `Stateful` object lists these attributes in `STATE`; each holds JSON types, a numpy array or another `Stateful`. A
+snapshot is a deep copy, so the object never changes it afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Stateful:
-    """An object whose answers depend on nothing but its configuration and the attributes named in `STATE`."""
+    """An object whose results depend only on its configuration and on the attributes listed in `STATE`."""
 
     STATE: ClassVar[tuple[str, ...]] = ()
 
@@ -22,10 +22,10 @@ class Stateful:
         return {name: _copied(getattr(self, name)) for name in self.STATE}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a snapshot of the same version.
+        """Load a snapshot of the same version.
 
         Raises:
-            KeyError: the snapshot lacks a part of the state; then it is of another version.
+            KeyError: the snapshot lacks an attribute, so it is of another version.
         """
         for name in self.STATE:
             current = getattr(self, name)

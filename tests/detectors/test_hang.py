@@ -55,7 +55,7 @@ def test_a_rank_in_an_endless_loop_is_named_within_five_seconds() -> None:
         ("phase", "it is not in a collective, the others are"),
         ("cpu", "it computes, the others wait"),
         ("left", "it left its loop, the others wait"),
-        ("silent", "it is not heard any more"),
+        ("silent", "its progress blocks stopped"),
     ],
 )
 def test_each_witness_alone_names_the_rank_that_did_not_arrive(witness: str, reason: str) -> None:

@@ -117,7 +117,7 @@ def test_a_new_data_mix_settles_and_stays_for_information() -> None:
     assert {f.severity for f in findings} == {Severity.INFO}
     last = findings[-1]
     assert (last.kind, last.change) == (Kind.LOSS_DIVERGENCE, Change.UPDATE)
-    assert "the best level it kept up is 2.196" in last.summary
+    assert "its best lasting level was 2.196" in last.summary
 
 
 def test_nan_in_the_series_blinds_nobody() -> None:

@@ -114,7 +114,7 @@ def test_a_loss_that_falls_silent_after_an_infinity_is_told_as_what_it_hides() -
         (Change.OPEN, 8),
         (Change.UPDATE, 10),
     ]
-    assert "fell silent" in findings[1].summary
+    assert "stopped being logged" in findings[1].summary
 
 
 def test_a_loss_that_is_not_logged_any_more_is_no_incident_by_itself() -> None:

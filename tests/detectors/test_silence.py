@@ -214,7 +214,7 @@ def test_hosts_that_fall_silent_within_seconds_are_one_episode_that_grows() -> N
         (Change.UPDATE, "host:host-0"),
     ]
     assert findings[-1].evidence["hosts"] == ["host-0", "host-1", "host-2"]
-    assert findings[-1].summary.startswith("3 of the job's 4 hosts have not been heard for")
+    assert findings[-1].summary.startswith("3 of the job's 4 hosts have sent no telemetry for")
     job.silent = {2}
     assert job.stand(3) == []
     job.silent = set()

@@ -1,11 +1,11 @@
-"""Tells that a process ended which had not left its training loop, which one went first, and that a job was ended.
+"""Reports a process that ended before it had left its training loop, which one ended first, and a job that was ended.
 
-The first mover decides (`teardown`). Was it asked to end (SIGINT, SIGTERM, KeyboardInterrupt), and do all ranks end
-within the launcher's grace, then however they end is one piece of information: the job was ended on request. Otherwise
-the first mover is lost, and the ranks that end soon after it are consequences: a lost peer breaks their collectives,
-and launchers end the rest. Processes that end because an order told them to are expected. An exit that nobody could
-read is told all the same, a little later, from the progress block. Where ranks go at their own pace nobody waits for
-one that is done: that it has ended is information, and whatever ends otherwise later is a first mover of its own.
+The first mover decides (`teardown`). If it was asked to end (SIGINT, SIGTERM, KeyboardInterrupt) and all ranks end
+within the launcher's grace, the finding is one piece of information: the job was ended on request. Otherwise the first
+mover is lost, and the ranks that end soon after it are consequences: a lost peer breaks their collectives, and
+launchers end the rest. Processes that an order ends are expected. An exit whose status could not be read is reported a
+little later, from the progress block. If ranks go at their own pace, no rank waits for one that is done: its end is
+information, and any other end later has a first mover of its own.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ class RankLostConfig:
     """Settings of the rank_lost detector. An exit is exact evidence, so there is nothing to calibrate."""
 
     grace_s: float = 30.0
-    """How long a launcher waits between SIGTERM and SIGKILL, where the job does not say: torchrun and Slurm both do."""
+    """How long a launcher waits between SIGTERM and SIGKILL if the job does not say; torchrun and Slurm wait 30 s."""
     after_grace_s: float = 15.0
-    """SIGKILL takes its time on large processes, and the news of it too. Ranks that end within both times after the
-    first one belong to it."""
+    """Large processes take a while to die after SIGKILL, and their exits a while to arrive. Ranks that end within grace
+    and this time after the first one belong to the same teardown."""
     exit_unread_s: float = 3.0
-    """How long to wait for an exit's code before telling it without; and, where all that is heard is that connections
-    broke, for the end that broke them."""
+    """How long to wait for an exit's code before it is reported without one; and, if only broken connections were
+    reported, for the end that broke them."""
     goes_on_s: float = 5.0
-    """A rank that has ended with code 0 is missed when others are still at work, steps further, so long after it."""
+    """A rank that ended with code 0 counts as missing if this long afterwards others are still working in a later
+    step."""
     silent_s: float = 10.0
-    """A rank that was not heard of for so long when the grace is over has ended with its host's agent."""
+    """A rank without telemetry for this long at the end of the grace has ended together with its host's agent."""
 
 
 class RankLostDetector(DispatchingDetector):
@@ -78,23 +79,23 @@ class RankLostDetector(DispatchingDetector):
 
     def _forget(self) -> None:
         self._gone: Bools = np.zeros(self.world_size, dtype=np.bool_)
-        """Ranks whose process is gone, as far as was told."""
+        """Ranks whose exit was reported."""
         self._left: Bools = np.zeros(self.world_size, dtype=np.bool_)
-        """Ranks that have left their loop in good order."""
+        """Ranks that have left their loop normally."""
         self._expected = False
         """An order ends the processes, or they have all ended on request."""
         self._quiet: dict[str, End] = {}
-        """The first ranks that ended with code 0, or broke off their loops: missed if others go on."""
+        """The first ranks that ended with code 0 or left their loop by break; they count as missing if others go on."""
         self._unread: dict[str, float] = {}
         self._begin_teardown()
 
     def _begin_teardown(self) -> None:
         self._ends = Teardown()
         self._scope = ""
-        """Of the episode that tells of these ends; "" while none does."""
+        """Scope of the episode about these ends; "" if there is none."""
         self._began_s = self.now_s
         self._said: list[Any] = []
-        """What was told of them last: first mover, severity, whether it is gone, how many others; empty before."""
+        """The last report: first mover, severity, whether its process is gone, how many others; empty before it."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -113,13 +114,13 @@ class RankLostDetector(DispatchingDetector):
         if occurrence.kind == "rank_left":
             self._left[rank] = True
             if fields.get("reason") == "break" and len(self._quiet) < EPISODES_MAX:
-                # It may be the beginning of an end, of which shutting down is the rest.
+                # The process may be ending, with Python's shutdown still to come.
                 self._quiet[str(rank)] = end_of(occurrence, self.now_s)
         if occurrence.kind == "exception" and not (self._gone[rank] or fields.get("left")):
             return self._ended(rank, end_of(occurrence, self.now_s))
         if occurrence.kind == "process_exit" and not self._gone[rank]:
             self._gone[rank] = True
-            # A loop that was broken off says that it was left, until a status other than 0 says why.
+            # A loop that was left by break counts as left, unless the exit code is not 0.
             self._left[rank] &= fields.get("left") is not False or fields.get("code") == 0
             return self._ended(rank, end_of(occurrence, self.now_s))
         return ()
@@ -150,7 +151,7 @@ class RankLostDetector(DispatchingDetector):
             self._ends.hear(end)
 
     def _is_missed(self, quiet: End, step: int | None) -> bool:
-        """Whether a rank that ended in good order went before its time, as others are in this step."""
+        """Whether a rank that ended normally ended too early, as others are in this step."""
         if not self._left[quiet["rank"]]:
             return True
         return quiet["step"] is not None and step is not None and step > quiet["step"]
@@ -169,13 +170,13 @@ class RankLostDetector(DispatchingDetector):
         return [*findings, *self._tell(quietly=True)]
 
     def _passed_by(self, presence: Presence) -> list[End]:
-        """Ranks that went in good order while others have gone on for a while."""
+        """Ranks that ended normally a while ago, while others go on."""
         running = presence.heard & which(presence.state, "running") & ~self._gone
         running &= self.now_s - presence.heard_s <= self._config.goes_on_s
         if not running.any():
             return []
         furthest = int(presence.step[running].max())
-        # Who broke off its loop and is still shutting down is told before the others' wait for it looks like a hang.
+        # A rank that left by break and is still shutting down is reported sooner, before the others' wait is a hang.
         patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
         quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
         return [end for end in quiet if self._is_missed(end, furthest)]
@@ -190,16 +191,16 @@ class RankLostDetector(DispatchingDetector):
                 findings.extend(self._ended(rank, end_of(unknown, self.now_s)))
         return findings
 
-    # ---- what is told ------------------------------------------------------------------------------------------------
+    # ---- findings ----------------------------------------------------------------------------------------------------
 
     @property
     def _requested(self) -> bool:
-        """Whether what was told last is that the job ends on request."""
+        """Whether the last report was that the job ends on request."""
         return bool(self._said) and self._said[1] == Severity.INFO and is_request(self._ends.first)
 
     @property
     def _done_alone(self) -> bool:
-        """Whether all that has ended is ranks that were done, in a job where nobody waits for them."""
+        """Whether only ranks that were done have ended, in a job without lockstep."""
         first = self._ends.first
         return not self.lockstep and bool(first) and not is_request(first) and self._is_harmless()
 
@@ -218,9 +219,9 @@ class RankLostDetector(DispatchingDetector):
         """Open, update or close the episode of these ends.
 
         Args:
-            quietly: nothing ended just now; what has only grown is told too.
-            over: the time within which all must have ended on request is over.
-            absent: ranks that are not heard of any more.
+            quietly: no rank ended just now; report even if only the list of others has grown.
+            over: the time within which all ranks must end on request is over.
+            absent: ranks without telemetry.
         """
         first = self._ends.first
         if not first:
@@ -234,7 +235,7 @@ class RankLostDetector(DispatchingDetector):
         severity = self._severity(all_gone=all_gone, over=over)
         on_request = severity is Severity.INFO and all_gone and is_request(first)
         saying = [first["rank"], severity.value, first["exited"], self._ends.count]
-        # The list of others grows quietly, but for its first entry and its last one.
+        # Only the first and the last of the other ends are reported at once; the rest waits for the next tick.
         news = saying[:3] != self._said[:3] or self._ends.count in (1, self.world_size - 1)
         findings = []
         if on_request or ((news or quietly) and saying != self._said):
@@ -248,11 +249,11 @@ class RankLostDetector(DispatchingDetector):
         return findings
 
     def _is_open(self) -> bool:
-        """Whether an open episode tells of these ends."""
+        """Whether these ends have an open episode."""
         return self._scope != "" and IncidentScope.parse(self._scope) in self.episodes
 
     def _due_s(self, first: End) -> float:
-        """When to tell: at once, where the exit itself tells what it was."""
+        """When to report: at once if the exit itself shows the cause."""
         if first["exited"] and not is_broken_connection(first):
             return float(first["heard_s"])
         return float(first["heard_s"]) + self._config.exit_unread_s
@@ -274,7 +275,7 @@ class RankLostDetector(DispatchingDetector):
             "onset_time_s": first["time_s"],
             "detected_step": first["step"],
             "detected_time_s": self.now_s,
-            # Nobody should act on what may turn out to be somebody's wish.
+            # Low, so that no policy acts while the end may turn out to be a request.
             "confidence": 0.5 if severity is Severity.INFO else 1.0,
             "summary": self._sentence(first, severity, missing),
             "evidence": {

@@ -1,7 +1,7 @@
-"""Tells that a job is started again and again without getting any further.
+"""Reports a job that is restarted again and again without progress.
 
-Progress is a step beyond the furthest ever reached, or a checkpoint saved beyond the newest one. Launches that end
-because the ranks left their loops, were told to stop, or were first of all asked to end, are intended and do not count.
+Progress is a step beyond the furthest so far, or a checkpoint beyond the newest one. Launches whose ranks left their
+loops, were stopped by an order, or were asked to end, ended intentionally and do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RestartLoopConfig:
     """Settings of the restart_loop detector."""
 
     launches: int = 3
-    """Launches in a row without progress: two happen by bad luck, the third has a reason."""
+    """Launches in a row without progress: two may be bad luck, the third has a cause."""
 
 
 class RestartLoopDetector(DispatchingDetector):
@@ -47,7 +47,7 @@ class RestartLoopDetector(DispatchingDetector):
         self._furthest = -1
         self._saved = -1
         self._idle = 0
-        """Launches in a row that ended without progress and without intention."""
+        """Launches in a row that ended without progress and not intentionally."""
         self._progressed = False
         self._intended = False
         self._ended = False
@@ -55,7 +55,7 @@ class RestartLoopDetector(DispatchingDetector):
         self._started_s: list[float] = []
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
-        # Only progress ends this kind's episode; a further attempt is its very substance.
+        # A new attempt must not close this kind's episode, as it does for other kinds: only progress does.
         new_launch = start.launch != self._launch
         first = not self.attempt
         self.attempt = start.attempt
@@ -107,4 +107,4 @@ class RestartLoopDetector(DispatchingDetector):
         self._idle = 0
         if WHOLE_JOB not in self.episodes:
             return []
-        return self.episodes.close(WHOLE_JOB, step, self.now_s, f"The job is beyond its old mark: step {step}.")
+        return self.episodes.close(WHOLE_JOB, step, self.now_s, f"The job makes progress again: step {step}.")

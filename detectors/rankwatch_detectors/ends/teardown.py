@@ -1,8 +1,8 @@
-"""How the processes of an attempt end: which went first, whether that was on request, what the others say of it.
+"""How the processes of an attempt end: which ended first, whether on request, and what the others report about it.
 
-An end is a plain dict, as it lies in snapshots and evidence. It begins with the exception that ends the process, where
-one is told, and else when the process was seen to be gone: what follows in between (the rest of Python's shutdown, a
-launcher that loses patience) is not how it ended.
+An end is a plain dict, as in snapshots and evidence. It begins with the exception that ends the process, if one is
+reported, and otherwise when the process was seen to be gone: what happens in between (the rest of Python's shutdown, a
+SIGKILL from the launcher) is not the cause.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from rankwatch_detectors.state import Stateful
 
 End = dict[str, Any]
 
-# What the ranks left behind say, with gloo, NCCL, sockets and the process group's store.
+# Words in the errors of ranks that have lost a peer: gloo, NCCL, sockets and the process group's store.
 CONNECTION_ERRORS: Final = (
     "connection closed", "connection reset", "connection refused", "broken pipe", "disterror", "distnetworkerror",
     "distbackenderror", "nccl", "gloo", "timed out", "timeout", "socket", "remote process", "peer", "store",
 )  # fmt: skip
 
 ENDS: Final = ("exception", "process_exit")
-"""Events that tell of an end."""
+"""Events that report an end."""
 
 INTERRUPTED: Final = "KeyboardInterrupt"
 RECORDING: Final = "recording"
-"""How an end is known where all that there is are rows: they stop."""
+"""`how` of an end in a replayed recording, which has only rows: they stop."""
 REQUESTS: Final = (signals.SIGINT, signals.SIGTERM)
 
 CLOCKS_S: Final = 1.0
-"""Clocks of two hosts agree within this, nearly always: closer ends are the same moment, and the plainer one counts."""
+"""Clocks of two hosts nearly always agree within this; closer ends are simultaneous, and the plainer cause is first."""
 
 DYING_S: Final = 15.0
-"""A process that dies closes its connections before Python's shutdown is over, its memory and devices are given back
-and it counts as gone: so its peers may complain so long before, where the host is overloaded."""
+"""A dying process closes its connections before Python's shutdown is over and its memory and devices are freed. On an
+overloaded host its peers may report broken connections this long before it counts as gone."""
 
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": "left"}
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
 
 
 def end_of(occurrence: Occurrence, now_s: float) -> End:
-    """The end that an event `exception` or `process_exit` tells, or one that begins with `rank_left`."""
+    """The end that an event `exception` or `process_exit` reports, or that begins with `rank_left`."""
     fields = occurrence.fields
     exited = occurrence.kind == "process_exit"
     said = f"{fields.get('type')}: {fields.get('message', '')}" if occurrence.kind == "exception" else ""
@@ -68,12 +68,12 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
 
 
 def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
-    """What evidence shows of an end."""
+    """The fields of an end that go into evidence."""
     return {name: end[name] for name in _LISTED}
 
 
 def is_request(end: Mapping[str, Any]) -> bool:
-    """Whether somebody asked this process to end: SIGINT, SIGTERM, or the status with which their handlers exit."""
+    """Whether this process was asked to end: SIGINT, SIGTERM, or the exit status of their handlers."""
     if end["error"] and not end["error"].startswith("SystemExit"):
         return bool(end["error"].startswith(INTERRUPTED))
     if end["signal"] is not None:
@@ -82,13 +82,13 @@ def is_request(end: Mapping[str, Any]) -> bool:
 
 
 def is_broken_connection(end: Mapping[str, Any]) -> bool:
-    """Whether its error is what a rank says that others have left."""
+    """Whether its error is one that the loss of a peer causes."""
     error = end["error"].lower()
     return not is_request(end) and any(words in error for words in CONNECTION_ERRORS)
 
 
 def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether `one` came first, and `other` can be its consequence. Where times do not tell, the plainer cause did."""
+    """Whether `one` came first, so that `other` may be its consequence. If times do not decide, the plainer came first."""
     if not (one["unix_ns"] and other["unix_ns"]):
         return _plainness(one) > _plainness(other)
     before_s = float(other["unix_ns"] - one["unix_ns"]) * 1e-9
@@ -97,7 +97,8 @@ def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if is_broken_connection(one) and _is_its_own(other):
         return before_s > DYING_S
     if one["host"] == other["host"]:
-        # A signal leaves no note: its victim was first if it was gone before the others, whatever they said by then.
+        # A process that a signal ends writes no note. It was first if it was gone before the others, even if these
+        # have reported an exception earlier.
         if is_broken_connection(other) and is_request(one) and one["order"] is not None:
             return not _gone_before(other, one)
         if is_broken_connection(one) and is_request(other) and other["order"] is not None:
@@ -116,7 +117,7 @@ def _is_its_own(end: Mapping[str, Any]) -> bool:
 
 
 def _plainness(end: Mapping[str, Any]) -> int:
-    """How plainly a process ended by itself and not because of others: a crash most, a broken connection least."""
+    """How plainly a process ended by itself and not because of others: highest for a crash, 0 for a lost connection."""
     if is_broken_connection(end):
         return 0
     if is_request(end):
@@ -127,7 +128,7 @@ def _plainness(end: Mapping[str, Any]) -> int:
 
 
 def told(end: Mapping[str, Any]) -> str:
-    """How it ended, as the rest of a sentence that begins with the rank."""
+    """How it ended, as the predicate of a sentence whose subject is the rank."""
     if end["how"] == RECORDING:
         return f"has no row after step {end['step'] - 1}, and its peers went on"
     if end["error"].startswith(INTERRUPTED):
@@ -148,8 +149,8 @@ def told(end: Mapping[str, Any]) -> str:
     if end["code"] is not None:
         return f"ended with exit code {end['code']}{where}{reason}"
     if end["abrupt"]:
-        return "ended without Python's shutdown, by a signal such as SIGKILL or by os._exit; which one is not known"
-    return f"ended{where}{reason}; how is not known"
+        return "ended without Python's shutdown: by a signal such as SIGKILL, or by os._exit"
+    return f"ended{where}{reason} (exit status unknown)"
 
 
 def signal_name(number: int) -> str:
@@ -161,24 +162,24 @@ def signal_name(number: int) -> str:
 
 
 class Teardown(Stateful):
-    """Ends that belong together: the first one, and what it brought. Memory: one entry for each rank that ended."""
+    """Ends that belong together: the first one and its consequences. Memory: one entry for each rank that ended."""
 
     STATE: ClassVar[tuple[str, ...]] = ("first", "also", "count", "_noted", "_firsts")
 
     def __init__(self) -> None:
         self.first: End = {}
-        """The first mover; empty before any end was heard."""
+        """The first mover; empty before the first end."""
         self.also: list[End] = []
-        """Other ends, at most as many as are listed."""
+        """Other ends, up to the number that is listed."""
         self.count = 0
-        """Other ends in all."""
+        """Number of all other ends."""
         self._noted: dict[str, End] = {}
-        """Ranks whose exception was told and whose exit was not yet."""
+        """Ranks whose exception was reported and whose exit was not yet."""
         self._firsts: dict[str, End] = {}
-        """By host, what ended there first: of one host the order is known, of several it may not be."""
+        """By host, the first end: the order on one host is certain, across hosts it may not be."""
 
     def hear(self, end: End) -> None:
-        """Take up the end of a rank; its exit completes what its exception said."""
+        """Add the end of a rank; its exit completes the end that its exception began."""
         noted = self._noted.pop(str(end["rank"]), None)
         if noted is not None:
             said = {name: noted[name] or end[name] for name in ("error", "where")}
@@ -203,11 +204,11 @@ class Teardown(Stateful):
             self.also.append(end)
 
     def has_noted(self, rank: int) -> bool:
-        """Whether this rank's exception was told, and its exit was not."""
+        """Whether this rank's exception was reported, and its exit was not."""
         return str(rank) in self._noted
 
     def _complete(self, end: End) -> None:
-        # They are one and the same, or after a restart from a snapshot copies of each other.
+        # These may be the same object, or after a restore equal copies, so all are updated.
         for known in (self.first, self._firsts[end["host"]], *self.also):
             if known["rank"] == end["rank"]:
                 known.update(end)

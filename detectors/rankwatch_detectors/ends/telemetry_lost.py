@@ -1,10 +1,10 @@
-"""Tells that hosts are silent although their ranks have not ended, or that many of their messages were lost.
+"""Reports hosts that are silent although their ranks have not ended, or that have lost many of their messages.
 
-Silence is not health. Progress blocks come once a second whatever training does, paused jobs included, so a host of
-which none came for some seconds is unknown from then on. That its collector is silent does not mean that its ranks are
-gone: those are `rank_lost`. What many hosts have in common within seconds, a sender, a switch or a job that was killed,
-has one reason: it is one episode that grows. It ends when all of them are heard again, and by nothing else. Whoever
-falls silent while the job is being ended on request is no news: whether all ranks ended is `rank_lost`'s to tell.
+Silence is not health. Progress blocks arrive once a second whatever training does, even if the job is paused, so the
+state of a host without one for some seconds is unknown. A silent agent does not mean that its ranks are gone: that is
+`rank_lost`. Hosts that fall silent within seconds of each other have a common cause (a sender, a switch, a job that was
+killed), and are one episode that grows. It ends only when all of them are heard again. Hosts that fall silent while the
+job is being ended on request are not reported: whether all ranks ended is up to `rank_lost`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class TelemetryLostConfig:
     """Settings of the telemetry_lost detector."""
 
     silent_s: float = 10.0
-    """Silence of a host after which nothing is known of it: an agent's worker is back within one second, a service
-    role within three, and retries after an outage come every few seconds."""
+    """Silence after which the state of a host is unknown: an agent's worker restarts within one second, a service role
+    within three, and retries after an outage come every few seconds."""
     gaps_min: int = 10
-    """Messages missing within `gap_window_s` that make a judgement about the host unsafe: at one or two messages a
-    second, more than a tenth of what it sent."""
+    """Messages missing within `gap_window_s` after which a host's data is unreliable: at one or two messages a second,
+    more than a tenth of what it sent."""
     gap_window_s: float = 60.0
     tick_gap_s: float = 5.0
-    """Ticks come every second. After a longer pause the stream was away, and nobody could be heard."""
+    """Ticks come every second. After a longer pause the stream itself was away, and no host could be heard."""
     together_s: float = 15.0
-    """Hosts that follow so soon after the one before have the same reason: the times at which they were last heard
-    differ by what senders buffer, by ticks and by retries, which are seconds."""
+    """Hosts that fall silent within this time of the last one have the same cause: buffers of senders, ticks and
+    retries spread the times by seconds."""
     listed_max: int = 64
-    """Hosts that are listed in the evidence; the others are a number."""
+    """Hosts that are listed in the evidence; further ones are only counted."""
 
 
 class TelemetryLostDetector(DispatchingDetector):
-    """Episodes by group of hosts, scope "host:NAME" of its first one; "job" where all of several are silent at once.
+    """Episodes by group of hosts, scope "host:NAME" of its first one; "job" if all of several are silent at once.
 
-    Memory: by host.
+    Memory: linear in hosts.
     """
 
     kind: Kind = Kind.TELEMETRY_LOST
@@ -70,9 +70,9 @@ class TelemetryLostDetector(DispatchingDetector):
         self._tick_s: float | None = None
         self._gaps: dict[str, list[list[float]]] = {}
         self._asked = False
-        """A rank of this attempt was asked to end: agents may be killed with the last ones before they can tell."""
+        """A rank of this attempt was asked to end: agents may be killed with the last ranks, before they can report."""
         self._groups: dict[str, dict[str, Any]] = {}
-        """Of each open episode: its reason, its hosts in the order in which they came, and when the newest one did."""
+        """For each open episode: its reason, its hosts in the order in which they joined, and when the last one did."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         hosts = start.topology.host
@@ -93,7 +93,7 @@ class TelemetryLostDetector(DispatchingDetector):
         if occurrence.kind == "gap" and occurrence.host in self._hosts:
             missing = float(occurrence.fields.get("missing", 0))
             gaps = [*self._gaps.get(occurrence.host, []), [occurrence.time_s, missing]]
-            # One entry a gap, of which the newest hundred decide as well as all would.
+            # At most the newest hundred gaps, so that memory is bounded; they far exceed `gaps_min`.
             self._gaps[occurrence.host] = gaps[-100:]
         return ()
 
@@ -108,7 +108,7 @@ class TelemetryLostDetector(DispatchingDetector):
             return ()
         findings = self._close_recovered(presence, unheard)
         told = {host for group in self._groups.values() for host in group["hosts"]}
-        # That the stream was away makes nobody silent; and nobody heard.
+        # While the stream was away, hosts could not be heard, so silence counts from its return.
         listening_s = self.now_s - self._listening_s
         for reason in ("gaps",) if self._asked else ("silent", "gaps"):
             hosts = [
@@ -121,7 +121,7 @@ class TelemetryLostDetector(DispatchingDetector):
         return findings
 
     def _unheard(self, presence: Presence) -> dict[str, float]:
-        """Seconds since each host was heard; hosts never heard, or with nothing left to report, are left out."""
+        """Seconds since each host was last heard; hosts never heard, or whose ranks have all ended, are left out."""
         gone = which(presence.state, "left") | which(presence.state, "exited")
         pending = presence.heard & ~gone
         newest = np.full(len(self._hosts), -np.inf)
@@ -131,7 +131,7 @@ class TelemetryLostDetector(DispatchingDetector):
         return {self._hosts[index]: self.now_s - float(newest[index]) for index in np.flatnonzero(judged)}
 
     def _reason(self, host: str, silent_s: float) -> str:
-        """Why nothing certain is known of a host, or nothing."""
+        """Why the state of a host is unknown: "silent" or "gaps"; "" if it is known."""
         if silent_s > self._config.silent_s:
             return "silent"
         return "gaps" if self._missing(host) >= self._config.gaps_min else ""
@@ -141,7 +141,7 @@ class TelemetryLostDetector(DispatchingDetector):
         return int(sum(count for time_s, count in self._gaps.get(host, []) if time_s > since))
 
     def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
-        """Hosts of which nothing is known any more: more of an episode that has just begun, or a new one."""
+        """Add hosts to an episode that has begun recently, or open a new one."""
         for text, group in self._groups.items():
             if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
                 group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
@@ -185,9 +185,9 @@ class TelemetryLostDetector(DispatchingDetector):
             summary = f"{who} lost {evidence['messages_missing']} messages within {config.gap_window_s:.0f} s."
         else:
             evidence["silent_s"] = silent_s = min(unheard[host] for host in hosts)
-            heard = f"{who} {has} not been heard"
+            heard = f"{who} {has} sent no telemetry"
             if len(hosts) == len(self._hosts) > 1:
-                heard = f"None of the job's {len(hosts)} hosts has been heard"
+                heard = f"None of the job's {len(hosts)} hosts has sent telemetry"
             summary = (
                 f"{heard} for {silent_s:.0f} s; the state of {'its' if has == 'has' else 'their'} ranks is unknown."
             )
@@ -199,9 +199,9 @@ class TelemetryLostDetector(DispatchingDetector):
         for text, group in list(self._groups.items()):
             if any(self._reason(host, unheard.get(host, 0.0)) for host in group["hosts"]):
                 continue
-            # Ranks that turned out to have ended leave nothing to hear.
+            # If the ranks turn out to have ended, no telemetry is expected any more.
             back = any(host in unheard for host in group["hosts"])
-            why = "Telemetry is back." if back else "Its ranks have ended; nothing is left to hear."
+            why = "Telemetry is back." if back else "The ranks have ended; no more telemetry is expected."
             findings.extend(self.episodes.close(IncidentScope.parse(text), step, self.now_s, why))
             del self._groups[text]
         return findings

@@ -1,8 +1,8 @@
-"""How much the ranks of a host wait for its cores: what a host does to all its ranks accuses none of them.
+"""How much the ranks of a host wait for its cores: a delay of all ranks of a host is no fault of one of them.
 
-Work that takes longer by the clock than by the CPU's own count was waiting for a core. Where most ranks of a host wait,
-which of them gets the cores in a step is chance, and so is whose caches and clock suffer from what runs beside it:
-times of that step, by the clock and by the CPU, say the less the more was waited for.
+Work whose wall time exceeds its CPU time was waiting for a core. If most ranks of a host wait, it is chance which of
+them gets the cores in a step, and whose caches and clock frequency suffer from its neighbours. So the more ranks wait,
+the less the wall and CPU times of that step say about a single rank.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rankwatch_detectors.statistics.peers import PeerGroups
 
 @dataclass(frozen=True, slots=True)
 class CrowdingConfig:
-    """What waiting for cores does to times."""
+    """How waiting for cores widens the scatter of times."""
 
     memory_rows: int = 16
-    """A host is as crowded as it was over some rows, or as it is in this one."""
+    """Rows over which crowding is averaged; the larger of this average and the current row counts."""
     share: float = 0.25
-    """Scatter that waiting brings, in logarithms, as a share of it."""
+    """Added scatter, in logarithms, as a share of the waiting."""
     doubt_max: float = 0.25
-    """With more of it a third more work would take hundreds of steps to be told."""
+    """Largest added scatter; with more, a rank with a third more work would be found only after hundreds of steps."""
 
 
 class Crowding(Stateful):
-    """The ranks of each host together. Memory: 16 bytes for each rank."""
+    """Crowding of each host. Memory: 16 bytes for each rank."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_hosts", "_waited")
 
@@ -40,13 +40,13 @@ class Crowding(Stateful):
         self._waited: Floats = np.zeros(0)
 
     def regroup(self, hosts: tuple[str, ...]) -> None:
-        """Take up where ranks run; hosts of one or two ranks are taken together."""
+        """Set the host of each rank; hosts with one or two ranks form one group."""
         number: Ints = np.unique(np.asarray(hosts, dtype=np.str_), return_inverse=True)[1].reshape(-1).astype(np.int64)
         self._hosts.regroup(number)
         self._waited = np.zeros(number.size)
 
     def doubt(self, wall: Floats, cpu: Floats) -> Floats:
-        """Scatter in logarithms that this row's times have since cores are shared, by rank."""
+        """Added scatter of this row's times because of shared cores, by rank, in logarithms."""
         usable = (wall > 0) & (cpu > 0) & np.isfinite(wall) & np.isfinite(cpu)
         waited = np.log(np.where(usable, wall, 1.0) / np.where(usable, cpu, 1.0))
         now = np.maximum(self._hosts.location(waited, usable), 0.0)

@@ -1,9 +1,9 @@
-"""What a step should have cost a rank because of the work it was given.
+"""The expected cost of a step for a rank, given its share of the work.
 
-Sequences of uneven length make ranks slow that are healthy. Where tokens (and squared lengths) are reported, their
-effect on the logarithm of busy time is fitted over all ranks and taken off. Where they are not, all ranks of one
-data-parallel replica still carry the same load, so what a replica's ranks have in common in this one step is taken
-off as soon as replicas are seen to vary together from step to step.
+Sequences of uneven length make healthy ranks slow. If tokens (and squared lengths) are reported, their effect on the
+logarithm of busy time is fitted over all ranks and subtracted. If not, all ranks of one data-parallel replica still
+have the same load, so the common part of a replica's ranks in a step is subtracted, as soon as these ranks are seen to
+vary together from step to step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankwatch_detectors.dispatch import finite
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, everyone
 
-# A share of a batch a hundred times its peers', or a hundredth of it, is a number gone wrong and explains nothing.
+# A load a hundred times the peers', or a hundredth of it, is a wrong number and explains nothing.
 RANGE = math.log(100.0)
 
 
@@ -31,8 +31,8 @@ class LoadConfig:
     replica_rows_min: int = 12
     """Rows before replicas may be seen to vary together."""
     on_ratio: float = 4.0
-    """Variance between replicas, as a multiple of what independent ranks would show, from which a common load is
-    taken off; below `off_ratio` it no longer is."""
+    """Variance between replicas, as a multiple of that of independent ranks, above which the common load is
+    subtracted; below `off_ratio` it no longer is. Two limits, so that it does not alternate."""
     off_ratio: float = 2.0
 
 
@@ -57,15 +57,15 @@ class LoadModel(Stateful):
         self._begin()
 
     def regroup(self, replica: Ints) -> None:
-        """Take up the data-parallel replica of each rank; what was learned holds for as long as these are the same."""
+        """Set the data-parallel replica of each rank; a change discards what was learned."""
         before = self._replicas.number
         self._replicas.regroup(replica)
         if not np.array_equal(before, self._replicas.number):
             self._begin()
 
     def _begin(self) -> None:
-        # A job of one replica has nothing in common but its whole self, and replicas of one or two ranks cannot
-        # tell a common load from a slow rank.
+        # With one replica the common part is that of the whole job, and in replicas of one or two ranks a common load
+        # looks the same as a slow rank.
         self._usable_replicas = self._replicas.count >= GROUP_MIN and bool(self._replicas.proper.all())
         self._products: Floats = np.zeros((2, 2))
         self._targets: Floats = np.zeros(2)
@@ -89,7 +89,7 @@ class LoadModel(Stateful):
         clipped = np.where(usable, np.clip(residual, -1.0, 1.0), 0.0)
         fitted = self._solve() @ features
         typical_sigma = float(sigma.min(initial=math.inf))
-        # One slow rank must not bend the fit: after the first rows only what is near it teaches.
+        # One slow rank must not bend the fit: after the first rows only values near it are used.
         near = np.abs(clipped - fitted) < (
             6.0 * typical_sigma if self._rows >= self._config.replica_rows_min else np.inf
         )
@@ -106,7 +106,7 @@ class LoadModel(Stateful):
     def _replica_part(self, residual: Floats, usable: Bools) -> Floats:
         config = self._config
         common = self._replicas.location(residual, usable)
-        # Loads change from step to step, a slow host stays: only the change counts as load.
+        # Loads change from step to step and a slow host does not, so only the change counts as load.
         change = (common - self._before) ** 2
         change *= 0.5
         self._before = common

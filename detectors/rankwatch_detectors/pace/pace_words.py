@@ -1,4 +1,4 @@
-"""What is told of a job that is slower than it was: a shift, a drift, or a pace that wanders."""
+"""Summaries and evidence for a job that has become slower: a shift, a drift, or a wandering pace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankwatch_detectors.statistics.shift import Crossing
 
 
 def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool) -> dict[str, Any]:
-    """Words and evidence of a step time that has changed at once.
+    """Summary and evidence of a step time that has changed at once.
 
     Args:
         crossing: the change.
-        seconds: what a step takes now.
+        seconds: duration of a step now.
         sigma: noise of its logarithm.
-        world_size: ranks that it costs time.
+        world_size: number of ranks that lose time.
         shared: CPU time was judged, since ranks share their cores with others.
     """
     ratio = math.exp(crossing.effect)
@@ -40,7 +40,7 @@ def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *
 
 
 def drifted(anchor: Anchor, sigma: float, world_size: int) -> dict[str, Any]:
-    """Words and evidence of a step time that has left the best level it kept up; other parameters as above."""
+    """Summary and evidence of a step time that has left its best level; other parameters as in `shifted`."""
     ratio = math.exp(anchor.excess)
     best_s = math.exp(anchor.best)
     since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
@@ -60,13 +60,13 @@ def drifted(anchor: Anchor, sigma: float, world_size: int) -> dict[str, Any]:
 
 
 def wanders(bouts: Sequence[float], seconds: float, sigma: float) -> dict[str, Any]:
-    """Words and evidence of slowdowns that came and went; each of `bouts` is the logarithm of a ratio."""
+    """Summary and evidence of slowdowns that came and went; each of `bouts` is the logarithm of a ratio."""
     low, high = math.exp(min(bouts)), math.exp(max(bouts))
     return {
         "severity": Severity.INFO,
         "score": max(bouts) / sigma,
         "confidence": 0.9,
-        "summary": f"The job's pace wanders: {len(bouts)} times it was {low:.2f} to {high:.2f} times slower and came "
-        "back by itself. What is no larger is not told again.",
+        "summary": f"The job's pace wanders: {len(bouts)} times it became {low:.2f} to {high:.2f} times slower and "
+        "recovered by itself. Slowdowns of this size are not reported again.",
         "evidence": {"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
     }

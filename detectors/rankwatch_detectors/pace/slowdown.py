@@ -1,11 +1,11 @@
-"""Finds that the whole job has become slower than it was.
+"""Finds that the whole job has become slower.
 
-A bank of CUSUMs on the logarithm of the step time, against the job's own level. All ranks wait for the slowest, so
-the step is judged without what its slowest rank adds to the median rank, and the whole step has to agree. A slowdown
-has an onset: steps that lengthen little by little, as schedules make them, are followed. On shared cores CPU time is
+A bank of CUSUMs tests the logarithm of the step time against the job's own level. All ranks wait for the slowest, so
+the step is judged without the time that its slowest rank adds to the median rank, and the whole step has to agree. A
+slowdown has an onset: steps that lengthen gradually, as schedules make them, are learned. On shared cores CPU time is
 judged, with a higher floor. A job that becomes faster learns its new level at once. A pace that wanders by itself
-raises the limit, and is reported once. What grows too slowly for the baseline is reported by the anchor: the best
-level that the job has kept up in this launch.
+raises the limit, and is reported once. A growth too slow for the baseline is reported by the anchor, which knows the
+best level that the job has kept in this launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 from rankwatch_detectors.statistics.wandering import Wandering, WanderingConfig
 
 WHOLE, REST = 0, 1
-"""The step as it was, and without what its slowest rank added: two rows of baseline and bank."""
+"""The whole step, and the step without the time that its slowest rank added: two rows of baseline and bank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,48 +43,48 @@ class SlowdownConfig:
     budget: float = 1.0
     """False incidents per job-week."""
     ratios: tuple[float, ...] = (1.05, 1.1, 1.3, 1 / 1.1, 1 / 1.3)
-    """Supposed changes; those below 1 only make a faster job learn anew."""
+    """Tested ratios; those below 1 only make a faster job learn its new level."""
     ratio_min: float = 1.03
-    """Busy times that grow by a twentieth lengthen the step by less, since its transfers stay."""
+    """Least ratio that is reported. Busy times that grow by 5 % lengthen the step by less, since its transfers stay."""
     bare_ratio_min: float = 1.045
-    """Where nothing but the step time is known, five percent of it, of which a short run may show half a percent less:
-    planned changes of a run cost less."""
+    """The same if only the step time is known: 5 %, of which a short run may show half a percent less. Planned changes
+    of a run cost less than that."""
     bare_duration_s: float = 60.0
-    """There a slowdown below `brief_ratio` has to have cost steps for a minute: whose doing it is nobody can say, and
-    short steps wait for a disk or a neighbour now and then."""
+    """If only the step time is known, a slowdown below `brief_ratio` must last a minute: its cause cannot be checked,
+    and short steps sometimes wait for a disk or a neighbour."""
     mild_ratio: float = 1.05
-    """Below it a slowdown is worth knowing: planned changes of a run cost as much."""
+    """A slowdown below it is `info`: planned changes of a run cost as much."""
     brief_ratio: float = 1.1
-    """Below it a slowdown is worth knowing as long as it may pass by itself, as most of these do ..."""
+    """A slowdown below it is `info` as long as it may pass by itself, as most of these do ..."""
     brief_s: float = 900.0
     """... within a quarter of an hour."""
     onset_share: float = 0.75
-    """In the middle of its run a shift has reached this share of its height, a trend only half. What the baseline lags
-    behind a trend is no shift: it is learned, and whether a level has been left is the anchor's to say ..."""
+    """In the middle of its run a shift has reached this share of its height, a trend only half. The baseline's lag
+    behind a trend is no shift: it is learned, and the anchor decides whether a level has been left ..."""
     trend_ratio: float = 1.02
-    """... unless steps become longer by so much in `trend_rows`: schedules (attention windows) take half of that."""
+    """... unless steps lengthen by this ratio within `trend_rows`: schedules (attention windows) take half of that."""
     trend_rows: int = 128
     trend_blocks_min: int = 2
     rows_min: int = 5
     shared_ratio_min: float = 1.3
-    """On shared cores caches and neighbours move CPU time by a tenth and more."""
+    """On shared cores, caches and neighbours change CPU time by 10 % and more."""
     shared_duration_s: float = 60.0
     skipped_rows: int = 2
     settle_rows: int = 64
-    """First rows of an attempt that goes on with the level of the one before: caches are cold again, and whatever it
-    measures is slower for some tens of steps."""
+    """Rows skipped at the start of an attempt that keeps the last attempt's level: caches are cold again, and steps
+    are slower for some tens of rows."""
     baseline: BaselineConfig = field(
         default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
     )
     wandering: WanderingConfig = field(default_factory=WanderingConfig)
     followed: FollowedConfig = field(default_factory=FollowedConfig)
     anchor: AnchorConfig = field(default_factory=lambda: AnchorConfig(steady_share=0.005))
-    """Schedules that lengthen steps little by little from the start (attention windows) come to 1 % in 128 rows;
-    medians of as many rows of a steady job differ by 0.3 %."""
+    """Schedules that lengthen steps gradually from the start (attention windows) add 1 % in 128 rows; medians of as
+    many rows of a steady job differ by 0.3 %."""
     retell_factor: float = 3.0
-    """A drift whose excess has become so many times what was told is told again."""
+    """A drift is reported again when its excess is this many times the reported one."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
-    """How fast weights are learned says nothing about how long a step takes."""
+    """Without learning rates, which do not affect the duration of a step."""
 
 
 class SlowdownDetector(DispatchingDetector):
@@ -126,7 +126,7 @@ class SlowdownDetector(DispatchingDetector):
         self._followed = Followed(config.followed)
         self._wandering = Wandering(config.wandering)
         self.standing = Episodes(self.kind)
-        """That the job's pace comes and goes, once it is told."""
+        """The finding that the job's pace wanders, while it holds."""
         self._relearn()
         self._reset()
 
@@ -136,7 +136,7 @@ class SlowdownDetector(DispatchingDetector):
         self._skipped_rows = self._config.settle_rows if known else self._config.skipped_rows
         self._since_s: float | None = None
         self._grown: list[float] = []
-        """Effect, onset and rows of what an open slowdown went over into: told with the next row, after its end."""
+        """Effect, onset and rows of a larger slowdown that replaces the open one: opened with the next row."""
         self._bank.clear(2)
 
     def _relearn(self) -> None:
@@ -182,7 +182,7 @@ class SlowdownDetector(DispatchingDetector):
         self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
         added_s = 0.0 if cpu_s is not None else added_by_one_s(frame)
         rest_s = seconds - (added_s or 0.0)
-        # A rank whose own work is longer than the step is no part of it.
+        # If the slowest rank's excess is longer than the step, it did not delay this step.
         views = np.log([seconds, rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
         here = np.ones(2, dtype=np.bool_)
         residual = self._baseline.residual(views, here)
@@ -199,7 +199,7 @@ class SlowdownDetector(DispatchingDetector):
         return [*findings, *drift, *self._pattern(frame, seconds)]
 
     def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
-        """Tell that the job has left the best level that it kept up, and what becomes of that."""
+        """Report that the job has left its best level, then its growth and its end."""
         anchor = self._anchor
         if self._schedule.push(frame) is not None:
             anchor.clear()
@@ -211,9 +211,7 @@ class SlowdownDetector(DispatchingDetector):
             return ()
         told = self.episodes.told(WHOLE_JOB)
         if anchor.back:
-            return self.episodes.close(
-                WHOLE_JOB, frame.step, self.now_s, "Steps take no longer than at their best again."
-            )
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, "The step time is back at its best level.")
         words = self._words_of_drift()
         before = math.log(told["evidence"]["told_ratio"])
         if anchor.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
@@ -243,7 +241,7 @@ class SlowdownDetector(DispatchingDetector):
         return {"severity": Severity.INFO if mild else Severity.WARNING, **words}
 
     def _added_load(self, frame: Frame) -> float:
-        """Logarithm of how much more work a step has than at first; growing batches make no slow job."""
+        """Logarithm of how much more work a step has than at first; growing batches do not make a job slow."""
         amount = next((found for name in AMOUNTS if (found := typical(frame, name)) is not None), None)
         if amount is None or amount <= 0:
             return 0.0
@@ -251,7 +249,7 @@ class SlowdownDetector(DispatchingDetector):
         return max(0.0, math.log(amount / self._amount))
 
     def _verified(self, limit: float, effect_min: float) -> Crossing | None:
-        """A crossing large enough, beyond the baseline's own doubt, and seen in the whole step; others are learned."""
+        """A crossing that is large enough, certain, and visible in the whole step; other crossings are learned."""
         crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == REST), None)
         if crossing is None:
             return None
@@ -269,9 +267,9 @@ class SlowdownDetector(DispatchingDetector):
         return None
 
     def _is_trend(self, crossing: Crossing) -> bool:
-        """Whether the run has no onset: steps grow little by little, as slowly as a schedule makes them."""
+        """Whether the run has no onset: steps grow gradually, as slowly as by a schedule."""
         config = self._config
-        # The blocks do not have the newest row yet.
+        # `rows - 1`, because the blocks do not have the newest row yet.
         before, *levels = self._wandering.newest(crossing.rows - 1) or [math.inf]
         if crossing.effect < 0 or len(levels) < config.trend_blocks_min:
             return False
@@ -280,7 +278,7 @@ class SlowdownDetector(DispatchingDetector):
         return slow and halfway < config.onset_share * risen
 
     def _is_passing(self, crossing: Crossing) -> bool:
-        """Whether a small shift may still be one of a few seconds."""
+        """Whether a small shift may still pass within seconds."""
         small = 0.0 < crossing.effect < math.log(self._config.brief_ratio)
         return small and crossing.rows * self._step_s < self._config.bare_duration_s
 
@@ -307,28 +305,28 @@ class SlowdownDetector(DispatchingDetector):
         if shared and self.now_s - self._since_s < config.shared_duration_s:
             return []
         if self._drifts and crossing.effect <= self._anchor.excess:
-            # The baseline lags behind a drift: that is the drift seen once more.
+            # The baseline lags behind a drift, so this crossing is the same drift.
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
             self._bank.clear_rank(REST)
             return []
         if self._drifts:
             self._grown = [crossing.effect, crossing.onset_step, crossing.rows]
-            summary = f"Since step {crossing.onset_step} the job is slower by more than it has drifted."
+            summary = f"Since step {crossing.onset_step} the job is slower by more than this drift."
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         return self._open(crossing, frame, seconds, shared=shared)
 
     @property
     def _drifts(self) -> bool:
-        """Whether what is open is a drift, which the baseline follows: a shift on top of it is another slowdown."""
+        """Whether the open episode is a drift, which the baseline follows: a shift on top of it is another slowdown."""
         return WHOLE_JOB in self.episodes and "best_s" in self.episodes.told(WHOLE_JOB)["evidence"]
 
     @property
     def _is_slow(self) -> bool:
-        """Whether a shift is open, or about to be: the baseline stays where it was before."""
+        """Whether a shift is open, or opens with the next row: the baseline does not learn meanwhile."""
         return bool(self._grown or len(self.episodes)) and not self._drifts
 
     def _follow(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
-        """Watch the open episode: over, lasting, or slower still?"""
+        """Follow the open episode: close it, raise its severity, or report that the job is slower still."""
         config, followed, known = self._config, self._followed, self.episodes.told(WHOLE_JOB)
         told = math.log(known["evidence"]["ratio"])
         followed.push(residual, self._wandering.reach)
@@ -349,18 +347,18 @@ class SlowdownDetector(DispatchingDetector):
         return []
 
     def _rise(self, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
-        """A slow job has become slower still: more of the same while it grows, another one where it had settled."""
+        """A slow job has become slower: an update while the slowdown grows, another episode if it had settled."""
         followed = self._followed
         onset_step = frame.step - followed.risen_rows + 1
         if followed.is_another:
             self._grown = [followed.excess, onset_step, followed.risen_rows]
-            summary = f"It goes on as a larger slowdown since step {onset_step}."
+            summary = f"The slowdown became larger at step {onset_step}."
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         crossing = self._risen_to(followed.excess, onset_step, followed.risen_rows)
         return self._open(crossing, frame, seconds, shared=shared)
 
     def _risen_to(self, effect: float, onset_step: int, rows: int) -> Crossing:
-        """A shift that was seen against an open episode, as strong as a test against its level would be."""
+        """A shift on top of an open episode, with the evidence that a test against its level would have."""
         gained = (math.log(self._config.followed.rise_ratio) / float(self._baseline.sigma()[REST])) ** 2
         return Crossing(REST, effect, onset_step, rows, rows * gained / 2)
 
@@ -383,7 +381,7 @@ class SlowdownDetector(DispatchingDetector):
         )
 
     def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
-        """Tell once that the pace comes and goes, and when it has stayed for good."""
+        """Report once that the pace wanders, and when it no longer does."""
         if WHOLE_JOB in self.standing:
             summary = "The job's pace has not changed by itself for a long time."
             return [] if self._wandering.is_pattern else self.standing.close(WHOLE_JOB, frame.step, self.now_s, summary)

@@ -1,8 +1,8 @@
-"""Finds a pipeline stage that is slow as a whole: no rank of it is at fault, and ranks are compared within stages.
+"""Finds a pipeline stage that is slow as a whole; comparing ranks within stages does not show it.
 
-The median busy time of each stage is held against the other stages' by the same baseline and CUSUMs that serve ranks. A
-stage that has become slower is a slowdown; stages that have been heavier from the beginning, by however much, are one
-fact of the job, told once for information: it costs every step, and only another division of the layers helps.
+The median busy time of each stage is compared with the other stages' by the same baseline and CUSUMs as for ranks. A
+stage that has become slower is a slowdown. Stages that have been heavier from the beginning are a property of the job,
+reported once as information: they cost time in every step, and only another division of the layers helps.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class StageConfig:
     """Settings of the stage detector."""
 
     budget: float = 0.5
-    """False incidents per job-week; the job's own slowdown has a budget besides."""
+    """False incidents per job-week, in addition to the budget of the job's slowdown."""
     witness: WitnessConfig = field(default_factory=lambda: WitnessConfig(ratios=(1.05, 1.10, 1.30), ratio_min=1.04))
     baseline: BaselineConfig = field(
-        # Embeddings and heads make stages uneven by design: whatever stands is a stage's place.
+        # Embeddings and heads make stages uneven by design, so any standing offset is accepted.
         default_factory=lambda: BaselineConfig(offset_max=math.inf, warm_reach=math.inf)
     )
     standing_ratio: float = 1.1
-    """A stage so much heavier than the others is worth knowing: a tenth of every other stage's time is waiting."""
+    """A stage this much heavier than the others is reported: the others wait for a tenth of their time."""
     standing_rows: int = 16
     skipped_rows: int = 2
     smooth_rows: int = 8
@@ -58,7 +58,7 @@ class StageConfig:
 
 
 class StageDetector(DispatchingDetector):
-    """Names slow stages; scope "stage:N", for the fact the heaviest one's. Silent in jobs of fewer than three.
+    """Finds slow stages; scope "stage:N", for standing differences that of the heaviest. Needs three stages or more.
 
     Memory: 16 bytes for each rank.
     """
@@ -87,11 +87,11 @@ class StageDetector(DispatchingDetector):
         self._stage_of: Ints = np.zeros(0, dtype=np.int64)
         self._rows = 0
         self._excess: dict[str, list[float]] = {}
-        """By open scope: what was told, the excess smoothed, calm rows."""
+        """By open scope: the reported excess, the smoothed excess, calm rows."""
         self.standing = Episodes(self.kind)
-        """What holds from the first steps of the launch, at most one: its stages are tested for changes like all."""
+        """The finding about heavier stages, at most one. These stages are tested for changes like all others."""
         self._heavier: dict[str, list[float]] = {}
-        """By number of a stage in that fact: as above."""
+        """By number of a stage in that finding: the same three values."""
 
     @property
     def _stages(self) -> int:
@@ -134,7 +134,7 @@ class StageDetector(DispatchingDetector):
         return [*findings, *self._standing(by_stage, frame)]
 
     def _by_stage(self, seconds: Floats) -> Floats:
-        """Lower median of each stage's ranks; NaN where none reported."""
+        """Lower median of each stage's ranks; NaN if none reported."""
         usable: Bools = np.isfinite(seconds)
         medians = np.full(self._stages, np.nan)
         if not self._groups.proper.all():
@@ -146,11 +146,11 @@ class StageDetector(DispatchingDetector):
         return np.where(medians > 0, medians, np.nan)
 
     def _changed(self) -> list[int]:
-        """Stages whose open episode says that they have become slower: these neither test nor learn."""
+        """Stages with an open slowdown, which are neither tested nor learned."""
         return [IncidentScope.parse(text).number for text in self._excess]
 
     def _follow(self, residual: Floats, frame: Frame) -> list[Finding]:
-        """Watch the open episodes, and whether what held from the first steps still does."""
+        """Follow the open episodes, and close the standing finding once no stage is heavier."""
         findings: list[Finding] = []
         for text, state in list(self._excess.items()):
             scope = IncidentScope.parse(text)
@@ -160,7 +160,8 @@ class StageDetector(DispatchingDetector):
                 summary = f"Pipeline stage {stage} takes as long as before again in step {frame.step}."
                 findings += self.episodes.close(scope, frame.step, self.now_s, summary)
         for number, state in list(self._heavier.items()):
-            # Its place is known: only a stage that falls behind it by most of what was told is lighter now.
+            # Residuals are relative to its known offset, so the offset is added: a stage is lighter only once most of
+            # the reported excess is gone.
             if self._has_passed(state, state[0] + float(residual[int(number)])):
                 del self._heavier[number]
                 self._witness.baseline.forget(int(number))
@@ -172,13 +173,13 @@ class StageDetector(DispatchingDetector):
         return findings
 
     def _has_passed(self, state: list[float], excess: float) -> bool:
-        """Take one row of a stage's excess: has it been small for long enough?"""
+        """Add one row of a stage's excess; True once it has been small for long enough."""
         state[1] += (excess - state[1]) / self._config.smooth_rows
         state[2] = state[2] + 1 if state[1] < self._config.clear_share * state[0] else 0
         return state[2] >= self._config.clear_rows
 
     def _standing(self, by_stage: Floats, frame: Frame) -> list[Finding]:
-        """Stages that have been heavier from the beginning, once there are rows enough to say so."""
+        """Report stages that are heavier from the beginning, once enough rows are known."""
         config = self._config
         if self._rows != config.skipped_rows + config.standing_rows or len(self.standing):
             return []
@@ -200,8 +201,8 @@ class StageDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float(offset[heavy[0]] / self._witness.sigma[heavy[0]]),
             confidence=0.9,
-            summary=f"From the first step pipeline stages take longer than the others: {told}. It is how layers are "
-            "divided; no rank stands out.",
+            summary=f"From the first step pipeline stages take longer than the others: {told}. The layers are divided "
+            "unevenly; no rank stands out.",
             evidence={
                 "standing": True,
                 "ratio": math.exp(offset[heavy[0]]),

@@ -1,12 +1,12 @@
-"""Finds ranks whose own work takes longer than their peers', persistently.
+"""Finds ranks whose own work persistently takes longer than their peers'.
 
-In synchronous training all ranks wait for the slowest, so the time of a whole step says nothing. What counts is busy
-time: as wall time including waiting for data, and as CPU time of the training thread. On hosts where ranks share
-cores only CPU time tells slow work from being descheduled; then wall time decides alone only when it is a third
-higher for a minute, and the cause is the host. Each witness has its own baseline and its own bank of CUSUMs.
+In synchronous training all ranks wait for the slowest, so the time of a whole step does not show it. Busy time does:
+as wall time including waiting for data, and as CPU time of the training thread. If ranks of a host share cores, only
+CPU time distinguishes slow work from being descheduled; wall time then decides alone only if it is a third higher for
+a minute, and the cause is the host. Each witness has its own baseline and its own bank of CUSUMs.
 
-A rank that has been slow from its first rows is told too, and that is its place from then on: what comes later is
-judged against it, and told apart.
+A rank that is slow from its first rows is reported too. Its excess then becomes its baseline, and later changes are
+judged against it and reported separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankwatch_detectors.statistics.shift import Crossing
 
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
-"""Ranks named in one fact; of a whole rack more would be a number, not a list."""
+"""Ranks named in one finding about standing differences; longer lists are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class StragglerConfig:
     budget: float = 1.0
     """False incidents per job-week, over all ranks, levels and witnesses."""
     wall: WitnessConfig = field(
-        # +3 %, +5 %, +10 %, +30 %: half of a decade apart, so that no shift in between costs more than a few rows.
+        # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
         default_factory=lambda: WitnessConfig(ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022)
     )
     cpu: WitnessConfig = field(
-        # CPU time on shared cores moves with caches, clocks and hyper-threads, without anyone being at fault: mostly by
-        # a tenth, and by half for seconds while something else runs on the same core.
+        # CPU time on shared cores varies with caches, clock frequencies and hyper-threads although no rank is at fault:
+        # mostly by 10 %, and by 50 % for seconds while something else runs on the same core.
         default_factory=lambda: WitnessConfig(
             ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24
         )
     )
     host: WitnessConfig = field(
-        # Being descheduled comes and goes; a third more for a minute is what a person would want to know.
+        # Being descheduled comes and goes; only a third more time for a minute needs a person's attention.
         default_factory=lambda: WitnessConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
     )
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     shared_baseline: BaselineConfig = field(
-        # On CPU jobs rank 0 often writes logs besides; a tenth more is its duty, not a fault.
+        # On CPU jobs rank 0 often writes logs too, which costs about 10 % and is no fault.
         default_factory=lambda: BaselineConfig(offset_max=math.log(1.15))
     )
     crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
@@ -66,30 +66,30 @@ class StragglerConfig:
     skipped_rows: int = 2
     """First rows of an attempt: compilation, caches and connections, not work."""
     standing_rows: int = 16
-    """A rank that has had fewer usual rows than these was never seen otherwise: it is slow from the first step ..."""
+    """A rank with fewer usual rows than these was never seen at another speed: it is slow from the first step ..."""
     standing_onset_rows: int = 64
-    """... and so is one beyond what silicon explains that noise hid until then."""
+    """... and so is one whose offset silicon does not explain, if noise hid it for up to this many rows."""
     fact_rows: int = 48
-    """Rows after which lesser standing differences are told, known to a third of a percent: before a relaunch counts as
-    having mended what it was ended with."""
+    """Rows after which smaller standing differences are reported; they are then known to a third of a percent. This is
+    before a relaunch counts as the fix of an earlier incident."""
     fact_ratio: float = 1.05
-    """The least standing difference that is worth a word."""
+    """The least standing difference that is reported."""
     smooth_rows: int = 8
-    """The excess of an open episode is smoothed over so many rows."""
+    """Rows over which the excess of an open episode is smoothed."""
     clear_share: float = 0.35
-    """An episode ends when the smoothed excess stays below this share of what was told ..."""
+    """An episode ends when the smoothed excess stays below this share of the reported one ..."""
     clear_rows: int = 16
-    """... for so many rows, in which the rank was as fast as its peers: up to what would not be told of it."""
+    """... for this many rows, in which the rank was not measurably slower than its peers."""
     clear_sigmas: float = 2.0
-    """What the mean of these rows may be off by chance."""
+    """Tolerance for the mean of these rows, in sigmas of that mean."""
     retell_share: float = 0.3
-    """A change of the excess by this share is told as an update ..."""
+    """A change of the excess by this share is reported as an update ..."""
     retell_rows: int = 32
-    """... once it has lasted so many rows."""
+    """... once it has lasted this many rows."""
 
 
 class StragglerDetector(DispatchingDetector):
-    """Names slow ranks; scope "rank:N". Memory about 600 bytes for each rank."""
+    """Finds slow ranks; scope "rank:N". Memory: about 600 bytes for each rank."""
 
     kind: Kind = Kind.STRAGGLER
     COMPARES_RANKS: ClassVar[bool] = True
@@ -125,7 +125,7 @@ class StragglerDetector(DispatchingDetector):
         self._rows = 0
         self._excess = TrackedRanks()
         self.standing = Episodes(self.kind)
-        """What holds from the first steps of the launch: the baseline knows of it, so ranks stay under test."""
+        """Differences from the first steps of the launch on: the baseline includes them, so ranks stay tested."""
         self._stood = TrackedRanks()
         self._crowding = Crowding(config.crowding)
 
@@ -138,7 +138,7 @@ class StragglerDetector(DispatchingDetector):
         if new_attempt or units != self._units:
             index = {unit: rank for rank, unit in enumerate(self._units)}
             if findings:
-                # Who was slow from the first step on has no other past: whether it still is, this launch shows.
+                # A rank that was slow from its first step has no other past, so the new launch learns it anew.
                 index = {unit: rank for unit, rank in index.items() if rank not in self._stood.ranks}
                 self._stood.ranks.clear()
             came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
@@ -186,7 +186,7 @@ class StragglerDetector(DispatchingDetector):
         return [scope.number for scope in self.episodes]
 
     def _follow(self, witness: Witness, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
-        """Watch the open episodes of this witness: still slow, slower, or recovered?"""
+        """Follow the open episodes of this witness: close those that recovered, and report changes."""
         config = self._config
         findings: list[Finding] = []
         for scope in self.episodes:
@@ -199,7 +199,7 @@ class StragglerDetector(DispatchingDetector):
             changed = abs(state.excess - state.told) > config.retell_share * state.told
             state.calm = state.calm + 1 if calm else 0
             state.calm_sum = state.calm_sum + float(residual[rank]) if calm else 0.0
-            # Twice as slow as told is certain sooner.
+            # An excess twice the reported one is certain after fewer rows.
             pace = 4 if state.excess > 2 * state.told else 1
             state.changed = state.changed + pace if changed and not calm else 0
             if state.calm >= config.clear_rows and self._as_usual(witness, rank, state):
@@ -212,7 +212,7 @@ class StragglerDetector(DispatchingDetector):
         return findings
 
     def _as_usual(self, witness: Witness, rank: int, state: TrackedRank) -> bool:
-        """Whether a rank that is much faster than was told is no slower than its peers, and not only less slow."""
+        """Whether a rank that is much faster than reported is as fast as its peers, and not only less slow."""
         mean = state.calm_sum / state.calm
         config: WitnessConfig = getattr(self._config, state.witness)
         least = math.log(config.ratio_min)
@@ -223,7 +223,7 @@ class StragglerDetector(DispatchingDetector):
         return False
 
     def _follow_standing(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
-        """Watch ranks that were slow from the first step: one that is so no longer has no place yet."""
+        """Follow ranks that were slow from the first step; the baseline forgets one that has recovered."""
         config = self._config
         findings: list[Finding] = []
         for rank, state in list(self._stood.ranks.items()):
@@ -241,7 +241,7 @@ class StragglerDetector(DispatchingDetector):
         return findings
 
     def _lesser(self, seconds: Floats, frame: Frame) -> list[Finding]:
-        """Tell once which ranks are slower than their peers from the first step by what silicon may explain."""
+        """Report once which ranks are slower from the first step by no more than silicon explains."""
         config = self._config
         if self._rows != config.skipped_rows + config.fact_rows:
             return []
@@ -269,7 +269,7 @@ class StragglerDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float(offset[slowest] / self._wall.sigma[slowest]),
             confidence=0.9,
-            summary=f"Slower than their peers from the first step, so many times: {shown}{more}.",
+            summary=f"Slower than their peers from the first step (time compared with peers): {shown}{more}.",
             evidence={
                 "standing": True,
                 "ratio": math.exp(offset[slowest]),
@@ -296,7 +296,7 @@ class StragglerDetector(DispatchingDetector):
         rank, baseline = crossing.rank, witness.baseline
         scope, where = IncidentScope.of_rank(rank), self._names[rank]
         first = self._from_the_first_step(witness, crossing)
-        # What the baseline has taken for silicon counts too when the rank is held against its peers.
+        # The ratio to the peers includes the offset that the baseline attributes to silicon.
         standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
         ratio = math.exp(crossing.effect + standing)
         if first:
@@ -330,7 +330,7 @@ class StragglerDetector(DispatchingDetector):
     def _evidence(
         self, witness: Witness, crossing: Crossing, ratio: float, seconds: Floats, frame: Frame
     ) -> tuple[dict[str, Any], str]:
-        """What speaks against a rank, and the cause class that its phases show."""
+        """Evidence about a rank, and the cause class that its phases show."""
         rank = crossing.rank
         peers = witness.peers_of(rank)
         phases = phase_excess(frame, rank, peers)
@@ -346,7 +346,7 @@ class StragglerDetector(DispatchingDetector):
         return evidence, cause_class(phases, host=witness is self._host)
 
     def _figures(self, witness: Witness, rank: int, ratio: float, seconds: Floats, frame: Frame) -> dict[str, float]:
-        """By how much a rank is slower. Its busy time follows from the ratio: that of a single row is mostly noise."""
+        """How much slower a rank is. Its busy time is computed from the ratio, since a single row is mostly noise."""
         peers_busy_s = float(np.median(seconds[witness.peers_of(rank)]))
         cost = self._cost(peers_busy_s * ratio, ratio, typical(frame, "step_time_s"))
         seconds_told = {"busy_s": peers_busy_s * ratio, "peers_busy_s": peers_busy_s}
@@ -361,7 +361,7 @@ class StragglerDetector(DispatchingDetector):
         return onset_row <= config.standing_onset_rows and baseline.pinned(crossing.rank)
 
     def _cost(self, busy_s: float, ratio: float, step_s: float | None) -> float:
-        """GPU-hours lost per hour: every rank waits for the part of the step that the slow one adds."""
+        """GPU-hours lost per hour: all ranks wait for the time that the slow one adds to the step."""
         added_s = busy_s * (1 - 1 / ratio)
         return self.world_size * min(1.0, added_s / max(step_s or busy_s, busy_s))
 
@@ -370,7 +370,7 @@ class StragglerDetector(DispatchingDetector):
 
 
 def _numbered(units: tuple[str, ...]) -> list[str]:
-    """Make units unique: without device identities the ranks of a host are told apart by their order on it."""
+    """Make units unique: ranks of a host without device UUIDs are numbered in their order on it."""
     seen: dict[str, int] = {}
     names = []
     for unit in units:

@@ -1,4 +1,4 @@
-"""Where a slow rank's time goes: which phases are longer than its peers', and the cause class that this shows."""
+"""Where a slow rank's time goes: its phases that are longer than its peers', and the cause class that follows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def phase_excess(frame: Frame, rank: int, peers: list[int]) -> dict[str, float]:
 
 
 def cause_class(phase_excess_s: dict[str, float], *, host: bool) -> str:
-    """Cause class from where the time goes: waiting for data and saving have names of their own."""
+    """Cause class by the longest excess: data_wait is `data`, checkpoint_save is `storage`, else `host` or `worker`."""
     grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > 0}
     longest = max(grown, key=lambda name: grown[name], default="")
     named = {"data_wait": "data", "checkpoint_save": "storage"}

@@ -19,10 +19,10 @@ from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.peers import everyone
 from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 
-# exp(4): a run that chance produces once in some fifty rows. From there on a rank no longer teaches its baseline.
+# exp(4): chance produces such a run once in about fifty rows. From here on a rank no longer teaches its baseline.
 SUSPECT_EVIDENCE = 4.0
 PEERS_SHOWN_MAX = 1024
-"""Peers whose values are put into evidence: their median is exact enough, and the cost stays bounded."""
+"""Peers whose values are compared in evidence: their median is exact enough, and the cost is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class WitnessConfig:
     """What a witness looks for."""
 
     ratios: tuple[float, ...]
-    """Supposed ratios to the usual value, one CUSUM each; below 1 looks for ranks that fall."""
+    """Tested ratios to the usual value, one CUSUM each; ratios below 1 find values that fall."""
     ratio_min: float
     """Verification: the mean ratio over the run must be at least this far from 1, in logarithms."""
     duration_min_s: float = 0.0
     """How long a run must have lasted."""
     rows_min: int = 5
-    """Slow rows before speaking: runs of two to four slow steps are common and harmless."""
+    """Slow rows before a finding: runs of two to four slow steps are common and harmless."""
     lasting_ratio: float = 1.0
     """Below it a run must have lasted for `lasting_s` and `lasting_rows`."""
     lasting_s: float = 0.0
@@ -61,7 +61,7 @@ class Witness(Stateful):
         self._rows = 0
         self._since: dict[str, float] = {}
         self._waits = False
-        """Whether a run is large enough and has not lasted for long enough: set with each row."""
+        """Whether a run is large enough but has not lasted long enough; set with each row."""
         self.judged: Bools = np.zeros(0, dtype=np.bool_)
         self.sigma: Floats = np.zeros(0)
         self._logs: Floats = np.zeros(0)
@@ -69,7 +69,7 @@ class Witness(Stateful):
         self._usable: Bools = np.zeros(0, dtype=np.bool_)
 
     def begin(self, topology: Topology, came_from: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        """Take up a topology; baselines follow the units, evidence starts anew."""
+        """Set the topology: baselines follow the units, evidence is discarded."""
         self.baseline.regroup(topology.peer_group, came_from)
         self.load.regroup(topology.dp)
         self.bank.clear(topology.world_size)
@@ -87,12 +87,12 @@ class Witness(Stateful):
         """Score and decide one row; `learn` must follow.
 
         Args:
-            values: the quantity by rank; not finite or not positive = not measured.
-            frame: the row it comes from, for the load.
-            step_s: seconds of this step, None where not measured.
+            values: the quantity by rank; not measured if not finite or not positive.
+            frame: the frame of this row, for the load.
+            step_s: seconds of this step, None if not measured.
             now_s: stream time.
-            frozen: ranks whose episode is open: they are scored, and neither tested nor learned.
-            doubt: scatter in logarithms that this row has besides the baseline's, by rank.
+            frozen: ranks with an open episode, which are scored but neither tested nor learned.
+            doubt: scatter of this row in addition to the baseline's, by rank, in logarithms.
 
         Returns:
             Each rank's residual in logarithms, and the ranks that crossed and passed verification.
@@ -120,7 +120,7 @@ class Witness(Stateful):
         return residual, self._crossings(limit, now_s)
 
     def learn(self, frozen: Sequence[int]) -> None:
-        """Learn the row just judged: the scatter of all but the `frozen` ranks, the places of those not suspected."""
+        """Learn the row just judged: scatter from all but the `frozen` ranks, offsets from those without suspicion."""
         if self._waits:
             return
         scattered = self._usable
@@ -131,7 +131,7 @@ class Witness(Stateful):
         self.baseline.learn(self._logs, self._residual, calm, scattered)
 
     def peers_of(self, rank: int) -> list[int]:
-        """Usable peers of a rank, itself not included, at most `PEERS_SHOWN_MAX`."""
+        """Usable peers of a rank, without itself, at most `PEERS_SHOWN_MAX`."""
         members = self.baseline.groups.members(rank)
         usable = members[self._usable[members] & (members != rank)]
         return [int(peer) for peer in usable[:PEERS_SHOWN_MAX]]
@@ -139,7 +139,7 @@ class Witness(Stateful):
     def _crossings(self, limit: float, now_s: float) -> list[Crossing]:
         config = self._config
         crossings = []
-        # The levels are tests of their own; what one of them found is verified once.
+        # The threshold counts every level as a test, but a crossing is verified only once, so their share is removed.
         doubt_limit = limit - math.log(self.bank.levels)
         for crossing in self.bank.crossings(limit):
             verdict = self.baseline.verify(crossing, doubt_limit, self._effect_min)
@@ -149,7 +149,7 @@ class Witness(Stateful):
             elif verdict is Proof.GIVEN:
                 crossings.append(crossing)
         lasting = [crossing for crossing in crossings if self._lasts(crossing)]
-        # Of two ranks the other one would learn what is waited for here.
+        # With two ranks, the other rank's baseline would learn this shift while it is waited for.
         self._waits = len(lasting) < len(crossings)
         crossings = lasting
         if config.duration_min_s:
@@ -164,7 +164,7 @@ class Witness(Stateful):
         return large or (crossing.rows >= config.lasting_rows and crossing.rows * self.step_s >= config.lasting_s)
 
     def _moved_itself(self, crossing: Crossing) -> bool:
-        """With one peer only, tell the rank that became slow from the one whose peer became fast."""
+        """With only one peer: whether this rank became slow, and not its peer fast."""
         groups = self.baseline.groups
         if groups.size_of(crossing.rank) > 2:
             return True
@@ -173,7 +173,7 @@ class Witness(Stateful):
 
 
 def own_seconds(frame: Frame) -> Floats | None:
-    """Wall time each rank spends on its own: busy, and waiting for its data. NaN where not measured."""
+    """Each rank's own wall time in seconds: busy, and waiting for its data. NaN where not measured."""
     busy = finite(frame, "busy_s")
     if busy is None:
         return None
@@ -181,19 +181,19 @@ def own_seconds(frame: Frame) -> Floats | None:
     data_wait = finite(frame, "phase.data_wait")
     if data_wait is None:
         return seconds
-    with np.errstate(over="ignore"):  # two that fit may add up to one that does not: no measurement either
+    with np.errstate(over="ignore"):  # an overflowing sum is then treated as not measured
         both = seconds + where_usable(data_wait, 0.0)
     return where_usable((both, np.isfinite(both)), np.nan)
 
 
 def cpu_seconds(frame: Frame) -> Floats | None:
-    """CPU time of each rank's training thread. NaN where not measured, None where nobody measures it."""
+    """CPU seconds of each rank's training thread. NaN where not measured, None if no rank measures it."""
     cpu = finite(frame, "busy_cpu_s")
     return None if cpu is None else where_usable(cpu, np.nan)
 
 
 def added_by_one_s(frame: Frame) -> float | None:
-    """Seconds by which the slowest rank's own work is longer than the median rank's; None where nobody reports it."""
+    """Seconds by which the slowest rank's own work is longer than the median rank's; None if no rank reports it."""
     own = own_seconds(frame)
     if own is None:
         return None

@@ -1,1 +1,1 @@
-"""Whether steps are made at all."""
+"""Whether the job makes progress."""

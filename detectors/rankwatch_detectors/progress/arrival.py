@@ -1,4 +1,4 @@
-"""Who did not arrive: of ranks that all stand still, the one the others wait for."""
+"""Finds, among ranks that all stand still, the ranks that the others wait for."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Presence
 from rankwatch_detectors.dispatch import which
 
-# A rank that spins in a loop uses a whole core, one that waits in a socket none; between them lie waiters that poll.
+# A rank in a busy loop uses a whole core, one that waits in a socket none; ranks that poll while waiting are between.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
-# Stopped by a signal, held by a debugger, dead and not reaped. Not D: whoever saves to a slow disk is in it.
+# Stopped by a signal, held by a debugger, dead and not reaped. Not D, in which a rank is while it saves to a slow disk.
 STOPPED_STATES = ("T", "t", "Z")
-# Who is this many blocks later than the newest one has missed two.
+# A rank whose block is this many intervals older than the newest has missed two.
 SILENT_BLOCKS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The ranks that did not arrive, why they are named, and what the others do."""
+    """The ranks that did not arrive, the evidence for it, and where the others wait."""
 
     ranks: tuple[int, ...]
     decided_by: str
@@ -34,19 +34,19 @@ class Missing:
 
 
 def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats, block_s: float) -> Missing:
-    """Name the ranks that the others wait for, by the strongest witness that tells them apart.
+    """Find the ranks that the others wait for, by the strongest witness that distinguishes them.
 
     Args:
         presence: the newest progress blocks.
         stuck: ranks whose step is older than the deadline.
-        running: ranks heard lately that have neither left nor exited.
-        cpu_before: row 0 the CPU seconds of each rank when the step began, row 1 the stream time of that reading.
+        running: ranks with a recent block that have neither left nor exited.
+        cpu_before: row 0: CPU seconds of each rank when the step began; row 1: stream time of that reading.
         block_s: usual seconds between two progress blocks of a rank.
     """
     cpu_share = _cpu_share(presence, cpu_before, block_s)
-    decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "nothing tells the ranks apart", 0.3)
+    decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
     for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
-        # A witness that points at most ranks describes the victims.
+        # A witness that applies to most ranks describes the waiting ranks.
         if witness.any() and 2 * int(witness.sum()) <= max(int(running.sum()), 2):
             decided = (witness, reason, confidence)
             break
@@ -72,14 +72,14 @@ def _witnesses(
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
         (left, "it left its loop, the others wait", 0.8),
-        (silent, "it is not heard any more", 0.6),
+        (silent, "its progress blocks stopped", 0.6),
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]
 
 
 def is_any(texts: tuple[str, ...], wanted: Sequence[str]) -> Bools:
-    """Where a text of each rank is one of the wanted ones."""
+    """Ranks whose text is one of the wanted ones."""
     found = np.zeros(len(texts), dtype=np.bool_)
     for text in wanted:
         if text in texts:
@@ -88,7 +88,7 @@ def is_any(texts: tuple[str, ...], wanted: Sequence[str]) -> Bools:
 
 
 def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:
-    """CPU seconds per second of each rank since the step began; NaN where that was too short ago."""
+    """CPU seconds per second of each rank since the step began; NaN if that is too recent."""
     elapsed = presence.heard_s - before[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (presence.cpu_s - before[0]) / elapsed

@@ -1,10 +1,10 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`patience`); a standstill
-is told soon, and somebody must act only when it is beyond what happens to jobs that are well. Outside of a step, where
-loops evaluate and save, there is more patience. Phases that are long by nature (first step, compile, eval,
-checkpoint_save) have deadlines of their own, learned from how long they lasted before. Ranks that are held by an order,
-and hosts that are silent, are no evidence of anything.
+It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`patience`): a standstill
+is reported early as information, and becomes critical when it is longer than in healthy jobs. Outside of a step, where
+loops evaluate and save, the deadline is longer. Phases that are long by nature (first step, compile, eval,
+checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that an order holds, and silent
+hosts, are not evidence of a hang.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ GRAVITY = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A job that has stood still for longer than it may."""
+    """A job that has stood still beyond its deadline."""
 
     stuck: Bools
     age_s: float
     limits: Limits
     paused: bool
-    """Who is behind is outside of its step."""
+    """All ranks in the earliest step are outside of it."""
 
 
 class HangDetector(DispatchingDetector):
@@ -90,22 +90,22 @@ class HangDetector(DispatchingDetector):
         self._attempt_s = self.now_s
         self._moved = False
         self._cold_until = 0
-        """The step before which steps may be slower than those of the attempts before."""
+        """Steps before this one may be slower than those of earlier attempts."""
         self._was: Floats = np.full((4, ranks), math.nan)
-        """When the newest step was first seen: CPU seconds, time of that reading, each rank's step, and when it entered
-        that, on the clock of its host."""
+        """By rank, when the newest step was first seen: CPU seconds, stream time of the reading, its step, and when it
+        entered that step by its host's clock."""
         self._way_s: Floats = np.full(ranks, math.nan)
-        """What the clock of each rank's host is behind, and its blocks take to come, at the least."""
+        """By rank, the least difference between stream time and its host's clock: clock offset plus transport."""
         self._way_at_s = self.now_s
         self._stands()
 
     def _stands(self) -> None:
-        """What is seen between two signs of progress begins anew."""
+        """Reset what is observed between two signs of progress."""
         self._phase_was: dict[str, float] = {}
         self._paused_s = 0.0
-        """Seconds for which all that were behind were outside of their step."""
+        """Seconds for which all ranks in the earliest step were outside of it."""
         self._apart = False
-        """Meanwhile others waited for them."""
+        """Other ranks waited for them meanwhile."""
         self._stopped = False
         """A rank was stopped by a signal."""
 
@@ -121,7 +121,7 @@ class HangDetector(DispatchingDetector):
             order, phase = str(occurrence.fields.get("order", "")), occurrence.fields.get("phase")
             if order in self._orders:
                 self._orders.remove(order)
-            # Between hold and go ranks stand still because they were told to.
+            # Between hold and go the order itself stops the ranks.
             if phase in ("hold", "do"):
                 self._orders.append(order)
         return ()
@@ -137,7 +137,7 @@ class HangDetector(DispatchingDetector):
             return ()
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
-            summary = f"The job goes on: step {self._newest}."
+            summary = f"The job makes progress again: step {self._newest}."
             return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, summary)
         if self._excused(presence):
             return ()
@@ -150,7 +150,7 @@ class HangDetector(DispatchingDetector):
         return self._go_on(still, missing)
 
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
-        """The presence with ages that can be, and the ranks whose blocks hold numbers: no step outlasts its attempt."""
+        """The presence with ages limited to the attempt's age, and the ranks whose blocks have finite numbers."""
         ages = np.stack([presence.step_age_s, presence.phase_age_s, presence.outside_s])
         proper = np.asarray(np.isfinite(ages).all(axis=0)) & np.isfinite(presence.told_s)
         ages = np.where(proper, ages, 0.0)
@@ -159,7 +159,7 @@ class HangDetector(DispatchingDetector):
         return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s, outside_s=outside_s), proper
 
     def _in_time(self, presence: Presence, known: Bools, fresh: Bools) -> Bools:
-        """Whose blocks come without delay, compared with what is usual for them and with those that come soonest."""
+        """Ranks whose blocks arrive without delay, compared with their usual delay and with the fastest rank."""
         delay_s = np.where(known, presence.heard_s - presence.told_s, math.nan)
         usual_s = self._way_s + self._config.way_forgets * (self.now_s - self._way_at_s)
         jumped = delay_s - usual_s > self._config.clock_jump_s
@@ -169,18 +169,18 @@ class HangDetector(DispatchingDetector):
         return np.asarray(late_s - soonest_s <= self._config.heard_within_s)
 
     def _excused(self, presence: Presence) -> bool:
-        """Ranks stand still by order, or because a process is gone, which is told as rank_lost."""
+        """Whether ranks stand still by order, or because a process is gone, which rank_lost reports."""
         return bool(self._orders) or "held" in presence.state or "exited" in presence.state
 
     # ---- progress --------------------------------------------------------------------------------------------------
 
     def _read(self, presence: Presence, running: Bools) -> bool:
-        """Learn from one reading; True when the job's newest step is beyond the one before."""
+        """Learn from one reading; True if the job's newest step has advanced."""
         newest = int(presence.step[running].max())
         if self._newest is not None and newest <= self._newest:
             self._see(presence, running)
             return False
-        # Blocks come once a second and say how old the step is: so its beginning is known better than to the tick.
+        # Blocks arrive once a second but contain the step's age, so its start is known more exactly than to a tick.
         ahead = running & (presence.step == newest)
         was, self._was = self._was, _where_each_is(presence)
         entered_s = float((presence.heard_s - presence.step_age_s)[ahead].min())
@@ -201,9 +201,9 @@ class HangDetector(DispatchingDetector):
         return progressed
 
     def _learn_steps(self, since: Floats, ahead: Bools, apart_s: float) -> None:
-        """By the ranks' own clocks: what was held up on its way comes all at once, and was not made so fast.
+        """Learn step times by the ranks' own clocks, since delayed blocks arrive all at once.
 
-        `apart_s` is what counts where these clocks stand.
+        `apart_s`: seconds by stream time, used if these clocks stand still.
         """
         known = ahead & np.isfinite(since[2])
         if known.any():
@@ -222,11 +222,11 @@ class HangDetector(DispatchingDetector):
         return FIRST_AFTER_ROLLBACK, self._config.rollback_s
 
     def _standing(self) -> bool:
-        """Whether the time since the newest step is a long phase's, an order's or a signal's, and teaches nothing."""
+        """Whether the time since the newest step was due to a long phase, an order or a signal, and is not learned."""
         return bool(self._phase_was) or bool(self._orders) or self._stopped
 
     def _see(self, presence: Presence, running: Bools) -> None:
-        """What ranks do between two signs of progress."""
+        """Observe what ranks do between two signs of progress."""
         for name, _ in self._config.long_phases:
             if name in presence.phase:
                 inside = running & which(presence.phase, name)
@@ -240,7 +240,7 @@ class HangDetector(DispatchingDetector):
             self._apart |= _apart(presence, running, behind)
 
     def _behind(self, presence: Presence, running: Bools) -> tuple[Bools, bool]:
-        """The ranks that have come least far, and whether all of them are outside of their step and could go on."""
+        """The ranks in the earliest step, and whether all of them are outside of it and not stopped by a signal."""
         behind = running & (presence.step == presence.step[running].min())
         outside = (presence.outside_s >= 0) & ~is_any(presence.os_state, STOPPED_STATES)
         return behind, bool(outside[behind].all())
@@ -254,10 +254,10 @@ class HangDetector(DispatchingDetector):
         step_age_s = presence.step_age_s + lag_s
         told_s, standing = (presence.outside_s, behind) if paused else (presence.step_age_s, running)
         stuck = standing & (told_s + lag_s >= limits.told_s)
-        # Who has begun a step since is not waiting.
+        # A rank that has begun a step since then is not waiting.
         others = running & ~stuck
         since_s = float(step_age_s[others].min()) if others.any() else math.inf
-        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
+        # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.
         stuck &= told_s >= limits.told_s - self._config.block_s
         if since_s < limits.told_s or not stuck.any():
             return None
@@ -265,7 +265,7 @@ class HangDetector(DispatchingDetector):
         return Standstill(stuck, age_s, limits, paused)
 
     def _limits(self, presence: Presence, running: Bools, behind: Bools, *, paused: bool) -> Limits:
-        """How long this standstill may last; the most patient phase of any rank decides for all."""
+        """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
         named_s = [] if self._moved else [self._patience.named(*self._first_step())]
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
         named_s += [self._patience.named(*phase) for phase in phases]
@@ -277,7 +277,7 @@ class HangDetector(DispatchingDetector):
         return limits.but_not_before(max(named_s, default=0.0))
 
     def _close_done(self) -> Sequence[Finding]:
-        """A step that stood still was done after all, and what follows is no part of it."""
+        """Close the episode if the step's work is done and its ranks are now outside of it."""
         if not len(self.episodes) or not self._paused_s or self.episodes.told(WHOLE_JOB)["evidence"]["outside"]:
             return ()
         return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, f"The work of step {self._newest} is done.")
@@ -300,7 +300,7 @@ class HangDetector(DispatchingDetector):
         )
 
     def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
-        """It has become graver, or what told nobody apart at first does now: a rank used CPU while others waited."""
+        """Report a higher severity, or a rank that could not be named before: it used CPU while others waited."""
         told = self.episodes.told(WHOLE_JOB)
         severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
         graver = severity != told["severity"]
@@ -343,19 +343,19 @@ class HangDetector(DispatchingDetector):
 
 
 def _where_each_is(presence: Presence) -> Floats:
-    """CPU seconds, time of the reading, step, and when it was entered on the host's clock; NaN for ranks not heard."""
+    """CPU seconds, time of the reading, step, and when it was entered by the host's clock; NaN without a block."""
     rows = [presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s]
     return np.where(presence.heard, np.stack(rows), math.nan)
 
 
 def _as_told(told: Mapping[str, Any]) -> Missing:
-    """Who is missing, as the newest finding said."""
+    """The missing ranks of the newest finding."""
     evidence = told["evidence"]
     ranks, confidence = tuple(told["ranks"]), told["confidence"]
     return Missing(ranks, evidence["decided_by"], confidence, evidence["missing"], evidence["waiting"])
 
 
 def _apart(presence: Presence, running: Bools, behind: Bools) -> bool:
-    """Whether others wait for those that are behind: in a later step, or in a collective that these are not in."""
+    """Whether others wait for the ranks behind: in a later step, or in a collective that not all of these are in."""
     waiting = which(presence.phase, "collective") & behind
     return bool((running & ~behind).any()) or bool(waiting.any() and not waiting[behind].all())

@@ -1,8 +1,8 @@
 """Finds ranks that make no progress in a job whose ranks do not wait for each other.
 
-Rollouts, parameter servers and evaluation workers take as long for a step as their work is, and nobody else stands
-still when one does. So each rank is judged against its own past, with as much patience as a pause is given. Where
-ranks march together, `hang` judges the job, and nothing is done here.
+Steps of rollouts, parameter servers and evaluation workers take as long as their work does, and other ranks go on when
+one stands still. So each rank is judged against its own past, with the deadlines of a pause. If ranks are in lockstep,
+`hang` judges the job, and this detector does nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
 STEPS_MIN = 4
-"""Steps of its own before a rank's past says anything."""
+"""Steps of a rank before its past is used."""
 WEIGHT = 0.1
-"""Of the newest step in a rank's usual one: about ten steps are remembered."""
+"""Weight of the newest step in a rank's usual step time: an average over about ten steps."""
 
 
 class OwnPaceDetector(DispatchingDetector):
@@ -49,7 +49,7 @@ class OwnPaceDetector(DispatchingDetector):
     def _restart(self, ranks: int) -> None:
         self._step: Floats = np.full(ranks, math.nan)
         self._entered_s: Floats = np.full(ranks, math.nan)
-        """When it began its step, on the clock of its host."""
+        """When each rank began its step, by its host's clock."""
         self._usual_s: Floats = np.zeros(ranks)
         self._longest_s: Floats = np.zeros(ranks)
         self._steps: Floats = np.zeros(ranks)
@@ -72,16 +72,17 @@ class OwnPaceDetector(DispatchingDetector):
             rank = scope.number
             if moved[rank] or (presence.heard[rank] and presence.state[rank] != "running"):
                 step = int(presence.step[rank])
-                findings += self.episodes.close(scope, step, self.now_s, f"Rank {rank} goes on: step {step}.")
+                summary = f"Rank {rank} makes progress again: step {step}."
+                findings += self.episodes.close(scope, step, self.now_s, summary)
         return [*findings, *self._judge(presence, running, stopped)]
 
     def _learn(self, presence: Presence, running: Bools, stopped: Bools) -> Bools:
-        """Take the newest blocks; returns which ranks have begun another step."""
+        """Learn from the newest blocks; returns the ranks that have begun another step."""
         with np.errstate(invalid="ignore"):
             entered_s = presence.told_s - presence.step_age_s
             made = presence.step - self._step
             moved = running & (made > 0)
-            # Of several steps between two blocks each took less than a second or so: the longest is no long one.
+            # Several steps between two blocks took about a second together, so their mean is good enough.
             each_s = np.maximum(entered_s - self._entered_s, 0.0) / np.maximum(made, 1.0)
         learns = moved & ~stopped
         weight = np.where(self._steps > 0, WEIGHT, 1.0)
@@ -96,7 +97,7 @@ class OwnPaceDetector(DispatchingDetector):
     def _judge(self, presence: Presence, running: Bools, stopped: Bools) -> list[Finding]:
         limit_s = self._limit_s(stopped)
         age_s = np.maximum(presence.step_age_s, 0.0) + (self.now_s - presence.heard_s)
-        # Younger blocks may hide progress that was made since: the block itself must be nearly as old.
+        # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.
         still = running & (age_s >= limit_s) & (presence.step_age_s >= limit_s - self._config.block_s)
         everybody = bool(still[running].all())
         findings: list[Finding] = []
@@ -111,7 +112,7 @@ class OwnPaceDetector(DispatchingDetector):
         return findings
 
     def _limit_s(self, stopped: Bools) -> Floats:
-        """Seconds that each rank may take for a step, of which pauses are a part; less for whom a signal stopped."""
+        """Seconds that each rank may take for a step, pauses included; less for a rank that a signal stopped."""
         config, known = self._config, self._steps >= STEPS_MIN
         patient_s = np.maximum(config.pause_steps * self._usual_s, config.pause_factor * self._longest_s)
         patient_s = np.where(known, np.maximum(patient_s, config.pause_s), config.first_step_s)

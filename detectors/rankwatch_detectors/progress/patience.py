@@ -1,4 +1,4 @@
-"""How long a job may stand still before it is told: learned from how long its steps, pauses and long phases took."""
+"""How long a job may stand still before it is reported: learned from its steps, pauses and long phases."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ class HangConfig:
     """Settings of the hang detector; seconds unless said otherwise."""
 
     steps: float = 3.0
-    """A standstill of so many usual steps within a step is told ..."""
+    """A standstill within a step is reported after this many usual steps ..."""
     floor_s: float = 5.0
-    """... but not one shorter than this ..."""
+    """... but not earlier than this ..."""
     prompt_s: float = 8.0
-    """... and one of so long is, unless the job's slowest steps say otherwise: every second costs all GPUs."""
+    """... and not later than this, unless the job's slowest steps take longer: every second costs all GPUs."""
     slow_steps_factor: float = 2.0
-    """Twice what one step in a hundred exceeds is never too short ..."""
+    """A deadline is at least this many times the 99th percentile of step times ..."""
     cold_steps: int = 50
-    """... but for the first steps after a restart, in which caches fill and kernels are tuned ..."""
+    """... and for the first steps after a restart, in which caches fill and kernels are tuned, ..."""
     cold_factor: float = 4.0
-    """... and which take up to three times as long: four usual steps are not too short for them."""
+    """... at least this many usual steps: such steps take up to three times as long."""
     critical_steps: float = 4.5
-    """After so many usual steps, after `floor_s` and after `slow_steps_factor` somebody must act: two and a half times
-    the usual step happens to jobs that are well, and is told but wakes nobody."""
+    """A standstill is critical after this many usual steps, `floor_s` and `slow_steps_factor`. Two and a half times the
+    usual step happens in healthy jobs, and is reported as information."""
     block_s: float = 1.0
-    """Progress blocks and ticks come so often."""
+    """Interval of progress blocks and of ticks."""
     reporting_s: float = 1.5
-    """Half of both is what finding takes on average, this at most nearly always. It is taken off the time after which
-    a standstill is told, so that the whole keeps the promise; not off the time after which somebody must act."""
+    """Delay of a finding because of both intervals: half of them on average, this at most nearly always. It is
+    subtracted from the deadline of a report, so that reports are in time, but not from that of `critical`."""
     pause_s: float = 60.0
-    """Outside of a step loops evaluate, save, log: what takes no longer than this is nobody's business ..."""
+    """Outside of a step loops evaluate, save and log: a pause up to this is not reported ..."""
     pause_steps: float = 20.0
-    """... nor what takes no longer than so many usual steps."""
+    """... nor one of up to this many usual steps."""
     pause_factor: float = 3.0
-    """So many times the longest pause that ended well in this job, somebody must act ..."""
+    """A pause is critical after this many times the longest one that ended well in this job ..."""
     pause_unknown_s: float = 900.0
-    """... or after this, while none is known: an evaluation of a quarter of an hour is one that people label."""
+    """... or after this while none is known: people mark evaluations of a quarter of an hour as phases."""
     log_lines: float = 8.0
-    """Where only a log's lines tell of finished steps, evaluations, saves and waits for data look like any pause: they
-    take a few lines every day. Eight are more than that, and not less than `prompt_s`."""
+    """Deadline in usual steps if only a log's lines report finished steps. Evaluations, saves and waits for data are
+    then not distinguishable, and take a few lines every day. The deadline is at least `prompt_s`."""
     heard_within_s: float = 5.0
-    """Older progress blocks say nothing about now, nor do those that came so much later than usual and than others'."""
+    """Blocks older than this are not used, nor those delayed by more than this compared with usual and with others."""
     way_forgets: float = 0.01
-    """Seconds a second by which the usual way of a rank's blocks gets longer: a clock that was put back by ten seconds
-    is believed again after a quarter of an hour ..."""
+    """Seconds per second by which the usual delay of a rank's blocks grows, so that a host clock that was set back by
+    ten seconds is trusted again after a quarter of an hour ..."""
     clock_jump_s: float = 600.0
-    """... and one that was put back by more than blocks ever take to come, at once."""
+    """... and one that was set back by more than blocks are ever delayed, at once."""
     window: int = 256
-    """Progress readings that are remembered for the usual step."""
+    """Progress readings from which the usual step is computed."""
     readings_min: int = 4
     """Readings before the usual step counts as known."""
     unknown_s: float = 60.0
     """Deadline while the usual step is unknown ..."""
     unknown_max_s: float = 240.0
-    """... but where the first ones take longer: then it is twice the longest of them, and this at most."""
+    """... unless the first steps take longer: then twice the longest of them, but at most this."""
     first_step_s: float = 1800.0
-    """Start, compilation, first collectives of large jobs take a quarter of an hour and more; after one attempt its
-    own time decides."""
+    """Start, compilation and first collectives of large jobs take a quarter of an hour and more; after the first
+    attempt, the time that it took is used."""
     rollback_s: float = 120.0
     """A rollback inside the processes loads a checkpoint before its first step."""
     long_phases: tuple[tuple[str, float], ...] = (
@@ -75,61 +75,66 @@ class HangConfig:
         ("checkpoint_save", 900.0),
         ("checkpoint_load", 900.0),
     )
-    """Phases that are long by nature, with their deadlines until one has been seen."""
+    """Phases that are long by nature, with their deadlines in seconds until the first one has ended."""
     long_factor: float = 3.0
     long_floor_s: float = 60.0
-    """A phase seen before has so many times its longest duration, and at least this."""
+    """Afterwards the deadline is `long_factor` times the longest duration, and at least this."""
 
 
 class Limits(NamedTuple):
-    """Seconds of a standstill after which it is told, as what, and after which somebody must act."""
+    """Age in seconds at which a standstill is reported, with which severity, and at which it is critical."""
 
     told_s: float
     told_as: Severity
     critical_s: float
 
     def severity(self, age_s: float) -> Severity:
-        """What a standstill of this age is."""
+        """Severity of a standstill of this age."""
         return Severity.CRITICAL if age_s >= self.critical_s else self.told_as
 
     def but_not_before(self, seconds: float) -> Limits:
-        """The same with more patience."""
+        """The same limits, but none before this age."""
         return Limits(max(self.told_s, seconds), self.told_as, max(self.critical_s, seconds))
 
 
 class Patience(Stateful):
-    """What a job has shown of itself. Memory: a window of readings, and the longest of each kind of standstill."""
+    """Durations learned from a job. Memory: a window of readings, and the longest of each kind of standstill."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_readings", "_longest")
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config
         self._readings: list[list[float]] = []
-        """Signs of progress, newest last: seconds since the one before, and the steps done in them."""
+        """Signs of progress, newest last: seconds since the last one, and the steps made in them."""
         self._longest: dict[str, float] = {}
 
     # ---- learning --------------------------------------------------------------------------------------------------
 
     def learn_steps(self, took_s: float, steps: int) -> None:
-        """So many steps were made in this time, pauses left out."""
+        """Learn that this many steps took this time, without pauses."""
         self._readings = [*self._readings, [took_s, float(steps)]][-self._config.window :]
 
     def learn(self, name: str, lasted_s: float) -> None:
-        """A named standstill ended well after this time."""
+        """Learn that a named standstill ended well after this time."""
         self._longest[name] = max(self._longest.get(name, 0.0), lasted_s)
 
     def learn_pause(self, lasted_s: float, *, apart: bool) -> None:
-        """A pause ended well; one of all ranks that would be too short for a hang within a step is no pause."""
+        """Learn that a pause ended well; one of all ranks below `floor_s` is ignored.
+
+        Args:
+            lasted_s: its duration.
+            apart: other ranks waited within a step meanwhile.
+        """
         if apart or lasted_s >= self._config.floor_s:
             self.learn(PAUSE_APART if apart else PAUSE, lasted_s)
 
     @property
     def knows_steps(self) -> bool:
-        """Whether any step was seen to end."""
+        """Whether the end of any step was seen."""
         return bool(self._readings)
 
     def usual_step_s(self) -> float:
-        """Median step time of the job in seconds; 0 while none is known."""
+        """Median step time of the job in seconds; 0 if unknown."""
         if not self._readings:
             return 0.0
         return float(np.median([took_s / steps for took_s, steps in self._readings]))
@@ -137,11 +142,11 @@ class Patience(Stateful):
     # ---- limits ----------------------------------------------------------------------------------------------------
 
     def in_step(self, *, log: bool, cold: bool, first: str) -> Limits:
-        """Within a step.
+        """Limits within a step.
 
         Args:
-            log: only finished steps are told, by the lines of a log.
-            cold: steps may still be slower than those of attempts before.
+            log: only finished steps are reported, by the lines of a log.
+            cold: steps may still be slower than those of earlier attempts.
             first: name of the first step of this attempt.
         """
         config = self._config
@@ -149,7 +154,7 @@ class Patience(Stateful):
             seen = [self._longest.get(first, 0.0), *(reading[0] for reading in self._readings)]
             unknown_s = max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
             return Limits(unknown_s, Severity.CRITICAL, unknown_s)
-        # The lower of two neighbours: one odd step among a hundred decides nothing.
+        # Rounded down, so that a single outlier among a hundred steps is not the 99th percentile.
         took_s = sorted(reading[0] for reading in self._readings)
         last = len(took_s) - 1
         usual, slow = took_s[last // 2], took_s[99 * last // 100]
@@ -161,16 +166,16 @@ class Patience(Stateful):
         return Limits(told_s, Severity.INFO, max(enough_s, config.critical_steps * usual))
 
     def pause(self) -> Limits:
-        """Outside of a step, all ranks."""
+        """Limits if all ranks are outside of a step."""
         config = self._config
         known_s = config.pause_factor * self._longest[PAUSE] if PAUSE in self._longest else config.pause_unknown_s
         return Limits(self._pause_s(), Severity.WARNING, max(self._pause_s(), known_s))
 
     def pause_apart(self, in_step: Limits) -> Limits:
-        """Outside of a step, while others wait within theirs: told as soon as within a step, or as this job knows it.
+        """Limits if ranks are outside of a step while others wait within theirs: as within a step, or as learned.
 
         Args:
-            in_step: the limits of those that wait.
+            in_step: the limits of the waiting ranks.
         """
         known_s = self._config.pause_factor * self._longest.get(PAUSE_APART, 0.0)
         told_s = min(max(in_step.told_s, known_s), self._pause_s())
@@ -180,6 +185,6 @@ class Patience(Stateful):
         return max(self._config.pause_s, self._config.pause_steps * self.usual_step_s())
 
     def named(self, name: str, unseen_s: float) -> float:
-        """Seconds that a phase which is long by nature, or the first step, may take."""
+        """Seconds that a long phase or the first step may take; `unseen_s` until one has ended."""
         longest = self._longest.get(name)
         return unseen_s if longest is None else max(self._config.long_factor * longest, self._config.long_floor_s)

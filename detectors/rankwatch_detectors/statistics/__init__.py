@@ -1,1 +1,1 @@
-"""Online statistics that detectors are made of: levels, shifts, spreads, quantiles."""
+"""Online statistics that detectors are built from: levels, shifts, spreads, quantiles."""

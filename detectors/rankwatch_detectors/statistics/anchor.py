@@ -1,8 +1,8 @@
-"""The best level that a series has kept up, which no trend moves.
+"""The best level that a series has kept, which no trend moves.
 
-A baseline that follows its series learns a slow change and never tells it. The anchor is the lowest median over some
-blocks; it goes down with the series and never up. What lies above it by more than the series wanders from block to
-block by itself has been lost, however slowly. A change that people wanted, or accept, lets it begin anew.
+A baseline that follows its series learns a slow change and never reports it. The anchor is the lowest median over some
+blocks; it follows the series down and never up. If the series is above it by more than it wanders from block to block,
+the best level was lost, however slowly. After an intended or accepted change the anchor starts anew.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from rankwatch_detectors.statistics.median import median
 
 @dataclass(frozen=True, slots=True)
 class AnchorConfig:
-    """When a level has been left. Shares are of the measure that the caller gives (of 1 for logarithms)."""
+    """When a level counts as lost. Shares are relative to the caller's `measure` (1 for logarithms)."""
 
     block_rows: int = 32
     sustained_blocks: int = 4
-    """A level is the median of as many block medians: 128 rows, long against what comes and goes by itself."""
+    """A level is the median of this many block medians: 128 rows, long compared with short excursions."""
     steady_share: float = math.inf
-    """A level counts as kept up only if the same number of blocks before it lies no lower, but for this share and the
-    spread between blocks: what rises from its first row on has no level that it could have left."""
+    """A level counts as kept only if the same number of blocks before it was not lower by more than this share and the
+    spread between blocks: a series that rises from its first row has no level to lose."""
     known_blocks: int = 14
-    """Nothing is said before the spread between blocks is known."""
+    """Blocks before anything is reported, so that the spread between them is known."""
     share_min: float = 0.05
     spread_factor: float = 3.0
     clear_share: float = 0.5
-    """It is back when it has lost half of what opened the episode."""
+    """The series is back when its excess is below this share of the least one that opens an episode."""
     near_share: float = 0.25
-    """Within this share of the least excess it is still at its best level: the last such step is the onset."""
+    """Within this share of the least excess the series is still at its best level; the last such step is the onset."""
     blocks: BlockConfig = field(default_factory=BlockConfig)
 
 
 class Anchor(Stateful):
-    """One series against the best level it has kept up. Memory: 2 KB."""
+    """One series compared with the best level it has kept. Memory: 2 KB."""
 
     STATE: ClassVar[tuple[str, ...]] = (
         "_spread",
@@ -59,24 +59,24 @@ class Anchor(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """The series begins anew, or somebody wanted it to change: what it wanders by itself is learned anew, too."""
+        """Forget level and spread: the series begins anew, or changed intentionally."""
         self._spread.clear()
         self._known = 0
         self.accept()
 
     def accept(self) -> None:
-        """The level from now on is the best that is known; how far the series wanders stays known."""
+        """Forget the best level, so that the next one counts as such; the spread between blocks is kept."""
         self._block: list[float] = []
         self._levels: list[float] = []
         self._measure = 1.0
         self.best = math.inf
-        """The lowest level that lasted, in the unit of the series; infinite while none has."""
+        """The lowest level that lasted, in the unit of the series; infinite if none has."""
         self.now = math.inf
         self.onset_step: int | None = None
-        """Where the series was last seen near its best level."""
+        """Last step in which the series was near its best level."""
 
     def push(self, value: float, step: int, measure: float = 1.0) -> None:
-        """Add one row's value, which must be finite; `measure` is what shares are taken of."""
+        """Add one row's value, which must be finite; shares are relative to `measure`."""
         self._spread.push(value)
         self._block.append(value)
         if len(self._block) < self._config.block_rows:
@@ -104,13 +104,13 @@ class Anchor(Stateful):
         return self.now <= median(np.asarray(before)) + tolerance
 
     def pass_over(self) -> None:
-        """What came lately was no level of the series: an excursion, and it is over."""
+        """Discard the newest blocks: they were an excursion, which is over."""
         self._block, self._levels = [], []
         self.now = self.best
 
     @property
     def excess(self) -> float:
-        """How far the level of now lies above the best; 0 while there is none."""
+        """How far the current level is above the best; 0 if there is no best level."""
         return self.now - self.best if math.isfinite(self.best) else 0.0
 
     @property
@@ -120,15 +120,15 @@ class Anchor(Stateful):
 
     @property
     def least(self) -> float:
-        """The least excess that is worth a word."""
+        """The least excess that is reported."""
         return max(self._config.share_min * self._measure, self._config.spread_factor * self._spread.spread)
 
     @property
     def left(self) -> bool:
-        """Whether the best level has been left for good."""
+        """Whether the best level was lost."""
         return self._known >= self._config.known_blocks and self.excess >= self.least
 
     @property
     def back(self) -> bool:
-        """Whether it is kept again."""
+        """Whether the series is back near its best level."""
         return self.excess < self._config.clear_share * self.least

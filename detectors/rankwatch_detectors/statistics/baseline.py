@@ -1,8 +1,8 @@
-"""Each rank's usual place among its peers, and how much it scatters around it.
+"""Each rank's usual offset from its peers, and its scatter around it.
 
-The input is the logarithm of a positive quantity. A rank's own offset is taken off before the peers' median, so that
-silicon that is 2 % slower accuses nobody and one rank's change does not move the others. Offsets, scatter and the
-autocorrelation of the noise are learned from calm rows only, from values clipped at three sigmas.
+The input is the logarithm of a positive quantity. A rank's own offset is subtracted before the peers' median is taken,
+so that silicon that is 2 % slower is not a finding, and one rank's change does not move the others. Offsets, scatter
+and the autocorrelation of the noise are learned from calm rows only, from values clipped at three sigmas.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rankwatch_detectors.statistics.shift import Crossing
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549
 OWN_VARIANCE_RATIO = 1.5
-# Blocks of single ranks that the assumed correlation counts for, so that few ranks move it slowly and many at once.
+# Weight of the assumed correlation, in blocks of single ranks: few ranks change it slowly, many at once.
 PRIOR_BLOCKS = 32.0
-# The first two rows of a rank only place it.
+# The first two rows of a rank only determine its offset.
 WARM_SCATTER_ROWS = 2
 
 
 class Proof(Enum):
-    """What became of a crossing's verification."""
+    """Result of verifying a crossing."""
 
     GIVEN = "given"
     OPEN = "open"
     """More rows may prove it."""
     FAILED = "failed"
-    """It is too small, or no more than a young baseline may be off: it belongs to the baseline."""
+    """The shift is too small, or within the error of a young baseline: the baseline learns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class BaselineConfig:
     warm_rows: int = 8
     """Rows before a rank is judged: enough for a mean with a third of the row's noise."""
     offset_rows: int = 128
-    """Memory of a rank's offset: long against a fault that builds up over some steps, short against a day's drift."""
+    """Rows over which an offset is averaged: long compared with a fault that builds up, short with a day's drift."""
     scatter_rows: int = 64
     block_rows: int = 16
     """Noise of neighbouring steps is correlated; means over blocks of 16 show by how much."""
     clip_sigmas: float = 3.0
     sigma_start: float = 0.05
     sigma_floor: float = 0.01
-    """Timers and schedulers jitter by a percent; scatter below it is luck, not calm."""
+    """Timers and schedulers jitter by 1 %; a smaller measured scatter is chance."""
     offset_max: float = math.log(1.1)
-    """How far silicon explains a standing offset from the peers: five sigmas of a spread of 2 %. What lies
-    beyond stays visible as an excess: that is how a rank that is slow from its first step is seen."""
+    """Largest standing offset that silicon explains: five sigmas of a spread of 2 %. The rest stays visible as an
+    excess, by which a rank that is slow from its first step is found."""
     warm_reach: float = 0.3
-    """How far one of the first rows may move an offset: who is new may be slow in a single row by chance."""
+    """Largest change of an offset by one of the first rows: a new rank may be slow in a single row by chance."""
 
 
 class PeerBaseline(Stateful):
@@ -82,7 +82,7 @@ class PeerBaseline(Stateful):
     )
 
     def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
-        """Build it; with `compared` False each value is judged against its own past alone."""
+        """Begin without ranks; with `compared` False each value is judged only against its own past."""
         self._config = config
         self._compared = compared
         self.groups = PeerGroups()
@@ -91,7 +91,7 @@ class PeerBaseline(Stateful):
         self._pool_rows = 0
         self._bias = 0.0
         self._spread = 0.0
-        # Until blocks tell: half again the variance of independent rows, as step times of shared hosts show.
+        # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
         self._correlation = 1.5
 
     def _resize(self, ranks: int) -> None:
@@ -99,18 +99,18 @@ class PeerBaseline(Stateful):
         self.rows: Floats = np.zeros(ranks)
         self.variance: Floats = np.full(ranks, self._config.sigma_start**2)
         self.level: Floats = np.zeros(ranks)
-        """The rank's own usual logarithm, not compared with anyone."""
+        """The rank's own usual logarithm, not compared with peers."""
         self.standing: Floats = np.zeros(ranks)
-        """Where an offset that silicon does not explain was accepted, since the rank has never been seen elsewhere."""
+        """Accepted offset that silicon does not explain, of a rank that was never seen at another speed; else 0."""
         self._block_sum: Floats = np.zeros(ranks)
         self._block_row = 0
 
     def regroup(self, groups: Ints, came_from: Ints) -> None:
-        """Take up a topology.
+        """Set the topology.
 
         Args:
             groups: peer group of each rank.
-            came_from: for each rank its index under the topology before, or -1 where the unit is new.
+            came_from: each rank's index under the previous topology, or -1 if its unit is new.
         """
         known = came_from >= 0
         before = np.where(known, came_from, 0)
@@ -124,14 +124,15 @@ class PeerBaseline(Stateful):
         self.groups.regroup(groups)
 
     def residual(self, logs: Floats, usable: Bools) -> Floats:
-        """How far each rank lies above its usual place among its peers now; 0 where not usable."""
+        """How far each rank is above its usual offset from its peers in this row; 0 where not usable."""
         own = logs - self.offset
         around = own - self.groups.location(own, usable) - self._bias if self._compared else own
         return around if everyone(usable) else np.where(usable, around, 0.0)
 
     def sigma(self) -> Floats:
         """Scatter of one row of each rank, widened for correlated noise and for baselines that are still short."""
-        # Over 64 rows of heavy-tailed noise a rank's own variance errs by a quarter: only what is plainly more counts.
+        # Over 64 rows of heavy-tailed noise a rank's own variance is off by a quarter, so only a clearly larger one
+        # replaces the pooled variance.
         own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
         variance: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
         variance += 1.0
@@ -145,52 +146,52 @@ class PeerBaseline(Stateful):
         return self.rows >= self._config.warm_rows
 
     def doubt(self, rank: int, limit: float, rows: int | None = None) -> float:
-        """How far the means before and since may differ by chance, at the odds of exp(-limit).
+        """How far the means before and after an onset may differ by chance, with probability exp(-limit).
 
         Args:
-            rank: whose.
+            rank: the rank.
             limit: log-likelihood ratio.
-            rows: length of the run that is compared with the baseline; None = what no run can get below.
+            rows: length of the run that is compared with the baseline; None: infinitely long.
         """
         before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
-        # An offset held at its bound is no estimate that could be off: it is where explaining by silicon ends.
+        # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
         shares = (0.0 if self.pinned(rank) else 1.0 / before) + (1.0 / rows if rows else 0.0)
         return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
 
     def pinned(self, rank: int) -> bool:
-        """Whether the offset is held at the bound of what silicon explains: the rank lies beyond it."""
+        """Whether the offset is held at the limit of what silicon explains: the rank's true offset is larger."""
         return bool(self.groups.proper[rank]) and abs(float(self.offset[rank] - self.standing[rank])) >= self._bound
 
     def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
-        """Second stage after a CUSUM: is the shift large enough, and more than the baseline itself may be off?"""
+        """Second stage after a CUSUM: whether the shift is large enough and exceeds the baseline's own error."""
         effect = abs(crossing.effect)
         if effect >= max(effect_min, self.doubt(crossing.rank, limit, crossing.rows)):
             return Proof.GIVEN
-        # Too small for certain: what is one standard error below may still turn out to matter.
+        # Only a shift more than one standard error below the least effect is certainly too small.
         error = self.doubt(crossing.rank, 0.5, crossing.rows)
         hopeless = effect < max(effect_min - error, self.doubt(crossing.rank, limit))
         return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
 
     def absorb(self, rank: int, effect: float, rows: int) -> None:
-        """Learn a run that was held back from learning but proved nothing: its rows count like those before."""
+        """Learn a run that was excluded from learning and was not proven: its rows count like earlier ones."""
         before = min(float(self.rows[rank]), float(self._config.offset_rows))
         self.offset[rank] += effect * rows / (rows + before)
         self.rows[rank] += rows
         self._bound_offsets()
 
     def accept(self, rank: int, effect: float, rows: int) -> None:
-        """Make a shift beyond silicon part of the rank's place: it has been there from its first rows on."""
+        """Make a shift beyond silicon part of the rank's offset, since it holds from the first rows on."""
         self.offset[rank] += effect
         self.standing[rank] = self.offset[rank]
         self.rows[rank] += rows
 
     def forget(self, rank: int) -> None:
-        """What was known of the rank's place holds no longer: it begins anew."""
+        """Forget the rank's offset and scatter, and learn them anew."""
         self.offset[rank] = self.standing[rank] = self.rows[rank] = 0.0
         self.variance[rank] = self._pooled
 
     def outliers(self, ratio_min: float) -> Ints:
-        """Ranks whose offset is beyond this ratio, and two sigmas beyond the farthest that silicon brings."""
+        """Ranks whose offset exceeds this ratio, and by two sigmas the largest expected from the spread of silicon."""
         among = max(int(np.count_nonzero(self.groups.proper)), 2)
         limit = max(math.log(ratio_min), (2.0 + math.sqrt(2.0 * math.log(among))) * self._spread)
         beyond = self.groups.proper & (self.offset > limit) & (self.standing == 0.0)
@@ -201,10 +202,10 @@ class PeerBaseline(Stateful):
 
         Args:
             logs: the row.
-            residual: what `residual` said of it.
-            calm: ranks that teach their own place and scatter.
-            scattered: ranks that teach how far all scatter. Leaving out whoever looks suspicious would cut the tails
-                off, and rows that are rare but usual would look ever more suspicious.
+            residual: the result of `residual` for this row.
+            calm: ranks whose own offset and scatter are learned.
+            scattered: ranks from which the common scatter is learned. Leaving out suspicious ranks would cut off the
+                tails, so that rare but usual rows would look more and more suspicious.
         """
         config = self._config
         taught = calm.astype(np.float64)
@@ -217,10 +218,10 @@ class PeerBaseline(Stateful):
         if self.rows.min(initial=math.inf) <= config.warm_rows:
             warm = self.rows <= config.warm_rows
             settled = calm & ~warm
-            # In the first rows a residual is the offset itself: clipping it at the noise would never let it arrive.
+            # In the first rows a residual is the offset itself, so it must not be clipped at the noise.
             near = np.where(self.groups.proper, np.clip(residual, -config.warm_reach, config.warm_reach), residual)
             step = np.where(warm, near, clipped)
-            # Who is new is taken to scatter as the others do.
+            # A new rank is assumed to scatter like the others.
             self.variance = np.where(warm, self._pooled, self.variance)
         self.offset += gain * step
         gain *= logs - self.level
@@ -229,7 +230,7 @@ class PeerBaseline(Stateful):
         if np.count_nonzero(settled):
             self._learn_scatter(clipped, settled, scattered if settled is calm else scattered & ~warm)
         elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
-            # Nobody can be called abnormal yet, so the scale must stand a slow rank among few: the median does.
+            # No rank can be excluded as abnormal yet, so the scale uses the median, which is robust to a slow rank.
             self._pool_rows += 1
             middle = median(residual[calm] ** 2) / CHI_SQUARE_MEDIAN
             self._pooled += (middle - self._pooled) / self._pool_rows
@@ -273,7 +274,7 @@ class PeerBaseline(Stateful):
             of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
             weight = count / (count + PRIOR_BLOCKS)
             ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
-            # 1: independent rows; 16: a block moves as one. Neither side says anything beyond.
+            # 1: independent rows; 16: all rows of a block move together. Values beyond are chance.
             self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight
             self._block_sum[:] = 0.0
             self._block_row = 0

@@ -1,8 +1,8 @@
-"""How far a series wanders by itself: the spread of its level from block to block, at several lengths of blocks.
+"""How far a series wanders by itself: the spread of its level from block to block, at several block lengths.
 
-Scatter from row to row says nothing about a level that stays for some hundred rows and then goes to another one. So
-changes between neighbouring blocks are kept, and their upper quartile around their own median is the spread: a single
-lasting shift is one change of many and does not widen it, and a steady trend, whose changes are all alike, has none.
+Scatter from row to row does not show a level that stays for some hundred rows and then changes. So the spread is the
+upper quartile of the changes between neighbouring blocks, around their median: a single lasting shift is one change of
+many and does not widen it, and a steady trend, whose changes are equal, has no spread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ class BlockConfig:
     """Which blocks are compared."""
 
     rows: int = 32
-    """Rows of the shortest block, whose median it is known by: evaluations and saves are single rows."""
+    """Rows of the shortest block, which is represented by its median: evaluations and saves are single rows."""
     lengths: tuple[int, ...] = (1, 2, 4, 8)
     """Lengths compared, in shortest blocks: tens to hundreds of rows."""
     kept: int = 128
-    """Shortest blocks remembered: of the longest length there are sixteen."""
+    """Shortest blocks remembered, which are sixteen of the longest length."""
     changes_min: int = 12
-    """Changes before a length says anything: the upper quartile of twelve stands the three of one bout that comes and
-    goes."""
+    """Changes before a length is used: the upper quartile of twelve is robust to the three of a single bout."""
 
 
 class BlockSpread(Stateful):
@@ -50,7 +49,7 @@ class BlockSpread(Stateful):
         self._block: list[float] = []
         self._levels: list[float] = []
         self.spread = 0.0
-        """Standard deviation of the level of a block around its neighbours'; 0 until blocks have told."""
+        """Standard deviation of a block's level around its neighbours'; 0 until enough blocks are known."""
 
     def push(self, value: float) -> None:
         """Add one row's value, which must be finite."""
@@ -66,7 +65,7 @@ class BlockSpread(Stateful):
     def newest(self, rows: int) -> list[float]:
         """Levels of the shortest blocks of the newest `rows` rows and of the one just before them, oldest first.
 
-        A block that lies only partly within them is left out. Empty where so much is not remembered.
+        A block that is only partly within them is left out. Empty if not enough rows are remembered.
         """
         within, left_out = divmod(max(rows - len(self._block), 0), self._config.rows)
         blocks = within + (left_out > 0) + 1
@@ -75,7 +74,7 @@ class BlockSpread(Stateful):
         return [self._levels[-blocks], *self._levels[len(self._levels) - within :]]
 
     def _between(self, levels: Floats, length: int) -> float:
-        """The spread between blocks of so many shortest ones, the newest of them last."""
+        """The spread between blocks that consist of `length` shortest ones."""
         count = levels.size // length
         if count - 1 < self._config.changes_min:
             return 0.0

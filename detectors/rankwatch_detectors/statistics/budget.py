@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 
 WEEK_S = 7 * 24 * 3600.0
-# A step shorter than 1 ms is a clock that stands still (replay without times); it must not make the threshold grow.
+# A step below 1 ms means that the clock stands still (replay without times); it must not raise the threshold.
 STEP_MIN_S = 1e-3
-# Nor may a broken clock that claims days for a step lower it.
+# A broken clock with steps of days must not lower it either.
 STEP_MAX_S = 3600.0
-# Evaluations and saves make a step tens of times as long; what they cost is not the pace of the job.
+# Evaluations and saves make a step tens of times as long, which is not the usual step time.
 STEP_RATIO_MAX = 10.0
 
 
@@ -33,12 +33,12 @@ def threshold(tests: int, step_s: float, budget: float) -> float:
 
 
 def usual_step_s(before_s: float, step_s: float, rows: int) -> float:
-    """Running mean of seconds between rows, over some 64 of them.
+    """Running mean of seconds between rows, over about 64 of them.
 
     Args:
         before_s: the mean so far.
-        step_s: the newest row's; a clock that jumped by an hour or by ages moves the mean by little.
-        rows: how many rows there have been, this one included.
+        step_s: the newest row's seconds, bounded, so that a jump of the clock changes the mean only a little.
+        rows: number of rows so far, this one included.
     """
     bounded = min(max(step_s, STEP_MIN_S), STEP_MAX_S)
     if rows > 1:

@@ -1,4 +1,4 @@
-"""A shift that is open, row by row: is it over, has it grown, or has another one come on top of it?"""
+"""Follows an open shift row by row: whether it is over, has grown, or has another one on top of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rankwatch_detectors.state import Stateful
 
 @dataclass(frozen=True, slots=True)
 class FollowedConfig:
-    """When an open shift is told of again."""
+    """When a change of an open shift is reported."""
 
     clear_share: float = 0.4
-    """It is over when the smoothed excess stays below this share of what was told ..."""
+    """The shift is over when the smoothed excess stays below this share of the reported one ..."""
     clear_rows: int = 16
-    """... for so many rows."""
+    """... for this many rows."""
     rise_ratio: float = 1.05
-    """What becomes larger by so much, and by `rise_share` of what was told, ..."""
+    """It has risen when the excess is larger by this ratio, and by `rise_share` of the reported one, ..."""
     rise_share: float = 0.3
     rise_rows: int = 16
-    """... for so many rows, is news: another shift ..."""
+    """... for this many rows. The rise is another shift if its second half took at most ..."""
     sharp_rows: int = 48
-    """... if the second half of the rise took no longer, and the same one, grown, if it did ..."""
+    """... this many rows; a slower rise is growth of the same shift, ..."""
     growing_rows: int = 64
-    """... or if it was told no longer ago."""
+    """... as is one within this many rows of the report."""
 
 
 class Followed(Stateful):
@@ -38,12 +38,17 @@ class Followed(Stateful):
         self.begin(0.0)
 
     def begin(self, effect: float) -> None:
-        """A shift of this size was told."""
+        """Start following a shift of this size."""
         self._told = self.excess = effect
         self.calm_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
 
     def push(self, residual: float, reach: float) -> None:
-        """Take a row: how far it lies above the level before the shift, and how far the level wanders by itself."""
+        """Add a row.
+
+        Args:
+            residual: how far it is above the level before the shift.
+            reach: how far the level wanders by itself.
+        """
         config = self._config
         self._rows += 1
         self.excess += (residual - self.excess) / config.clear_rows
@@ -59,11 +64,11 @@ class Followed(Stateful):
 
     @property
     def has_risen(self) -> bool:
-        """Whether it has become larger."""
+        """Whether the shift has become larger."""
         return self.risen_rows >= self._config.rise_rows
 
     @property
     def is_another(self) -> bool:
-        """Whether what has risen came at once, on top of a shift that had settled."""
+        """Whether the rise came at once, on top of a shift that had settled."""
         sharp = self._half_risen_rows <= self.risen_rows + self._config.sharp_rows
         return sharp and self._rows > self._config.growing_rows + self.risen_rows

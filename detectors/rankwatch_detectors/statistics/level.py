@@ -1,9 +1,9 @@
-"""Watches the level of one job-level series: does it jump, and does it come back?
+"""Watches the level of one series of a job: whether it jumps, and whether it comes back.
 
-The level is the median of the newest points, the scale comes from how far points usually lie from it, tails included,
-so that noisy batches widen it instead of raising anything; a falling curve only lies below its level. Two tests run
-side by side: one point far out, and a sum of moderately high points (a CUSUM in units of the scale). While an episode
-lasts nothing is learned: the points are judged against the level before it.
+The level is the median of the newest points. The scale is their usual distance from it, tails included, so that noisy
+batches widen the scale instead of opening episodes. Two tests run in parallel: one point far out, and a sum of
+moderately high points (a CUSUM in units of the scale). During an episode nothing is learned: points are judged against
+the level before it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rankwatch_detectors.statistics.series import RollingQuantiles
 from rankwatch_detectors.statistics.settling import Settling, SettlingConfig
 
 VALUE_MAX = 1e100
-"""Values beyond count as this: no curve means them, and sums of them would overflow."""
+"""Larger values are cut to this: no real curve has them, and their sums would overflow."""
 SIGMAS_OF_MIDDLE = 1.4826
 """Standard deviations of a normal distribution in the median distance from its middle."""
 LEVEL_SIGMAS = 10.0
 REACH_SIGMAS = 5.0
-"""Farther from the level no point teaches the scale."""
+"""Largest distance from the level, in sigmas, that a point adds to the scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,31 @@ class LevelConfig:
     scatter_points: int = 256
     warm_points: int = 32
     jump_sigmas: float = 13.0
-    """One point so far out is told at once. Single bad batches of clean public runs lie up to 12 scales out."""
+    """One point this far out is reported at once. Single bad batches of clean public runs are up to 12 scales out."""
     ratio_jump: float = 2.0
     ratio_sigmas: float = 8.0
-    """So is a point that is `ratio_jump` times the level and so far out: no batch doubles a loss."""
+    """So is a point this far out that is `ratio_jump` times the level: no batch doubles a loss."""
     ratio_level_sigmas: float = 4.0
-    """A level that is not so many sigmas above zero has no multiples worth the name."""
+    """Multiples of the level are used only if it is at least this many sigmas above zero."""
     ratio_sure: float = 1000.0
-    """Judged in logarithms, a point so many times the level is told however wildly the series scatters."""
+    """In logarithmic series, a point this many times the level is reported whatever the scatter."""
     drift_allowance: float = 1.5
     drift_limit: float = 9.0
     drift_clip: float = 5.0
-    """A shift of 5 sigmas gains 3.5 a point and is told at the third; two stray points in a row are not enough."""
+    """A shift of 5 sigmas adds 3.5 per point and is reported at the third; two stray points in a row are not enough."""
     drift_run_points: int = 8
-    """A sum that took longer than this to reach its limit is a slow climb and no spike."""
+    """A sum that takes longer than this to reach its limit is a slow climb and not a spike."""
     drift_effect_min: float = 0.05
-    """Verification of a sum: the mean of its newest `drift_run_points` must lie this share above the level (in
-    logarithms where those are judged). Real curves wander by a few percent for hundreds of points."""
+    """Verification of a sum: the mean of its newest `drift_run_points` must be this share above the level (in
+    logarithmic series, this much in logarithms). Real curves wander by a few percent for hundreds of points."""
     lasting_points: int = 16
-    """A jump that has not come back after so many points is lasting."""
+    """A jump that has not come back after this many points is lasting."""
     clear_points: int = 3
-    """An episode is over when the mean of so many points is no higher than chance (the allowance)."""
+    """An episode is over when the mean of this many points is within chance (the allowance)."""
     clear_lasting_points: int = 8
-    """So is a lasting one, which a few good batches do not end."""
+    """The same for a lasting one, which a few good batches must not end."""
     settle_points: int = 128
-    """A lasting change that does not grow over so many points is the new level."""
+    """A lasting change that does not grow over this many points is the new level."""
     scale_floor_ratio: float = 0.005
     """The scale is at least this share of the level (of 1 for logarithms): rounding cannot score."""
     settling: SettlingConfig = field(default_factory=SettlingConfig)
@@ -106,9 +106,9 @@ class LevelWatch(Stateful):
         self._scatter = RollingQuantiles(config.scatter_points, (0.5, 0.95, 0.99))
         self.settling = Settling(config.settling)
         self.minimized = True
-        """Whether the curve should fall, so that a climb is trouble; else only points far out are."""
+        """Whether the curve should fall, so that a climb is a finding; otherwise only points far out are."""
         self.level = 0.0
-        """The usual value (its logarithm where so configured), as it was before the open episode."""
+        """The usual value (in logarithmic series its logarithm), as it was before the open episode."""
         self.scale = 0.0
         self.score = 0.0
         """How far the newest point lies above the level, in scales."""
@@ -119,12 +119,12 @@ class LevelWatch(Stateful):
         self._sum_points = 0
         self._sum_step = 0
         self._run: list[float] = []
-        """The newest points of the sum that is running, at most `level_points`."""
+        """The newest points of the current sum, at most `level_points`."""
         self._episode: list[float] = []
 
     @property
     def is_open(self) -> bool:
-        """Whether an episode lasts."""
+        """Whether an episode is open."""
         return self.onset_step is not None
 
     @property
@@ -134,18 +134,18 @@ class LevelWatch(Stateful):
 
     @property
     def newest(self) -> float:
-        """Median of the newest points of the open episode, as a value of the series: no single batch decides it."""
+        """Median of the newest points of the open episode, as a value of the series; robust to single batches."""
         middle = float(np.median(self._episode[-self._config.clear_lasting_points :]))
         return math.exp(middle) if self._config.logarithmic else middle
 
     @property
     def measure(self) -> float:
-        """What shares of the level are taken of: around zero, where the level itself says nothing, ten scales."""
+        """The unit for shares of the level: the level itself, or ten scales if it is near zero."""
         return max(abs(self.usual), LEVEL_SIGMAS * self.scale)
 
     @property
     def rising(self) -> bool:
-        """Whether the later half of the open episode lies clearly above its earlier half."""
+        """Whether the later half of the open episode is clearly above its earlier half."""
         half = len(self._episode) // 2
         if half < self._config.clear_points:
             return False
@@ -156,7 +156,7 @@ class LevelWatch(Stateful):
         """A new attempt: the level may be that of earlier steps, the scatter stays what it was.
 
         Args:
-            fresh: the curve begins anew, with a network that has learned nothing yet.
+            fresh: the curve begins anew, with an untrained network.
         """
         if fresh:
             self.settling.clear()
@@ -167,7 +167,7 @@ class LevelWatch(Stateful):
         self._end()
 
     def accept(self) -> None:
-        """What an open episode has come to is the level from now on."""
+        """Make the newest points of the open episode the level from now on."""
         if self.is_open:
             self._recent.reset(self._episode[-self._config.level_points :])
             self._end()
@@ -199,7 +199,7 @@ class LevelWatch(Stateful):
                 return self._begin(point, self._sum_step, lasting=slow)
             self._sum = self._config.drift_limit
             if self._sum_points >= self._config.level_points:
-                # It is real and too small to matter: the level is there now.
+                # A real change that is too small to report: it becomes the level.
                 self._recent.reset(self._run)
                 self._sum = 0.0
         self._learn(point)
@@ -214,12 +214,12 @@ class LevelWatch(Stateful):
         if config.logarithmic:
             far = self.score >= config.ratio_sigmas and excess >= math.log(config.ratio_jump)
             return far or excess >= math.log(config.ratio_sure)
-        # Around zero a multiple of the level says nothing.
+        # For a level near zero, a multiple of it is meaningless.
         proper = self.level >= config.ratio_level_sigmas * self.scale
         return proper and self.score >= config.ratio_sigmas and excess >= (config.ratio_jump - 1.0) * self.level
 
     def _matters(self) -> bool:
-        """Whether the running sum comes from a change that is large enough to tell anyone."""
+        """Whether the current sum comes from a change that is large enough to report."""
         if not self.minimized:
             return False
         newest = self._run[-self._config.drift_run_points :]
@@ -228,7 +228,7 @@ class LevelWatch(Stateful):
         return sum(newest) / len(newest) - self.level >= least
 
     def _bound_first(self) -> None:
-        """The first distances were learned without a scale; outliers among them get the reach that others have."""
+        """Bound outliers among the first distances, which were learned before there was a scale."""
         reach = REACH_SIGMAS * SIGMAS_OF_MIDDLE * self._scatter.get()[0]
         self._scatter.reset([min(distance, reach) for distance in self._scatter.window])
 
@@ -236,8 +236,8 @@ class LevelWatch(Stateful):
         config = self._config
         (self.level,) = self._recent.get()
         middle, high, extreme = self._scatter.get()
-        # The same scatter seen at three places. The outermost counts as for Student's t with 5 degrees of freedom:
-        # tails up to there are the rule, and only heavier ones widen the scale.
+        # Three estimates of the same scatter. The outermost assumes Student's t with 5 degrees of freedom: such tails
+        # are usual, and only heavier ones widen the scale.
         spread = max(SIGMAS_OF_MIDDLE * middle, high / 1.96, extreme / 3.1)
         unit = 1.0 if config.logarithmic else abs(self.level)
         self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
@@ -255,11 +255,11 @@ class LevelWatch(Stateful):
         if len(self._recent) >= self._config.level_points // 4:
             residual = point - self._recent.get()[0]
             self._drift.learn(residual)
-            # A curve that falls lies below its own median all the time; that is its course and no scatter.
+            # A falling curve is always below its own median; this drift is subtracted, as it is no scatter.
             distance = abs(residual - self._drift.get()[0])
-            # One outlier must not widen the scale by more than it could by its rank.
+            # Bounded, so that an outlier widens the scale only by its rank among the distances, not by its size.
             self._scatter.learn(min(distance, REACH_SIGMAS * self.scale) if self.scale else distance)
-        # A climb under suspicion does not lift the level that it is judged by.
+        # A suspected climb must not raise the level that it is judged against.
         if self._sum < self._config.drift_limit / 6:
             self._recent.learn(point)
 
@@ -277,7 +277,7 @@ class LevelWatch(Stateful):
         if excess < config.drift_allowance:
             self._end()
             return Turn.BACK
-        # Between the two it is still coming back.
+        # Between the two limits the series may still be coming back.
         far = excess >= 2 * config.drift_allowance
         if far and not self.lasting and len(self._episode) >= config.lasting_points:
             self.lasting = True

@@ -1,7 +1,8 @@
-"""Short peaks of a curve that is judged otherwise: within a divergence, or just before one is told.
+"""Short peaks of a curve within a divergence, or just before it.
 
-While an episode is open its level is that of before, so a spike on the way up opens nothing. Here a point is compared
-with the median of the points just before it, in units of how far those scatter: a climb makes no peaks.
+While an episode is open, points are compared with the level before it, so a spike during a climb opens no other one.
+Here a point is compared with the median of the points just before it, in units of their scatter, so that a climb alone
+is no peak.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PeakConfig:
 
     points: int = 16
     sigmas: float = 8.0
-    """As far out as a point that doubles a loss must lie to be told."""
+    """As for a point that doubles a loss (`LevelConfig.ratio_sigmas`)."""
     kept: int = 16
 
 
@@ -37,13 +38,13 @@ class Peaks(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """Another attempt."""
+        """Forget all points and peaks, for a new attempt."""
         self._window: list[float] = []
         self._inside = False
         self._peaks: list[dict[str, Any]] = []
 
     def push(self, step: int, value: float, scale: float) -> bool:
-        """Add one finite point; say whether a peak has begun or become higher."""
+        """Add one finite point; return whether a peak has begun or become higher."""
         config, window = self._config, np.asarray(self._window)
         usual = median(window) if window.size == config.points else value
         around = SIGMAS_OF_MIDDLE * median(np.abs(window - usual)) if window.size else 0.0
@@ -59,7 +60,7 @@ class Peaks(Stateful):
         return True
 
     def since(self, step: int) -> list[dict[str, Any]]:
-        """The peaks from a step on, oldest first: the step in which each began, its highest value, and how far that
-        lies above the points before it.
+        """The peaks from a step on, oldest first: the step in which each began, its highest value, and its height
+        above the points before it.
         """
         return [dict(peak) for peak in self._peaks if peak["step"] >= step]

@@ -1,4 +1,4 @@
-"""Where a rank's peers are: the lower median of each group of ranks, in one pass over all ranks.
+"""The lower median of each peer group, in one pass over all ranks.
 
 The lower median is used because it stays with the healthy half when exactly half of an even group is slow.
 """
@@ -12,13 +12,13 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
 
-# Two ranks cannot outvote each other; ranks of smaller groups are compared with all such ranks of the job instead,
-# which is fair once each rank's own baseline is taken off.
+# Two ranks have no majority. Ranks of smaller groups are compared with all such ranks of the job instead, which is fair
+# once each rank's own baseline is subtracted.
 GROUP_MIN = 3
 
 
 def everyone(which: Bools) -> bool:
-    """Whether all flags are set. Counting bits is the fastest way to see."""
+    """Whether all flags are set. Counting bits is the fastest test."""
     return bool(np.count_nonzero(which) == which.size)
 
 
@@ -31,13 +31,13 @@ class PeerGroups(Stateful):
         self.regroup(np.zeros(0, dtype=np.int64))
 
     def regroup(self, groups: Ints) -> None:
-        """Take up the group number of each rank; groups below `GROUP_MIN` are joined into one."""
+        """Set the group number of each rank; groups below `GROUP_MIN` are joined into one."""
         _, number = np.unique(groups, return_inverse=True)
         number = np.asarray(number).reshape(-1).astype(np.int64)
         small = np.bincount(number)[number] < GROUP_MIN if number.size else np.zeros(0, dtype=np.bool_)
         number = np.where(small, -1, number)
         self.proper: Bools = ~small
-        """Ranks whose group does the same work; the others only share their job."""
+        """Ranks whose group does the same work; the others are compared across groups."""
         _, compact = np.unique(number, return_inverse=True)
         self.number: Ints = np.asarray(compact).reshape(-1).astype(np.int64)
         self._order: Ints = np.argsort(self.number, kind="stable").astype(np.int64)

@@ -1,7 +1,7 @@
-"""Rolling quantiles of one job-level series. The only file that knows River.
+"""Rolling quantiles of one series of a job. The only file that imports River.
 
-River's rolling quantile panics on some non-finite input and is silenced by other: here only finite values pass. Its
-state is its window, so a snapshot is the window and restoring is learning it again, which gives the same answers.
+River's rolling quantile panics on some non-finite input and stops working after other, so only finite values are passed
+on. Its state is its window, so a snapshot is the window, and restoring learns it again with the same result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RollingQuantiles(Stateful):
         """Add a value.
 
         Raises:
-            ValueError: it is not finite; callers decide what that means before they learn.
+            ValueError: the value is not finite.
         """
         if not math.isfinite(value):
             raise ValueError(f"only finite values are learned, not {value}")
@@ -47,11 +47,11 @@ class RollingQuantiles(Stateful):
 
     @property
     def window(self) -> list[float]:
-        """The values that count, oldest first."""
+        """The values in the window, oldest first."""
         return list(self._window)
 
     def get(self) -> tuple[float, ...]:
-        """The quantiles, in the order in which they were asked for; 0 while nothing has been learned."""
+        """The quantiles, in the order of the constructor's argument; 0 while nothing has been learned."""
         return tuple(float(estimator.get() or 0.0) for estimator in self._estimators)
 
     def reset(self, values: list[float]) -> None:

@@ -1,9 +1,9 @@
 """Whether a curve has a level yet, and how far it rises from block to block by itself.
 
-A new network moves: norms grow eightfold in some tens of steps, losses of adversaries climb and fall in turn. So
-nothing is said about the level of a curve before it is 256 steps old and four blocks of 32 points are known, and from
-then on only about what exceeds three times the usual rise from one block's median to the next. That rise is the root
-mean square over the newest blocks: of noise alone it is the standard deviation of a median, of a climb its slope.
+Curves of a new network move: norms grow eightfold within tens of steps, losses of adversaries climb and fall in turn.
+So a curve's level is not judged before it is 256 steps old and four blocks of 32 points are known. From then on only a
+rise of more than three times the usual one from block median to block median is reported. The usual rise is the root
+mean square over the newest blocks: for noise alone the standard deviation of a median, for a climb its slope.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rankwatch_detectors.statistics.median import median
 
 @dataclass(frozen=True, slots=True)
 class SettlingConfig:
-    """When a curve has a level. Points are what is logged, which may be every hundredth step."""
+    """When a curve has a level. Points are logged values, which may come every hundredth step."""
 
     young_steps: int = 256
-    """Where new networks of a dozen kinds, with and without warm-up, have found their course."""
+    """Steps after which new networks of a dozen kinds, with and without warm-up, have settled."""
     block_points: int = 32
-    """As many as the level itself is the median of: a rise that it would follow is a rise between blocks."""
+    """The number of points in the level's median: a rise that the level would follow is a rise between blocks."""
     rises_min: int = 3
     rises_kept: int = 7
-    """One old rise is forgotten after as many points as teach the scatter."""
+    """Together with the current block as many points as the scatter is learned from."""
     rise_factor: float = 3.0
 
 
@@ -42,19 +42,19 @@ class Settling(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: the curve begins anew, or moves because somebody wanted it to."""
+        """Forget everything: the curve begins anew, or changes intentionally."""
         self._age = 0
         self._rises: list[float] = []
         self.interrupt()
 
     def interrupt(self) -> None:
-        """What comes next does not follow on what came before, but it is the same curve."""
+        """The next point does not continue the last block, though the curve is the same."""
         self._step: int | None = None
         self._block: list[float] = []
         self._last: float | None = None
 
     def advance(self, step: int) -> None:
-        """Let it grow older: a point came, whether it teaches anything or not."""
+        """Increase the curve's age by a point, whether the point is learned or not."""
         if self._step is not None:
             self._age += max(step - self._step, 0)
         self._step = step
@@ -71,12 +71,12 @@ class Settling(Stateful):
 
     @property
     def young(self) -> bool:
-        """Whether the curve is in its first hundreds of steps, when nobody is woken up."""
+        """Whether the curve is in its first `young_steps`, in which findings are only information."""
         return self._age < self._config.young_steps
 
     @property
     def least(self) -> float:
-        """The least rise of the level that is worth a word; infinite while the curve has none."""
+        """The least rise of the level that is reported; infinite while the curve has no level."""
         if self.young or len(self._rises) < self._config.rises_min:
             return math.inf
         mean_square = sum(rise * rise for rise in self._rises) / len(self._rises)

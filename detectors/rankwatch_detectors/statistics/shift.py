@@ -1,9 +1,9 @@
-"""A bank of one-sided CUSUMs: has this rank moved by at least so much, and since when?
+"""A bank of one-sided CUSUMs: whether a rank has shifted by at least a level, and since when.
 
 For each level (a supposed shift in logarithms, of either sign) and each rank the log-likelihood ratio of "shifted by
 the level" against "as usual" is summed and never falls below zero. It crosses `budget.threshold` at the stated rate
-of false firings, and after a real shift about as soon as any test could (Lorden's bound). Values are clipped at three
-sigmas, so that no single row can decide; a minimum of slow rows stops bursts, which are common and harmless.
+of false firings, and after a real shift about as early as any test could (Lorden's bound). Values are clipped at three
+sigmas, so that no single row decides; a minimum of slow rows excludes bursts, which are common and harmless.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import everyone
 
-# Runs of two to four slow steps are common and harmless: however far out, it takes a sixth row. After four a third of
-# the threshold is missing, which chance adds the less often the more ranks there are. Not a whole number, for no tie.
+# Runs of two to four slow steps are common and harmless, so a crossing takes at least six rows, however far out they
+# are. After four rows a third of the threshold is missing, which chance adds rarely. Not an integer, to avoid ties.
 ROWS_NEEDED = 5.9
-# Onset while no run lasts.
+# Onset if there is no run.
 NO_RUN = -1.0
 
 
@@ -47,9 +47,9 @@ class ShiftBank(Stateful):
         """Build the bank.
 
         Args:
-            levels: supposed shifts in logarithms; negative ones look for ranks that fall.
-            clip_sigmas: values beyond count as this many sigmas.
-            rows_min: rows beyond half a level that a run needs before it may be told.
+            levels: tested shifts in logarithms; negative ones find values that fall.
+            clip_sigmas: larger values are cut to this many sigmas.
+            rows_min: rows beyond half a level that a run needs before it counts as a crossing.
         """
         self._levels = levels
         self._level: Floats = np.array(levels)[:, np.newaxis]
@@ -61,7 +61,7 @@ class ShiftBank(Stateful):
 
     @property
     def levels(self) -> int:
-        """How many levels are tested side by side."""
+        """How many levels are tested in parallel."""
         return len(self._levels)
 
     def clear(self, ranks: int) -> None:
@@ -72,7 +72,7 @@ class ShiftBank(Stateful):
         self._moved: Floats = np.zeros(shape)
         self._total: Floats = np.zeros(shape)
         self._onset: Floats = np.full(shape, NO_RUN)
-        """Counts only where a run lasts."""
+        """Valid only where a run lasts."""
         self._strongest: Floats = np.zeros(ranks)
 
     def clear_rank(self, rank: int) -> None:
@@ -86,9 +86,9 @@ class ShiftBank(Stateful):
         return self._strongest
 
     def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int, threshold: float) -> None:
-        """Add one row. Ranks not in `judged` keep their evidence as it is.
+        """Add one row. Ranks not in `judged` keep their evidence.
 
-        However far out they lie, more than `ROWS_NEEDED` rows are needed to reach the threshold.
+        However far out a rank is, it needs more than `ROWS_NEEDED` rows to reach the threshold.
         """
         reach = self._clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
@@ -101,7 +101,7 @@ class ShiftBank(Stateful):
         gain *= level
         gain /= sigma * sigma
         np.minimum(gain, threshold / ROWS_NEEDED, out=gain)
-        # In the usual case, everyone judged, nothing has to be held back.
+        # Usually all ranks are judged, and no masking is needed.
         everywhere = everyone(judged)
         shift = residual if everywhere else np.where(judged, residual, 0.0)
         moved = np.where(level > 0, shift > half, shift < half) if self._falling else shift > half
@@ -117,14 +117,14 @@ class ShiftBank(Stateful):
         rows += here
         total += shift
         of_moved += moved
-        # Multiplying is several times faster than choosing: about half of all runs end with each row.
+        # About half of all runs end with each row; multiplying by 0 or 1 is several times faster than `np.where`.
         lasts = (sums > 0.0).astype(np.float64)
         for of_run in (sums, rows, of_moved, total):
             np.multiply(of_run, lasts, out=of_run)
         self._strongest = np.maximum.reduce(sums, axis=0)
 
     def _lively(self, clipped: Floats) -> int:
-        """How many levels, from the first on, have a run or begin one: the others lose what is zero."""
+        """Number of levels, from the first on, with a current or new run; sums of the others are zero anyway."""
         high = float(np.maximum.reduce(clipped, initial=0.0))
         low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
         for number in range(self.levels, 0, -1):
@@ -138,7 +138,7 @@ class ShiftBank(Stateful):
         strongest = self.strongest()
         found = []
         for rank in np.flatnonzero(strongest >= threshold).tolist():
-            # Of the levels that speak the one whose run is shortest has the fewest usual rows at its beginning.
+            # Among the levels with strong evidence, the shortest run includes the fewest usual rows at its start.
             speaking = self._sums[:, rank] >= threshold / 2
             level = int(np.argmin(np.where(speaking, self._rows[:, rank], np.inf)))
             rows = self._rows[level, rank]

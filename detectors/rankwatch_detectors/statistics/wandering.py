@@ -1,7 +1,7 @@
-"""How far a job's pace wanders by itself: what is no farther off than that is no slowdown.
+"""How far a job's pace wanders by itself; changes within that range are not reported as slowdowns.
 
-Two things tell: the spread of its level from block to block, and slowdowns that came and went. The first needs some
-thousand rows; the second speaks when the same has happened three times.
+It has two measures: the spread of the level from block to block, and slowdowns that came and went. The first needs
+about a thousand rows; the second is used once three such slowdowns were seen.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from rankwatch_detectors.statistics.blocks import BlockSpread
 
 @dataclass(frozen=True, slots=True)
 class WanderingConfig:
-    """What counts as a job's own way."""
+    """What counts as wandering."""
 
     spreads: float = 3.0
-    """A level no farther off than so many spreads between blocks is one of the job's own."""
+    """A level within this many spreads between blocks is wandering."""
     bouts: int = 3
-    """What came and went so often is a pattern ..."""
+    """This many slowdowns that came and went are a pattern ..."""
     bout_ratio_max: float = 1.3
-    """... unless it takes a quarter of the job: that is told each time, however the job wanders ..."""
+    """... unless they exceed this ratio: such a slowdown is reported each time."""
     pattern_share: float = 1.25
-    """... and what is hardly larger belongs to it ..."""
+    """A slowdown up to this many times the largest bout belongs to the pattern ..."""
     bout_rows: int = 5_000
-    """... until it has stayed away for so many rows."""
+    """... until no bout has come for this many rows."""
     kept: int = 8
-    """Bouts remembered, the newest: the largest of them is how large the pattern is."""
+    """Newest bouts that are remembered; the largest of them is the size of the pattern."""
 
 
 class Wandering(Stateful):
-    """Of one series of logarithms within one launch. Memory: constant."""
+    """The wandering of one series of logarithms within one launch. Memory: constant."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_blocks", "_bouts", "_rows")
 
@@ -43,10 +43,10 @@ class Wandering(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """Another launch may have another way."""
+        """Forget everything, for a new launch."""
         self._blocks.clear()
         self._bouts: list[list[float]] = []
-        """Row of the end and size in logarithms."""
+        """Row of the end and size in logarithms of each bout."""
         self._rows = 0
 
     def push(self, value: float) -> None:
@@ -61,28 +61,28 @@ class Wandering(Stateful):
         return self._blocks.newest(rows)
 
     def came_and_went(self, effect: float) -> None:
-        """A slowdown of this size has passed by itself, or was seen as part of the pattern."""
+        """Add a slowdown of this size that has passed by itself, or belonged to the pattern."""
         if 0.0 < effect < math.log(self._config.bout_ratio_max):
             self._bouts.append([float(self._rows), effect])
             del self._bouts[: -self._config.kept]
 
     @property
     def bouts(self) -> list[float]:
-        """Sizes of what came and went, in logarithms, oldest first."""
+        """Sizes of the bouts in logarithms, oldest first."""
         return [effect for _, effect in self._bouts]
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it happened often enough to be the job's own way."""
+        """Whether there were enough bouts for a pattern."""
         return len(self._bouts) >= self._config.bouts
 
     @property
     def reach(self) -> float:
-        """How far off, in logarithms, a level of the job's own may be."""
+        """How far the level wanders, in logarithms."""
         of_bouts = self._config.pattern_share * max(self.bouts) if self.is_pattern else 0.0
         return min(max(self._config.spreads * self._blocks.spread, of_bouts), math.log(self._config.bout_ratio_max))
 
     @property
     def range(self) -> float:
-        """How far above its lowest level the highest may be: one change on top of another, where that is its way."""
+        """How far the highest level may be above the lowest; in a pattern, two changes may add up."""
         return 2.0 * self.reach if self.is_pattern else self.reach

@@ -1,1 +1,1 @@
-"""What training computes: NaN, differing replicas, loss and gradient norm."""
+"""Detectors of the values that training computes: NaN, differing replicas, loss and gradient norm."""

@@ -1,8 +1,8 @@
-"""Finds replicas whose parameters are no longer bit-equal, and ranks whose local gradients leave their peers.
+"""Finds replicas whose parameters are no longer bit-equal, and ranks whose local gradients depart from their peers'.
 
-Fingerprints of data-parallel replicas must agree. Of three or more the majority is right and names the odd ones; of
-two it can only be said that one of them is wrong. Sharded parameters are not compared. Local gradient norms differ
-from rank to rank with the data; only a lasting departure from the rank's own place among its peers counts.
+Fingerprints of data-parallel replicas must agree. With three or more, the majority is right and the others are named;
+with two it is unknown which one is wrong. Sharded parameters are not compared. Local gradient norms differ from rank to
+rank with the data; only a lasting change of a rank's usual offset from its peers counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAJORITY_MIN = 3
 
 
 class FingerprintDetector(DispatchingDetector):
-    """Scope "rank:N" for an odd replica, "job" where two cannot tell. Memory: 8 bytes for each rank."""
+    """Scope "rank:N" for a differing replica, "job" if there is no majority. Memory: 8 bytes for each rank."""
 
     kind: Kind = Kind.CORRUPTION
     STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_equal_step")
@@ -93,7 +93,7 @@ class FingerprintDetector(DispatchingDetector):
     ) -> list[Finding]:
         if scope in self.episodes:
             return []
-        # It happened somewhere after the last agreement; what was saved since then may carry it.
+        # The onset is just after the last agreement: any checkpoint saved since then may be corrupted.
         onset = frame.step if self._equal_step is None else self._equal_step + 1
         others = np.setdiff1d(members, np.asarray(ranks)) if certain else members
         who = f"Rank {ranks[0]}" if certain else f"One of {len(ranks)} replicas ({', '.join(map(str, ranks[:8]))})"
@@ -127,9 +127,9 @@ class LocalNormConfig:
     """Settings of the local gradient norm detector."""
 
     budget: float = 0.5
-    """False incidents per job-week; the other half of the kind's budget is unused, since bits do not lie."""
+    """False incidents per job-week; the other half of the kind's budget is unused, since fingerprints are exact."""
     witness: WitnessConfig = field(
-        # Half as large again, or a third smaller: beyond what data does to one rank for many steps.
+        # A third larger, or a quarter smaller: data alone does not change one rank by so much for many steps.
         default_factory=lambda: WitnessConfig(ratios=(1.35, 2.0, 1 / 1.35, 0.5), ratio_min=1.25)
     )
     baseline: BaselineConfig = field(
@@ -143,7 +143,7 @@ class LocalNormConfig:
 
 
 class LocalNormDetector(DispatchingDetector):
-    """Names ranks whose gradient norm before the reduction leaves its peers'; scope "rank:N"."""
+    """Finds ranks whose gradient norm before the reduction departs from their peers'; scope "rank:N"."""
 
     kind: Kind = Kind.CORRUPTION
     STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_witness", "_state", "_last_step")
@@ -155,7 +155,7 @@ class LocalNormDetector(DispatchingDetector):
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._state: dict[str, list[float]] = {}
-        """By open scope: excess told, smoothed excess, calm rows."""
+        """By open scope: reported excess, smoothed excess, calm rows."""
         self._last_step = -1
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:

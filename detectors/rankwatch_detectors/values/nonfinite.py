@@ -1,12 +1,12 @@
 """Finds NaN and Inf in the step in which they are recorded, and the rank that had them first.
 
-After the gradient reduction a NaN is on every rank, so the culprit shows only in what a rank measured before it: the
-exact columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without
-them the ranks whose own values are not finite are named, unless that is all of them. A value that was not logged is
-nothing. A step that the loss scaler left out (`optimizer_skipped`) raises nothing by its norms; many in a row do.
+After the gradient reduction a NaN is on every rank, so the culprit shows only in values measured before it: the exact
+columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without them the
+ranks whose own values are not finite are named, unless all are. A value that was not logged does not count. The norms
+of a step that the loss scaler skipped (`optimizer_skipped`) do not count either, unless many steps in a row are
 
-Where ranks go at their own pace nothing is reduced over them in a step: each rank's row is judged by itself, late or
-not, and the episode names whoever has had it.
+skipped. If ranks go at their own pace, there is no reduction over them in a step: each rank's row is judged by itself,
+late or not, and the episode names every rank with such a value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, 
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 
-# Measured by us, never by the training: a NaN in these is a broken clock, not a broken model.
+# Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
     ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "collective_late_s", "collective_transfer_s", "relative_step")
 )
@@ -38,18 +38,18 @@ class NonfiniteConfig:
     """Settings of the non-finite detector. Its evidence is exact, so there is nothing to calibrate."""
 
     clear_rows: int = 3
-    """Rows in which what was bad is finite again before the episode ends."""
+    """Finite rows of the affected metrics before the episode ends."""
     skips_max: int = 20
-    """Steps left out in a row that a loss scaler explains: halving 2^16 twenty times leaves less than 1, below which
-    the gradients themselves overflow."""
+    """Skipped steps in a row that a loss scaler explains: halving 2^16 twenty times leaves less than 1, and at such a
+    scale the gradients themselves overflow."""
     logged_rows: int = 4
-    """A value that came in so many rows in a row is one that comes in each."""
+    """A value present in this many rows in a row is expected in every row."""
     silent_rows: int = 2
-    """Rows without such a value, after one that was not finite, from which it is said to have fallen silent."""
+    """Rows without an expected value after which it counts as no longer logged."""
 
 
 class NonfiniteDetector(DispatchingDetector):
-    """One episode at a time, scope "rank:N" where one rank is named when it opens, else "job".
+    """One episode at a time, scope "rank:N" if one rank is named when it opens, else "job".
 
     Memory: constant, and while an episode is open 8 bytes for each rank and metric that was not finite.
     """
@@ -74,13 +74,13 @@ class NonfiniteDetector(DispatchingDetector):
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
-        """Metrics that were not finite in the open episode, with how many finite rows they have had since."""
+        """Metrics that were not finite in the open episode, with their number of finite rows since."""
         self._rows_left: dict[str, Ints] = {}
-        """By the same metrics: finite rows that each rank still owes."""
+        """For the same metrics: finite rows still needed from each rank."""
         self._skips = 0
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
-        """By metric: the family that carries it, rows in a row that had it, rows in a row since that had not."""
+        """By metric: its frame family, the number of consecutive rows with it, and of rows without it since then."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._parameters = list(start.topology.parameters)
@@ -121,7 +121,7 @@ class NonfiniteDetector(DispatchingDetector):
             self._rows_left[name] = np.where(which, self._config.clear_rows, left)
 
     def _fallen_silent(self, frame: Frame) -> list[str]:
-        """Metrics that came in each row, and now have not for as many rows as make it certain."""
+        """Metrics that were in every row and are now missing for `silent_rows` rows."""
         silent = []
         for name in ("loss", *NORMS):
             state = self._logged.setdefault(name, [frame.family, 0, 0])
@@ -134,9 +134,9 @@ class NonfiniteDetector(DispatchingDetector):
         return silent
 
     def _tell_silent(self, frame: Frame, names: list[str]) -> list[Finding]:
-        """Some loggers write NaN as nothing: within an episode that is no recovery."""
+        """Report missing values within an episode: some loggers omit NaN, so this is no recovery."""
         since = frame.step
-        summary = f"{' and '.join(names).capitalize()} fell silent by step {since} after values that were not finite."
+        summary = f"{' and '.join(names).capitalize()} stopped being logged by step {since}, after non-finite values."
         return [
             finding
             for scope in self.episodes
@@ -153,7 +153,7 @@ class NonfiniteDetector(DispatchingDetector):
             told = self.episodes.told(open_scope)
             if not self.lockstep:
                 return self._tell_others(frame, bad, open_scope, [rank for rank in ranks if rank not in told["ranks"]])
-            # The first to have it stays named: by the next step the reduction has carried it to everybody.
+            # The first rank stays named: in the next step the reduction has spread the value to all ranks.
             better = exact and not self._exact and bool(ranks) and frame.step <= told["onset_step"]
             if not better:
                 return []
@@ -173,7 +173,7 @@ class NonfiniteDetector(DispatchingDetector):
         )
 
     def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: IncidentScope, more: list[int]) -> list[Finding]:
-        """Further ranks have it, each for itself."""
+        """Add further ranks with non-finite values, which each has by itself."""
         before = self.episodes.told(scope)["ranks"]
         if not more or len(before) >= RANKS_SHOWN_MAX:
             return []
@@ -197,7 +197,7 @@ class NonfiniteDetector(DispatchingDetector):
                 evidence["parameter"] = parameter
                 summary += f", first in {parameter}"
         if list(bad) == [SKIPPED]:
-            summary = f"The loss scaler has left out {self._skips} steps in a row, up to step {frame.step}"
+            summary = f"The loss scaler has skipped {self._skips} steps in a row, up to step {frame.step}"
         return {
             "ranks": ranks,
             "onset_step": frame.step,
@@ -225,7 +225,7 @@ class NonfiniteDetector(DispatchingDetector):
         for name in list(self._bad):
             seen = self._skips == 0 if name == SKIPPED else _seen(frame, name)
             self._bad[name] += seen
-            # At its own pace a rank says with its own rows that it is well again.
+            # Without lockstep each affected rank needs finite rows of its own.
             if (self._bad[name] >= self._config.clear_rows) if self.lockstep else not self._rows_left[name].any():
                 del self._bad[name], self._rows_left[name]
         if self._bad:
@@ -254,15 +254,15 @@ def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
 
 
 def _suspects(frame: Frame) -> list[str]:
-    # A sum is finite only if all its terms are: one pass for the usual case.
+    # A non-finite term makes the sum non-finite: one cheap pass for the usual case.
     with np.errstate(all="ignore"):
         return [name for name, values in frame.values.items() if not math.isfinite(np.add.reduce(values))]
 
 
 def _culprits(frame: Frame, bad: dict[str, Bools], *, reduced: bool) -> tuple[int, ...]:
-    """Ranks to name: by local gradients if they tell, else by values of their own; nobody when it is everybody.
+    """Ranks to name: by local gradients if known, else by their own values; none if all ranks are affected.
 
-    The total norm is the same on every rank once it is `reduced`: it names a rank only where another rank's is finite.
+    Once `reduced`, the total norm is equal on all ranks, so it names a rank only if another rank's is finite.
     """
     own = sorted(name for name in bad if name not in ("nonfinite", *NORMS))
     for name in ["nonfinite", "local_grad_norm", *own, "grad_norm"]:
@@ -287,5 +287,5 @@ def _flagged(frame: Frame, name: str) -> Bools:
 
 
 def _seen(frame: Frame, name: str) -> bool:
-    """Whether some rank has this metric in this frame; that it is finite everywhere is known by then."""
+    """Whether any rank has this metric in this frame."""
     return bool(np.count_nonzero(frame.present[name])) if name in frame.present else False

@@ -1,10 +1,10 @@
-"""Loss spikes, loss divergence and gradient-norm excursions: judgements about the job's own training curves.
+"""Loss spikes, loss divergence and gradient-norm excursions, found in the job's training curves.
 
-The series is the median over ranks of each train step, from whichever family carries it first. Non-finite values are
-`nonfinite`'s business and teach nothing here. A jump that comes back is a spike; one that stays, or a slow climb, is
-divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that). Beside that
-level, which follows the curve, the loss has an anchor: what climbs too slowly for the level to be left is told by it.
-What a job declares, or logs of its schedule, lets both begin anew.
+The series is the median over ranks of each train step, from the frame family that has it first. Non-finite values are
+left to `nonfinite` and not learned here. A jump that comes back is a spike; one that stays, or a slow climb, is
+divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that). The level
+follows the curve, so the loss also has an anchor, which finds climbs too slow for the level. Changes that a job
+declares, or logs as its schedule, reset both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankwatch_detectors.statistics.peaks import PeakConfig, Peaks
 
 PEAKED = " It peaked at "
 PACE_POINTS = 32
-"""Points that decide how long a step takes."""
+"""Points over which the duration of a step is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class CurveConfig:
     metric: str = "loss"
     level: LevelConfig = field(default_factory=LevelConfig)
     mild_ratio: float = 1.5
-    """A jump below this multiple of the level is worth knowing, not worth waking anyone."""
+    """A jump below this multiple of the level is `info`."""
     slight_share: float = 0.2
-    """A lasting rise below this share of what a share can be taken of (`LevelWatch.measure`) is for information."""
+    """A lasting rise below this share of `LevelWatch.measure` is `info`."""
     brief_s: float = 60.0
-    """A lasting rise that is younger may pass by itself, as humps of an optimizer do: for information until then ..."""
+    """A younger lasting rise is `info`, since it may pass by itself, as humps of an optimizer do ..."""
     sure_ratio: float = 3.0
-    """... unless it has come to this multiple of the level."""
+    """... unless it has reached this multiple of the level."""
     retell_factor: float = 3.0
-    """An excess so many times what was told is told again."""
+    """An excess this many times the reported one is reported again."""
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     peaks: PeakConfig = field(default_factory=PeakConfig)
     peaks_before_points: int = 32
-    """Peaks so shortly before the onset of a divergence are part of it: as many points as the level is made of."""
+    """Peaks within this many points before the onset of a divergence are part of it; as many as the level's median."""
 
 
 class CurveDetector(DispatchingDetector):
@@ -81,9 +81,9 @@ class CurveDetector(DispatchingDetector):
         self._last_step = -1
         self._last_s = 0.0
         self._step_s = 0.0
-        """Seconds from one step to the next, of late."""
+        """Recent average of the seconds from one step to the next."""
         self._launched = False
-        """No point of this launch has come yet."""
+        """True until the first point of this launch."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._watch.minimized = start.topology.optimizers <= 1
@@ -135,7 +135,7 @@ class CurveDetector(DispatchingDetector):
         return findings
 
     def _with_peaks(self, findings: list[Finding]) -> list[Finding]:
-        """Record the spikes within an open divergence, and just before it, with their step and height."""
+        """Add the spikes within an open divergence, and just before it, with their step and height."""
         told = self.episodes.told(WHOLE_JOB)
         peaks = self._peaks.since(told["onset_step"] - self._config.peaks_before_points * self._interval)
         if not peaks:
@@ -147,17 +147,17 @@ class CurveDetector(DispatchingDetector):
         return [*findings, *self.episodes.update(WHOLE_JOB, **told_now)]
 
     def _heed(self, declared: Declared | None) -> None:
-        """A schedule that was logged explains what the curve does next."""
+        """Reset what a logged change of the schedule explains."""
         if declared is not None:
             self._anchor.clear()
         if declared is Declared.SHARP:
             self._watch.settling.clear()
 
     def _climb(self, frame: Frame) -> Sequence[Finding]:
-        """Tell that the loss has left the best level that it kept up, and what becomes of that."""
+        """Report that the loss has left its best level, then its growth and its end."""
         anchor = self._anchor
         if WHOLE_JOB not in self.episodes:
-            # The loss of ranks that go at their own paces is a mean of whoever is there.
+            # Without lockstep the median is over other ranks in each frame, so its slow changes mean nothing.
             kept_up = self._watch.minimized and self.lockstep
             return self._open_climb(frame) if anchor.left and kept_up else ()
         told = self.episodes.told(WHOLE_JOB)
@@ -178,7 +178,7 @@ class CurveDetector(DispatchingDetector):
         return Severity.INFO if brief or share < config.slight_share else Severity.WARNING
 
     def _lasted_s(self, frame: Frame, onset_step: int | None) -> float:
-        """Seconds since a step, by how long steps have taken of late; 0 where it is not known since when."""
+        """Seconds since a step, by the recent duration of steps; 0 if the step is unknown."""
         return 0.0 if onset_step is None else (frame.step - onset_step) * self._step_s
 
     def _tell_climb(self, frame: Frame, severity: Severity) -> list[Finding]:
@@ -219,10 +219,10 @@ class CurveDetector(DispatchingDetector):
         anchor = self._anchor
         since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
         what = f"The {self._config.metric} has climbed to {anchor.now:.4g}{since}"
-        return f"{what}; the best level it kept up is {anchor.best:.4g} ({anchor.share * 100:+.0f} %)."
+        return f"{what}; its best lasting level was {anchor.best:.4g} ({anchor.share * 100:+.0f} %)."
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
-        """What goes on growing is told again each time its excess has tripled; a divergence then is critical."""
+        """Report an open rise again each time its excess has tripled, or its severity has risen."""
         if WHOLE_JOB not in self.episodes or not self._watch.is_open:
             return ()
         told = self.episodes.told(WHOLE_JOB)
@@ -231,7 +231,7 @@ class CurveDetector(DispatchingDetector):
         severity = self._graver(Severity(told["severity"]), frame)
         if not grown and severity == told["severity"]:
             return ()
-        how = "grows on" if grown else "stays high"
+        how = "keeps growing" if grown else "stays high"
         peaked = "".join(told["summary"].partition(PEAKED)[1:])
         return self.episodes.update(
             WHOLE_JOB,
@@ -244,7 +244,7 @@ class CurveDetector(DispatchingDetector):
         )
 
     def _graver(self, told: Severity, frame: Frame) -> Severity:
-        """What an open rise has become, by its newest points: one for information may matter now."""
+        """The severity of an open rise by its newest points; never lower than reported."""
         if not self._watch.lasting:
             return told
         return graver(told, self._severity(Turn.LASTING, self._watch.newest, frame))
@@ -275,7 +275,7 @@ class CurveDetector(DispatchingDetector):
         return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
 
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
-        """What becomes of an open divergence: the level and the anchor take turns in saying whether it is over."""
+        """Update or close an open divergence: it is over only once both the level and the anchor say so."""
         told = self.episodes.told(WHOLE_JOB)
         climbed = "best" in told["evidence"]
         if turn is Turn.JUMP:

@@ -135,7 +135,7 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
     (incident,) = judged.pipeline.correlator.open
     assert (incident.kind, str(incident.scope), len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
     assert incident.evidence["hosts_hit"] == 128
-    assert incident.summary.startswith("None of the job's 128 hosts has been heard for")
+    assert incident.summary.startswith("None of the job's 128 hosts has sent telemetry for")
     moments = [news.what for news in judged.told]
     assert [moment for moment in moments if moment is not TransitionKind.EVIDENCE] == [TransitionKind.OPENED]
     job.silent = set()
