@@ -1,4 +1,4 @@
-"""The service's clocks: the only place that asks the machine for the time."""
+"""The service's clocks: the only place that reads the machine's time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall clock for stamps, monotonic clock for durations, and waiting. Tests hand in one that they move."""
+    """Wall clock for timestamps, monotonic clock for durations, and waiting. Tests pass a clock that they control."""
 
     def unix_ns(self) -> int:
-        """Nanoseconds since the Unix epoch; may step when the machine's clock is set."""
+        """Nanoseconds since the Unix epoch; may jump when the machine's clock is set."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds from an arbitrary origin; never goes back."""
+        """Seconds from an arbitrary origin; never decreases."""
         ...
 
     def sleep(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 ALL_JOBS: Final = "*"
-"""Stands for every job: the key of control records that concern all of them. No job can have this name."""
+"""Means every job: the key of control records for all jobs. No job can have this name."""
 
 NAME_CHARS_MAX: Final = 200
 """Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""

@@ -1,4 +1,4 @@
-"""Numbers that JSON does not have: a loss may be NaN or infinite. They are the strings NaN, Inf and -Inf."""
+"""Numbers that JSON cannot express, since a loss may be NaN or infinite: they become the strings NaN, Inf and -Inf."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def as_json(value: float) -> float | str:
-    """The number, or its name where it is not finite."""
+    """The number, or its name if it is not finite."""
     if isfinite(value):
         return value
     return "NaN" if isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
 def plain(value: Any) -> Any:
-    """A copy in JSON types alone: keys are strings, tuples are lists, and numbers that are not finite their names."""
+    """A copy that has only JSON types: keys become strings, tuples lists, and non-finite numbers their names."""
     if isinstance(value, float):
         return as_json(value)
     if isinstance(value, Mapping):

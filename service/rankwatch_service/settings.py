@@ -1,7 +1,7 @@
 """The service's settings: argument before environment (`RANKWATCH_…`) before file before default.
 
-The file is `rankwatch.toml` in the working directory, else in the user's configuration folder. A key that does not
-exist is an error there and as an argument; in the environment `RANKWATCH_…` names are shared with the collectors.
+The file is `rankwatch.toml` in the working directory, else in the user's configuration folder. An unknown key is an
+error in the file and as an argument, but not in the environment, where collectors use `RANKWATCH_…` names too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
 
 PORT: Final = 8770
-"""Where the api listens unless told otherwise."""
+"""Default port of the api."""
 
 CONFIG_NAME: Final = "rankwatch.toml"
 
@@ -32,29 +32,29 @@ def _public_url(values: dict[str, Any]) -> str:
 
 
 def local_config(ingest_config: Path) -> Path:
-    """Where `up` leaves {url, token, database_url} for the command line of the same user (0600)."""
+    """The file in which `up` stores {url, token, database_url} for the same user's command line (0600)."""
     return ingest_config.with_name("local.json")
 
 
 class Settings(BaseSettings):
-    """What every role of the service needs to know. Immutable; made once, in the command line."""
+    """The settings of all roles of the service. Immutable; created once, by the command line."""
 
     model_config = SettingsConfigDict(env_prefix="RANKWATCH_", frozen=True, extra="forbid")
 
     data_dir: Path = Field(default_factory=lambda: user_data_path("rankwatch"))
-    """Everything that `up` keeps: the SQLite database and the ingest token."""
+    """Folder of everything that `up` stores: the SQLite database and the tokens."""
     database_url: str = Field(default_factory=_database_url, repr=False)
-    """Where the state is: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME."""
+    """The database: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME."""
     host: str = "127.0.0.1"
     """Address the api listens on."""
     port: int = Field(default=PORT, ge=0, le=65_535)
     public_url: str = Field(default_factory=_public_url)
-    """How people and agents reach the api; links in notifications begin with it. https makes cookies Secure."""
+    """URL at which people and agents reach the api, also used in notifications. https makes cookies Secure."""
     ingest_config: Path | None = Field(default_factory=lambda: user_config_path("rankwatch") / "ingest.json")
-    """Where `up` leaves {url, token} for collectors on this machine, and beside it `local_config` for commands; None:
-    nowhere."""
+    """File in which `up` stores {url, token} for collectors on this machine, with `local_config` for commands beside
+    it; None: neither is written."""
     notify_allow_private: bool = True
-    """Webhooks may go to loopback and private addresses. Switch it off where people you do not trust add receivers."""
+    """Webhooks may go to loopback and private addresses. Switch it off if people you do not trust add receivers."""
     log_level: str = "INFO"
 
     kafka: str = ""
@@ -68,26 +68,26 @@ class Settings(BaseSettings):
     kafka_sasl_username: str = ""
     kafka_sasl_password: str = Field(default="", repr=False)
     kafka_ssl_cafile: str = ""
-    """File of the certificates that are trusted; empty: the system's."""
+    """File of trusted certificates; empty: the system's."""
     kafka_ssl_certfile: str = ""
     kafka_ssl_keyfile: str = ""
     kafka_compression: str = "zstd"
-    """Of what the service itself sends: zstd, lz4, gzip or none."""
+    """Compression of messages that the service sends: zstd, lz4, gzip or none."""
     kafka_partitions: int = Field(default=24, ge=1, le=10_000)
-    """Of the telemetry topic when it is made: the largest useful number of stream processes."""
+    """Partitions of a new telemetry topic: the largest useful number of stream processes."""
     kafka_replication: int = Field(default=1, ge=1, le=10)
-    """Copies of every record, for topics that are made."""
+    """Copies of every record, for new topics."""
     kafka_retention_hours: int = Field(default=48, ge=1)
-    """How long telemetry stays in Kafka, for topics that are made: the longest outage of stream that loses nothing."""
+    """How long telemetry stays in Kafka, for new topics: the longest outage of stream without loss."""
 
     series_raw_hours: int = Field(default=7 * 24, ge=1)
     """How long every step of every rank is kept for charts."""
     series_raw_bytes: int = Field(default=20 * 1024**3, ge=0)
-    """The most that these may take: 10 days of 64 ranks x 20 metrics at 10 steps/s and 1.8 bytes a value."""
+    """Largest size of these: 10 days of 64 ranks x 20 metrics at 10 steps/s and 1.8 bytes a value."""
     series_rollup_days: int = Field(default=365, ge=1)
-    """How long roll-ups are kept: lowest, highest and worst value of each rank in 64 steps and more."""
+    """How long roll-ups are kept: lowest, highest and worst value of each rank in 64 steps or more."""
     series_rollup_bytes: int = Field(default=5 * 1024**3, ge=0)
-    """The most that these may take."""
+    """Largest size of the roll-ups."""
 
     @model_validator(mode="after")
     def _kafka_can_connect(self) -> Settings:
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
         return self
 
     def kafka_settings(self) -> KafkaSettings | None:
-        """How to reach Kafka; None where telemetry flows through the database.
+        """The settings of Kafka; None if telemetry flows through the database.
 
         Raises:
             ValueError: a setting is malformed.
@@ -124,17 +124,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Argument, environment, file: the first that has a key wins."""
+        """Sources in this order: argument, environment, file; the first that has a key is used."""
         places = (Path(CONFIG_NAME), user_config_path("rankwatch") / CONFIG_NAME)
         found = next((place for place in places if place.is_file()), None)
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=found)
 
     @property
     def ingest_token_path(self) -> Path:
-        """The file in which `up` keeps the ingest-only token (0600)."""
+        """The file in which `up` stores the ingest-only token (0600)."""
         return self.data_dir / "ingest-token"
 
     @property
     def local_token_path(self) -> Path:
-        """The file in which `up` keeps the token of commands on this machine (0600)."""
+        """The file in which `up` stores the token for commands on this machine (0600)."""
         return self.data_dir / "local-token"

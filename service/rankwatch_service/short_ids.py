@@ -1,14 +1,14 @@
-"""Ids as people read and type them: the beginning of the hash in an id, the same for all jobs."""
+"""Short ids, which people read and type: the first digits of an id's hash, unique over all jobs."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SHORT_DIGITS: Final = 10
-"""Among 10,000 ids two begin alike once in 20,000 services; whoever types one of them is asked for more digits."""
+"""With 10,000 ids, two have equal short ids in one of 20,000 services; the service then asks for more digits."""
 
 TYPED_MIN: Final = 6
-"""Fewer digits are taken for a slip."""
+"""Fewer digits are considered a typing error."""
 
 
 def short(full_id: str) -> str:
@@ -21,7 +21,7 @@ def short(full_id: str) -> str:
 
 
 def typed(given: str, prefix: str) -> str:
-    """What an id may begin with that a person gave: with or without its prefix, with or without a number sign.
+    """The beginning of an id that a person typed, with or without its prefix or a number sign.
 
     >>> typed("#3f9a2c", "inc_"), typed("inc_3f9a2c", "inc_")
     ('inc_3f9a2c', 'inc_3f9a2c')

@@ -1,4 +1,4 @@
-"""Keeps child processes running: restarts one that dies, ends all with their parent, however that ends."""
+"""Keeps child processes running: restarts one that dies, and ends all with their parent, even if that is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwatch_service.clock import Clock
 
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 5.0
-"""Pause before a restart: doubled each time a process dies young, up to this."""
+"""Longest pause before a restart; the first is doubled each time a process dies within `YOUNG_S`."""
 
 YOUNG_S: Final = 10.0
 STOP_S: Final = 10.0
@@ -41,7 +41,7 @@ class _Child:
 
 
 class Supervisor:
-    """Runs some commands until told to stop. Single-threaded: children die with the thread that started them."""
+    """Runs commands until `stop`. Single-threaded, since children die with the thread that started them."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], clock: Clock) -> None:
         self._children = [_Child(name, command) for name, command in commands.items()]
@@ -49,7 +49,7 @@ class Supervisor:
         self._clock = clock
         self._stopping = False
         self.restarts = 0
-        """Children started again because they had died."""
+        """Number of restarts of children that died."""
 
     def stop(self) -> None:
         """Let `run` end; safe in a signal handler."""
@@ -61,14 +61,14 @@ class Supervisor:
             self._start(child)
 
     def run(self) -> None:
-        """Look after the children until `stop`, then end them."""
+        """Restart children that die until `stop`, then end all."""
         while not self._stopping:
             self.look()
             self._clock.sleep(LOOK_S)
         self.end()
 
     def look(self) -> None:
-        """Restart whatever has died."""
+        """Restart children that have died, each after its pause."""
         now_s = self._clock.monotonic_s()
         for child in self._children:
             if child.process is not None:
@@ -103,18 +103,18 @@ class Supervisor:
             child.command,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            # A Ctrl-C reaches the parent alone, which then ends them in order.
+            # Ctrl-C reaches only the parent, which then ends the children in order.
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - this process has one thread
         )
 
 
 def die_with_parent(parent_pid: int) -> Callable[[], None]:
-    """What a child runs before its program: the kernel kills it when its parent ends, by whatever."""
+    """A function for `preexec_fn`: the kernel then kills the child when its parent ends, however it ends."""
 
     def prepare() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it ended before we asked
+        if os.getppid() != parent_pid:  # the parent ended before the call of prctl
             os._exit(1)
 
     return prepare

@@ -1,4 +1,4 @@
-"""The service's own text log: one line an event, on stderr, never a secret."""
+"""The service's own text log: one line for each event, on stderr, without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 FIELD_CHARS_MAX: Final = 4_000
-"""Longest text value: names and errors come from outside."""
+"""Longest text value, since names and errors come from outside."""
 
 
 def configure(level: str, role: str) -> None:

@@ -27,7 +27,7 @@ from rankwatch_service.text_log import configure
 
 ROLES: Final = ("api", "stream", "notify")
 START_S: Final = 30.0
-"""How long to wait for the api before the addresses are printed all the same."""
+"""How long to wait for the api before the addresses are printed anyway."""
 
 
 class UpError(Exception):
@@ -63,7 +63,11 @@ def run(settings: Settings) -> None:
 
 
 def prepare(settings: Settings, clock: Clock) -> str:
-    """Migrate the database, write the files that agents and commands find the service by; return a new login token."""
+    """Migrate the database, and write the files by which agents and commands find the service.
+
+    Returns:
+        A new login token.
+    """
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
     ingest = ensure_token_file(engine, settings.ingest_token_path, clock, TokenKind.INGEST)

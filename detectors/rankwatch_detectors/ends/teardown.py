@@ -88,7 +88,7 @@ def is_broken_connection(end: Mapping[str, Any]) -> bool:
 
 
 def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether `one` came first, so that `other` may be its consequence. If times do not decide, the plainer came first."""
+    """Whether `one` came first, so that `other` may be its consequence; if times do not decide, the plainer one."""
     if not (one["unix_ns"] and other["unix_ns"]):
         return _plainness(one) > _plainness(other)
     before_s = float(other["unix_ns"] - one["unix_ns"]) * 1e-9

@@ -75,10 +75,10 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     """Build the application.
 
     Args:
-        settings: of the service.
-        engine: of an open database with this version's tables.
+        settings: settings of the service.
+        engine: an open database with this version's tables.
         intake: stores accepted telemetry.
-        clock: of everything that the application does.
+        clock: the clock for the whole application.
     """
     context = _context(settings, engine, intake, clock)
     app = FastAPI(
@@ -102,6 +102,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
     describe(app)
     mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
+    # Added last, so that it is the outermost: it refuses requests before any other code sees them.
     app.add_middleware(
         Gate,
         authenticator=context.authenticator,

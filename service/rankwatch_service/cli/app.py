@@ -27,7 +27,7 @@ app: Final = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Watches every rank of a distributed training job, names the one that fails, and brings training back.",
+    help="Watches every rank of a distributed training job, names the one that fails, and recovers the training.",
     epilog="Start with [bold]rankwatch demo[/bold] or [bold]rankwatch up[/bold].",
 )
 

@@ -1,4 +1,4 @@
-"""The service's settings as a command sees them."""
+"""The service's settings, as commands use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def configured_settings(**options: Any) -> Settings:
     """The service's settings; an option overrides the environment, which overrides `rankwatch.toml`.
 
     Args:
-        options: by the name of the setting; None where the option was not given.
+        options: options by the name of the setting; None if an option was not given.
 
     Raises:
         CliError: a setting is unknown or malformed.

@@ -14,7 +14,7 @@ def seconds(duration: str) -> int:
     """Parse a duration such as 90s, 30m, 2h or 1d, in seconds.
 
     Raises:
-        CliError: it is not one.
+        CliError: the text is not a duration.
     """
     found = re.fullmatch(r"(\d+)([smhd])", duration)
     if found is None:

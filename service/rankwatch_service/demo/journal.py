@@ -1,4 +1,4 @@
-"""Journals that the ranks keep independently of rankwatch, by which the demo and its tests are judged.
+"""Journals that the ranks keep independently of rankwatch, by which the demo and tests check the training.
 
 One line for each step: attempt, step, wall clock time at the end of the step, and the sum of the bits of all weights.
 Ranks with different sums after the same step of an attempt have diverged.
@@ -31,7 +31,7 @@ class FinishedStep:
 
 
 class Journal:
-    """Written by one rank. Each line is written at once, so that it survives the process."""
+    """The journal of one rank. Each line is written at once, so that it survives the process."""
 
     def __init__(self, directory: Path, launch: str, rank: int, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -100,8 +100,8 @@ class JournalReader:
     def ragged(self) -> list[tuple[str, int]]:
         """Steps (attempt, step) that some ranks of an attempt made and others skipped.
 
-        The last step of an attempt is left out: when a rank dies the others may just have finished it. Of the newest
-        attempt only what all ranks have behind them is judged.
+        The last step of an attempt is left out: when a rank dies, the others may just have finished it. In the newest
+        attempt only steps that all ranks have passed are checked.
         """
         newest: dict[str, int] = {}
         for attempt, step in self._steps:

@@ -22,7 +22,7 @@ REPAIR_S = 1.0
 
 
 def play(outcome: SceneResult, stage: Stage) -> None:
-    """Play one scene. What does not happen in time ends it and is recorded in `outcome.state`."""
+    """Play one scene. If something does not happen in time, the scene ends and `outcome.state` says what."""
     try:
         _play(outcome, stage)
     except NotInTimeError as error:
@@ -65,7 +65,7 @@ def _play(outcome: SceneResult, stage: Stage) -> None:
 
 def _due_step(fault: FaultKind, step: int) -> int:
     due = step + ARM_AHEAD_STEPS
-    # A bit that flips in a step with a fingerprint is found at once; between two it is found with the next.
+    # Halfway between two fingerprints, since a bit that flips in a step with one is found at once.
     return due - due % FINGERPRINT_STEPS + FINGERPRINT_STEPS // 2 if fault is FaultKind.BIT_FLIP else due
 
 

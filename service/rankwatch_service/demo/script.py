@@ -12,7 +12,7 @@ from rankwatch_service.demo.services.receiver import Received
 WARM_UP_STEPS = 120
 """Clean steps before the first fault, for baselines and a good checkpoint."""
 ARM_AHEAD_STEPS = 15
-"""A fault is armed so many steps ahead: over a second, far longer than a rank takes to read the file."""
+"""Steps between arming a fault and its step: over a second, far longer than a rank takes to read the file."""
 SETTLE_STEPS = 25
 """Clean steps after which a scene counts as recovered; enough to prove the next checkpoint good."""
 
@@ -22,7 +22,7 @@ STRAGGLER_STEPS_MAX = 30
 HANG_FLOOR_S = 5.0
 HANG_STEPS = 4.5
 HANG_NOTICE_S = 3.0
-"""A standstill shows in progress blocks and ticks, one of each a second; then the webhook is sent."""
+"""A standstill is seen in progress blocks and ticks, which come once a second each; then the webhook is sent."""
 NOTICE_S_MAX = 1.5
 """Limit from the deciding sample on a rank to the receipt of the webhook."""
 EXIT_NOTICE_S_MAX = 1.0 + NOTICE_S_MAX
@@ -30,7 +30,7 @@ EXIT_NOTICE_S_MAX = 1.0 + NOTICE_S_MAX
 APPLY_S_MAX = 0.4
 """Limit for a command, in addition to two steps."""
 APPLY_TOLERANCE = 5.0
-"""A command fails the demo only at so many times its limit, since the cores are shared with other programs."""
+"""A command fails the demo only at this many times its limit, since the cores are shared with other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class SceneResult:
 
     scene: Scene
     state: str = "waiting"
-    """waiting, armed, injected, opened, acting, recovering, recovered, or what did not happen in time."""
+    """waiting, armed, injected, opened, acting, recovering, recovered, or a text that says what did not happen in time.
+    """
     injected: Injected | None = None
     incident: Mapping[str, Any] = field(default_factory=dict)
     found_steps: int | None = None

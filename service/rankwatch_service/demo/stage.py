@@ -1,4 +1,4 @@
-"""The parts of a running demo and the loop that polls them: ranks, journals, service, receiver and display."""
+"""The parts of a running demo (ranks, journals, service, receiver, display), and the loop that polls them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stage:
     """Holds the parts of one demo; `wait_for` is the only place where time passes."""
 
     name: str
-    """Unique; every process of this demo carries it."""
+    """Unique name, which every process of this demo has in its environment or command line."""
     job: str
     launcher: Launcher
     journals: JournalReader
@@ -78,7 +78,7 @@ class Stage:
         self.wait_for(f"step {step}", limit_s, lambda: self.journals.step >= step)
 
     def wait_for_time(self, seconds: float) -> None:
-        """Keep polling for so many seconds."""
+        """Keep polling for this time."""
         until_s = time.monotonic() + seconds
         self.wait_for("end of a wait", 2 * seconds, lambda: time.monotonic() >= until_s)
 

@@ -32,7 +32,7 @@ MARKS = {
 
 
 class DemoView:
-    """Shows the demo while it runs, live where `console` is a terminal."""
+    """Shows the demo while it runs, live if `console` is a terminal."""
 
     def __init__(self, console: Console, outcomes: Sequence[SceneResult]) -> None:
         self.console = console

@@ -2,8 +2,8 @@
 
     for message in batches("gpt", generate(Job(world_size=64))): post(message.batch)
 
-The stream turns them into the same observations again, so that whatever tests and benchmarks give to detectors can also
-be sent through a running service.
+The stream makes the same observations of them again, so that everything that tests and benchmarks pass to detectors can
+also be sent through a running service.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TimedBatch:
 
 @dataclass(slots=True)
 class _Agent:
-    """What the agent of one host has to send."""
+    """The agent of one host, with the records that it has not sent yet."""
 
     host: str
     ranks: NDArray[np.intp]
@@ -56,11 +56,11 @@ def batches(
 
     Args:
         job: the job's name on the wire.
-        observations: of one job; orders are left out, since they are not telemetry.
-        steps_per_batch: rows of so many steps travel together; progress and events take along what waits.
-        start_unix_ns: what the job's time 0 is on the agents' clocks.
-        boot: names this run of every agent; it must differ where the same job is sent again.
-        can: the commands that the ranks say they support.
+        observations: observations of one job; orders are skipped, since they are not telemetry.
+        steps_per_batch: steps whose rows are sent in one batch; progress and events flush it earlier.
+        start_unix_ns: the job's time 0 on the agents' clocks.
+        boot: boot id of every agent; it must differ if the same job is sent again.
+        can: the commands that the ranks declare as supported.
     """
     player = _Batcher(job, steps_per_batch, start_unix_ns, boot, can)
     for observation in observations:
@@ -202,7 +202,7 @@ def _bits(here: Bools) -> bytes:
 
 
 def _joined(tables: list[wire.Table]) -> wire.Table | None:
-    """Tables of several steps as one: a column that some of them lack is absent there."""
+    """Joins tables of several steps; a column that a table does not have is absent in its rows."""
     if len(tables) < 2:
         return tables[0] if tables else None
     joined = {}

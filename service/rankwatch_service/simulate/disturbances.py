@@ -1,4 +1,4 @@
-"""What the faults of a job do, in the few forms that the generator plays."""
+"""The effects of a job's faults, in the few forms that the generator plays."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class Wait:
     seconds: float
     phase: str
     ranks: tuple[int, ...] = ()
-    """The ranks that do not arrive; empty = all are in `phase`."""
+    """The ranks that do not arrive; empty: all are in `phase`."""
     stopped: bool = False
     """The culprits are stopped by a signal."""
     held: bool = False
     """An order holds the ranks."""
     outside: bool = False
-    """Between two steps, and no phase says why."""
+    """The wait is between two steps, without a phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A loss or gradient norm that is multiplied for some steps (None = for good), growing by a share each step."""
+    """A loss or gradient norm that is multiplied for some steps (None: until the end), growing by a share each step."""
 
     metric: str
     at_step: int
@@ -97,7 +97,7 @@ class Disturbances:
     """By step: the ranks with NaN or infinite gradients, and whether the loss scaler skips the step."""
     silences: tuple[HostSilence, ...]
     levels: tuple[tuple[int, float], ...]
-    """From a step on, until the next of them, the whole job takes so many times as long."""
+    """Step and factor: from this step until the next entry, steps of the whole job take this many times as long."""
     kills: tuple[Kill, ...]
     restarts: tuple[Restart, ...]
     flips: tuple[BitFlip, ...]

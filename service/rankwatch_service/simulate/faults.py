@@ -1,7 +1,7 @@
-"""What can happen to a synthetic job, each as a frozen value. `labels_of` says what a perfect detector would report.
+"""Events that can be injected into a synthetic job. `labels_of` returns what a perfect detector would report.
 
 Steps are absolute. `from_step` and `at_step` are the first step affected, `until_step` the first one that no longer is;
-None = until the job ends. A `factor` multiplies the usual value.
+None: until the job ends. A `factor` multiplies the usual value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def ranks_of(ranks: Ranks) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One injected fault: what should be found."""
+    """One injected fault, which should be found."""
 
     kind: Kind
     ranks: tuple[int, ...]
-    """Culprits; empty when the job as a whole is meant."""
+    """Culprits; empty if the fault is one of the whole job."""
     at_step: int
     until_step: int | None = None
 
@@ -42,7 +42,7 @@ class Slow:
     factor: float
     until_step: int | None = None
     every: int = 1
-    """2 = only every second step."""
+    """Only every n-th step is slow."""
     data_wait: bool = False
     wall_only: bool = False
     """Descheduled: CPU time does not grow."""
@@ -59,7 +59,7 @@ class SlowJob:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The busy time of all ranks grows evenly, over so many steps, to so many times what it was."""
+    """The busy time of all ranks grows linearly over `steps` steps to `factor` times the usual."""
 
     from_step: int
     factor: float
@@ -68,7 +68,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """Collectives take so many times as long; no rank is busier."""
+    """Collectives take `factor` times as long; no rank is busier."""
 
     from_step: int
     factor: float
@@ -76,7 +76,7 @@ class Congestion:
 
 @dataclass(frozen=True, slots=True)
 class WanderingPace:
-    """The pace of the job changes about every so many steps, up and down by a share from `low` to `high`."""
+    """The pace of the job changes about every `every` steps, up and down by a share from `low` to `high`."""
 
     low: float
     high: float
@@ -85,7 +85,7 @@ class WanderingPace:
 
 @dataclass(frozen=True, slots=True)
 class BatchRamp:
-    """A schedule makes every rank's batch larger; the token counts of the steps say so."""
+    """A schedule makes every rank's batch larger, as the token counts of the steps show."""
 
     at_step: int
     factor: float
@@ -96,7 +96,7 @@ class BatchRamp:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Ranks do not arrive at a collective for so many seconds; the others wait in `backward`."""
+    """Ranks do not arrive at a collective for some seconds; the others wait in `backward`."""
 
     ranks: Ranks
     at_step: int
@@ -107,7 +107,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The job is in one phase for so many seconds before a step; without a phase, between two steps."""
+    """The job is in one phase for some seconds before a step; without a phase, between two steps."""
 
     at_step: int
     seconds: float
@@ -161,7 +161,7 @@ class Restart:
     to_step: int
     relaunch: bool = True
     away_s: float = 20.0
-    """Until the new launch begins."""
+    """Seconds until the new launch begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class MissingRows:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """NaN in the local gradients of ranks; the reduction puts it on all ranks. Those of one step are one fault."""
+    """NaN in the local gradients of ranks, which the reduction spreads to all ranks. All of one step are one fault."""
 
     ranks: Ranks
     at_step: int
@@ -253,7 +253,7 @@ class LossDivergence:
 
 @dataclass(frozen=True, slots=True)
 class LossClimb:
-    """The loss grows evenly, over so many steps, to so many times what it was."""
+    """The loss grows linearly over `steps` steps to `factor` times the usual."""
 
     at_step: int
     factor: float
@@ -315,11 +315,11 @@ Fault = (
     | LossBump
     | NormSpike
 )
-"""Also what is harmless, since a job is scripted with both; only faults have labels."""
+"""Faults and harmless events, since a job is scripted with both; only faults have labels."""
 
 
 def labels_of(faults: Iterable[Fault]) -> tuple[Label, ...]:
-    """What should be found, in the order of the faults."""
+    """The labels of the faults, in their order."""
     labels: list[Label] = []
     poisoned: dict[int, set[int]] = {}
     for fault in faults:
@@ -335,7 +335,7 @@ def labels_of(faults: Iterable[Fault]) -> tuple[Label, ...]:
 
 
 def _label(fault: Fault) -> Label | None:
-    """The label of a fault that is independent of all others; None where there is nothing to find."""
+    """The label of a fault that is independent of all others; None if it should not be found."""
     match fault:
         case Slow(ranks, at, factor, until) if factor > 1:
             return Label(Kind.STRAGGLER, ranks_of(ranks), at, until)

@@ -1,6 +1,6 @@
-"""Writes a synthetic job to a file that `rankwatch replay` reads: Parquet, CSV, or CSV packed with gzip.
+"""Writes a synthetic job to a file that `rankwatch replay` reads: Parquet, CSV, or CSV compressed with gzip.
 
-The labels, what a perfect detector would report, are written beside it as NAME.labels.json. `BLOCK_ROWS` bounds the
+The labels, which a perfect detector would report, are written to NAME.labels.json beside it. `BLOCK_ROWS` bounds the
 memory, however long the job is.
 """
 
@@ -21,13 +21,13 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.rows import INTEGERS, TEXTS, StepRows, columns_of, rows_of
 
 BLOCK_ROWS: Final = 131_072
-"""Rows of one Parquet row group, or one step's where that has more: 24 columns of 8 bytes are 25 MB."""
+"""Rows of one Parquet row group, or of one step if it has more: with 24 columns of 8 bytes, 25 MB."""
 
 FORMATS: Final = (".parquet", ".csv", ".csv.gz")
 
 
 class SimulateError(Exception):
-    """The job cannot be written as asked; the message says why."""
+    """The job cannot be written; the message says why."""
 
 
 class _Writer(Protocol):
@@ -40,20 +40,20 @@ def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], No
     """Write a job and its labels; files of these names are replaced once the whole job is written.
 
     Args:
-        job: what to write.
-        path: ends in one of `FORMATS`; it decides what is written.
-        name: the job's name in the labels; the file's if empty.
+        job: the job.
+        path: the file; its ending, one of `FORMATS`, decides the format.
+        name: the job's name in the labels; if empty, the file's name.
         progress: called after each block with the number of rows written.
 
     Returns:
         The number of rows.
 
     Raises:
-        SimulateError: the name has another ending, or the library for Parquet is missing.
+        SimulateError: the file's name has another ending, or the library for Parquet is missing.
         OSError: the file cannot be written.
     """
     ending = _ending(path)
-    # A reader sees the whole new file or the old one.
+    # Written beside the old file and renamed, so that a reader never sees a part of it.
     fresh = path.with_name(f".{path.name}.new")
     rows = 0
     try:
@@ -136,7 +136,7 @@ def _open(ending: str, path: Path, names: tuple[str, ...]) -> _Writer:
 class _Csv:
     def __init__(self, path: Path, names: tuple[str, ...], *, packed: bool) -> None:
         self._raw = path.open("wb")
-        # No name and no time in its head: equal seeds give equal files.
+        # No name and no time in the gzip header, so that equal seeds give equal files.
         packer = gzip.GzipFile("", "wb", 5, self._raw, mtime=0) if packed else self._raw
         self._file = io.TextIOWrapper(packer, "ascii", newline="\n")
         self._names = names

@@ -1,4 +1,4 @@
-"""Plays a scripted job step by step, with a tick each second: the observations that the stream would make of it."""
+"""Plays a scripted job step by step, with a tick each second: yields the observations that the stream would make."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rankwatch_service.simulate.faults import Kill, Restart
 from rankwatch_service.simulate.job import Job
 
 DAY_S = 86_400.0
-# Tails of Student's t with 5 degrees of freedom: a step in some thousand lies beyond five sigmas, as in real jobs.
+# Student's t with 5 degrees of freedom: one step in some thousand is beyond five sigmas, as in real jobs.
 TAIL_FREEDOM = 5
-# Loss goes from 11 to 2.2 as e^(-step / 200): the early curve falls steeply, the late one hardly.
+# The loss falls from 11 to 2.2 with e^(-step / 200): steeply at first, hardly at the end.
 LOSS_START, LOSS_END, LOSS_SCALE = 11.0, 2.2, 200.0
 
 
@@ -40,7 +40,7 @@ AtStep = TypeVar("AtStep", Kill, Restart)
 
 
 def _by_step(faults: tuple[AtStep, ...]) -> dict[int, list[AtStep]]:
-    """The faults of each step. When a step is repeated, the next one happens."""
+    """The faults of each step; each repetition of a step plays the next of its list."""
     by_step: dict[int, list[AtStep]] = {}
     for fault in faults:
         by_step.setdefault(fault.at_step, []).append(fault)
@@ -48,7 +48,7 @@ def _by_step(faults: tuple[AtStep, ...]) -> dict[int, list[AtStep]]:
 
 
 def _grown(step: int, from_step: int, factor: float, steps: int) -> float:
-    """How far what grows evenly has come."""
+    """Factor at `step` of a value that grows linearly to `factor` within `steps` steps."""
     return 1.0 + (factor - 1.0) * min(max((step - from_step) / steps, 0.0), 1.0)
 
 
@@ -67,13 +67,13 @@ class _Player:
         self.now_s, self.next_tick_s = 0.0, job.tick_s
         self.step, self.collective = job.start_step, 0
         self.first_step = job.start_step
-        """Of this attempt."""
+        """First step of this attempt."""
         self.step_since_s = 0.0
         self.heard_s: Floats = np.zeros(ranks)
         self.cpu_s: Floats = np.zeros(ranks)
         self.state = ["running"] * ranks
         self.poisoned = False
-        # Faults are tied to an attempt: what has been played does not come again when its step is repeated.
+        # Copies, from which played faults are removed: they do not come again when their step is repeated.
         self.nonfinites, self.flips = dict(disturbances.nonfinites), list(disturbances.flips)
         self.waits, self.silences = list(disturbances.waits), list(disturbances.silences)
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
@@ -182,7 +182,7 @@ class _Player:
         noise, ranks = self.job.noise, self.job.world_size
         added = np.zeros(ranks)
         if noise.collect_every:
-            # 7,919 is a prime: neighbours pause far apart.
+            # 7,919 is a prime, so neighbouring ranks pause in steps far apart.
             added += noise.collect_s * ((self.step + np.arange(ranks) * 7_919) % noise.collect_every == 0)
         if noise.hiccup_probability:
             added += noise.hiccup_s * (self.random.random(ranks) < noise.hiccup_probability)

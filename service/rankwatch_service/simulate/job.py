@@ -30,20 +30,20 @@ class Job:
 
     world_size: int = 64
     steps: int = 600
-    """The step before which training ends."""
+    """The step before which training ends, absolute."""
     seed: int = 0
     _: KW_ONLY
     start_step: int = 0
     step_s: float = 1.0
     tick_s: float = 1.0
-    """Seconds between ticks; the stream's is one."""
+    """Seconds between ticks; one in the stream."""
     noise: Noise = field(default_factory=Noise)
     placement: RankPlacement = field(default_factory=RankPlacement)
     faults: tuple[Fault, ...] = ()
     """In the order in which they were injected."""
     transit: Transit = field(default_factory=Transit)
     expected: tuple[Label, ...] | None = None
-    """Labels, where they are not those of the faults so far; those of faults injected later are added."""
+    """Labels, if they differ from those of the faults so far; labels of faults injected later are added."""
     late_values: bool = False
     """Loss and norms arrive as late values, one step after, as on an accelerator."""
     report_tokens: bool = False
@@ -51,9 +51,9 @@ class Job:
     fingerprint_every: int = 10
     """Steps; 0 = never."""
     launch: str = "launch"
-    """Begins the names of all attempts: LAUNCHn.k."""
+    """Prefix of the names of all attempts: LAUNCHn.k."""
     ends: bool = True
-    """The ranks leave their loops in the end; False = the record just stops."""
+    """The ranks leave their loops at the end; False: the record stops without that."""
 
     def inject(self, *faults: Fault) -> Job:
         """The same job with more faults."""
@@ -62,11 +62,11 @@ class Job:
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """What should be found."""
+        """The faults that should be found."""
         return labels_of(self.faults) if self.expected is None else self.expected
 
     def played_labels(self) -> list[Label]:
-        """The labels of the faults that the job lives to see: none after a process that ended for good."""
+        """The labels of the faults that the job reaches: none after the end of a process without a restart."""
         restarts = Counter(fault.at_step for fault in self.faults if isinstance(fault, Restart))
         kills = Counter(fault.at_step for fault in self.faults if isinstance(fault, Kill))
         last = min((step for step, count in kills.items() if count > restarts[step]), default=self.steps)
@@ -80,5 +80,9 @@ class Job:
         return self.report_tokens or any(isinstance(fault, BatchRamp) for fault in self.faults)
 
     def topology(self) -> Topology:
-        """Hosts, devices and parallel groups of the ranks; raises ValueError where they do not fit together."""
+        """Hosts, devices and parallel groups of the ranks.
+
+        Raises:
+            ValueError: the number of ranks is not a multiple of the parallel groups.
+        """
         return self.placement.topology(self.world_size)

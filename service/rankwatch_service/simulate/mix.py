@@ -1,6 +1,6 @@
-"""Faults in the proportions in which large jobs report their causes.
+"""Faults in the proportions that are reported for large jobs.
 
-Causes that only device counters show (an XID, a throttled clock) appear here by their effect on the ranks.
+Causes that only device counters show (an XID, a throttled clock) are represented by their effect on the ranks.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ SHARES: Final = {
     "silent_corruption": 4,  # one in six shows, the others are a difference between replicas
     "throttled": 1,
 }
-"""Of 100 faults."""
+"""Number of each cause among 100 faults."""
 
 SECOND_SLOW: Final = 0.1
 """Probability that another rank is slow at the same time."""
 
 RESTART_STEPS: Final = 50
-"""After a fault that ends the attempt the job goes on from the last multiple of this."""
+"""After a fault that ends the attempt, the job resumes from the multiple of this before the last one."""
 
 GAP_STEPS: Final = 150
-"""Steps between two faults, and before the first: detectors must have learned the job again."""
+"""Steps between two faults, and before the first: detectors need them to learn the job again."""
 
 
 def add_mix(job: Job, faults: int) -> tuple[Job, list[str]]:
-    """Inject so many faults, evenly spread, each followed by what follows in practice.
+    """Inject `faults` faults, evenly spread, each with its usual consequences.
 
     Returns:
         The job, and the causes that were drawn, in the order of their steps.
 
     Raises:
-        ValueError: the job has not steps enough for so many.
+        ValueError: the job has too few steps for so many faults.
     """
     if not faults:
         return job, []

@@ -1,4 +1,4 @@
-"""How a healthy synthetic job varies by itself: what no detector should report."""
+"""The variation of a healthy synthetic job, which no detector should report."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Noise:
     uneven_cv: float = 0.0
     """Sequences of uneven length: coefficient of variation of a replica's load from step to step."""
     collect_every: int = 0
-    """Each rank collects garbage every so many steps, not all at the same one."""
+    """Steps between garbage collections of a rank; ranks collect in different steps."""
     collect_s: float = 0.0
     hiccup_probability: float = 0.0
-    """Of one slow step, for each rank and step: a slow data shard, the operating system."""
+    """Probability of one slow step, for each rank and step: a slow data shard, the operating system."""
     hiccup_s: float = 0.0
     burst_probability: float = 0.0
-    """Of two to four slow steps in a row, for each rank and step."""
+    """Probability that two to four slow steps begin, for each rank and step."""
     wave: float = 0.0
     """Amplitude by which all step times vary over a day, as a share."""
     warm_up_steps: int = 0
-    """The first steps of every attempt take longer, less and less so: caches fill, kernels are tuned."""
+    """First steps of every attempt that take longer, with decreasing excess: caches fill, kernels are tuned."""
     warm_up_factor: float = 1.0

@@ -1,4 +1,4 @@
-"""Where the ranks of a synthetic job run, and which part of the model each of them holds."""
+"""The hosts of a synthetic job's ranks, and the part of the model on each rank."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RankPlacement:
     accelerated: bool = True
     """False: ranks are CPU processes without device identities, and their CPU time is reported."""
     heavy_stage: tuple[int, float] | None = None
-    """A pipeline stage and how many times the work of the others it has."""
+    """A pipeline stage, and its work as a multiple of the others'."""
     lean_host: int | None = None
     """A host that has one device less than the others."""
 
     def topology(self, world_size: int) -> Topology:
-        """The topology of a job of so many ranks.
+        """The topology of a job with `world_size` ranks.
 
         Raises:
             ValueError: the number of ranks is not a multiple of tp x pp.
@@ -51,7 +51,7 @@ class RankPlacement:
         )
 
     def stage_weights(self) -> tuple[float, ...]:
-        """The work of each stage as a multiple of the usual; empty where all have the same."""
+        """The work of each stage as a multiple of the usual; empty if all are equal."""
         if self.heavy_stage is None:
             return ()
         heavy, factor = self.heavy_stage

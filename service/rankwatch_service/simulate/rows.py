@@ -1,6 +1,6 @@
 """A synthetic job as a table: one row for each (rank, step), in the columns that `rankwatch replay` reads.
 
-A step that follows an evaluation or a save has that kind, and its time contains both, as the SDK records it.
+A step after an evaluation or a save has that kind, and its time includes both, as the SDK records it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMN_OF: Final = {
     "phase.forward": "forward_s",
     "phase.backward": "backward_s",
 }
-"""Metrics whose column has another name than the metric."""
+"""Metrics whose column has a different name."""
 
 KIND_OF_PHASE: Final = {"eval": StepKind.EVAL, "checkpoint_save": StepKind.CHECKPOINT}
 
@@ -43,7 +43,7 @@ class StepRows:
 
 
 def columns_of(job: Job) -> tuple[str, ...]:
-    """The columns that can occur in this job's table, in their order."""
+    """The columns that may occur in this job's table, in order."""
     nonfinites = disturbances_of(job).nonfinites.values()
     named = ["time_s", "step", "rank", "host", "dp", "tp", "pp", "attempt", "kind", "step_time_s", "busy_s", "wait_s"]
     named += ["data_wait_s", "forward_s", "backward_s", "loss", "grad_norm", "nonfinite"]
@@ -57,7 +57,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
 
 
 def rows_of(job: Job) -> Iterator[StepRows]:
-    """The rows of one step after the other, ranks ascending. Times are by the clocks of the hosts."""
+    """The rows of each step in turn, with ascending ranks. Times are by the clocks of the hosts."""
     table = _StepTable(job.transit.skews_s)
     for observation in generate(job):
         match observation:
@@ -102,7 +102,7 @@ class _StepTable:
         self._frames.append(frame)
 
     def finish(self) -> Iterator[StepRows]:
-        """The rows of the step whose frames were taken."""
+        """The rows of the collected step; none if there is no frame."""
         if not self._frames:
             return
         frames, self._frames = self._frames, []

@@ -1,4 +1,4 @@
-"""What happens to batches on their way: some arrive twice, some late, clocks disagree, collectors restart. Seeded."""
+"""Disturbances of batches in transit: some arrive twice or late, clocks differ, collectors restart. Seeded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankwatch_service.simulate.batches import TimedBatch
 
 @dataclass(frozen=True, slots=True)
 class Transit:
-    """What happens to batches between their host and the service."""
+    """Disturbances between hosts and the service."""
 
     doubled: float = 0.0
     """Probability that a batch is sent twice."""
@@ -26,7 +26,7 @@ class Transit:
     skews_s: Mapping[str, float] = field(default_factory=dict)
     """By host: how far its clock is ahead."""
     collector_restarts_s: Mapping[str, float] = field(default_factory=dict)
-    """By host: the time of the job at which its collector starts anew and numbers its batches from 0."""
+    """By host: the job's time at which its collector restarts and numbers its batches from 0."""
 
 
 def disturbed(messages: Iterable[TimedBatch], transit: Transit, seed: int) -> Iterator[TimedBatch]:

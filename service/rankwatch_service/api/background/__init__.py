@@ -1,1 +1,1 @@
-"""What runs in an api process beside the requests: threads, tasks and caches."""
+"""Background work of an api process: threads, tasks and caches."""

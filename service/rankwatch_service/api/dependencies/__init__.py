@@ -1,1 +1,1 @@
-"""What FastAPI hands to the routes that ask for it: the shared context, idempotency, event streams."""
+"""Dependencies of the routes: the shared context, idempotency, event streams."""

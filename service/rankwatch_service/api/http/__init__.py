@@ -1,1 +1,1 @@
-"""What holds for every request: the gate, authorization, bodies, problems, pages and cursors of lists."""
+"""HTTP rules that apply to every request: the gate, authorization, bodies, problems, pages and cursors of lists."""

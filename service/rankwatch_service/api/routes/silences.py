@@ -132,7 +132,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
 
 
 def _record(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
-    """Tell stream, the audit trail and the live feed about a changed silence."""
+    """Publish a changed silence to stream, the audit trail and the live feed."""
     control = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
     key = silence.job or ALL_JOBS
     context.controls.append_in(connection, [Entry(key, encode_control(control))])

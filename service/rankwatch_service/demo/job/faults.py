@@ -1,8 +1,8 @@
 """The faults that the demo injects, and the file by which it arms them.
 
-The demo writes one list of armed faults; every rank looks at that file's time stamp at the start of a step. A fault
-belongs to one attempt and one step, so a step that is repeated after a rollback or a relaunch is clean. What a rank
-did it writes down with the time, before it does it: a rank that kills itself cannot tell afterwards.
+The demo writes one list of armed faults; every rank checks that file's modification time at the start of a step. A
+fault belongs to one attempt and one step, so a step that is repeated after a rollback or a relaunch has no fault. A
+rank notes each fault with its time before it injects it, since a rank that kills itself cannot do so afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FaultKind(StrEnum):
     """The faults of a rank."""
 
     SLOW = "slow"
-    """Twice the CPU time for each step, from its step on until it is disarmed."""
+    """Twice the CPU time in each step, from the armed step until it is disarmed."""
     NAN = "nan"
     """One NaN in the rank's own gradients, before they are reduced."""
     BIT_FLIP = "bit flip"

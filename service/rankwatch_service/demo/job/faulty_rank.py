@@ -1,4 +1,4 @@
-"""The faults of a rank. The training script calls this at two places of each step."""
+"""The faults of a rank. The training script calls this at two points of each step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.demo.job.faults import Armed, FaultKind, Injected, mark_path
 
 MANTISSA_BIT = 12
-"""The bit that flips: in the middle of float32's mantissa, 0.05 % of the weight. No loss shows it."""
+"""The bit that flips: in the middle of float32's mantissa, 0.05 % of the weight, which no loss curve shows."""
 
 
 class FaultyRank:
-    """One rank's own faults. The two calls cost a few microseconds while nothing is armed."""
+    """One rank's own faults. The two calls cost a few microseconds while no fault is armed."""
 
     def __init__(self, directory: Path, rank: int, clock: Clock | None = None) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class FaultyRank:
         self._burnt_s = 0.0
 
     def begin_step(self, attempt: str, step: int, model: nn.Module) -> None:
-        """Look up the faults armed for this step; flip the bit or poison the gradient, which need the model."""
+        """Find the fault armed for this step; inject it now if it needs the model (bit flip, NaN)."""
         now_s = time.thread_time()
         self._compute_s = now_s - self._compute_began_s - self._burnt_s
         self._compute_began_s, self._burnt_s = now_s, 0.0
@@ -50,7 +50,7 @@ class FaultyRank:
             poison_next_gradient(_middle(model))
 
     def in_forward(self) -> None:
-        """Burn CPU, hang or die, if that is this step's fault."""
+        """Inject this step's fault if it is a slow step, a hang or a kill."""
         if self._now is None:
             return
         if self._now.fault is FaultKind.SLOW:
@@ -85,12 +85,12 @@ class FaultyRank:
 
 
 def flip_bit(parameter: Tensor) -> None:
-    """Flip one mantissa bit of the parameter's first element, as a failing adder or memory cell would."""
+    """Flip one mantissa bit of the parameter's first element, as defective hardware would."""
     parameter.detach().view(torch.int32).view(-1)[0] ^= 1 << MANTISSA_BIT
 
 
 def poison_next_gradient(parameter: Tensor) -> None:
-    """Put one NaN into this parameter's next gradient, before anything reduces it."""
+    """Put one NaN into this parameter's next gradient, before the reduction."""
 
     def poison(gradient: Tensor) -> Tensor:
         handle.remove()

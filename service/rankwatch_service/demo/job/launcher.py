@@ -1,4 +1,4 @@
-"""Starts the ranks of one job as processes, ends them together and starts them again, as torchrun would.
+"""Starts the ranks of one job as processes, ends them together, and restarts them, as torchrun does.
 
 When one rank dies the others cannot go on: they are ended, and the job is relaunched under the next launch name,
 so that no two launches can be confused. The ranks decide from which checkpoint they continue.
@@ -17,7 +17,7 @@ from pathlib import Path
 RESTARTS_MAX = 5
 """Relaunches before the job counts as failed."""
 TERMINATE_S = 3.0
-"""Time between SIGTERM and SIGKILL. A rank that waits in a collective runs no Python handler; it just ends."""
+"""Time between SIGTERM and SIGKILL. A rank that waits in a collective runs no Python handler and ends at once."""
 
 
 class JobFailedError(RuntimeError):
@@ -26,7 +26,7 @@ class JobFailedError(RuntimeError):
 
 @dataclass
 class Launcher:
-    """Runs `command` once for each rank; `poll` must be called often, it does all the work."""
+    """Runs `command` once for each rank. Call `poll` often, since it does all the work."""
 
     command: Sequence[str]
     world_size: int
@@ -36,14 +36,14 @@ class Launcher:
     environment: Mapping[str, str]
     restarts_max: int = RESTARTS_MAX
     number: int = -1
-    """The number of the launch, from 0."""
+    """Number of the current launch; the first is 0."""
     ranks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     finished: bool = False
     """All ranks ended by themselves, with status 0."""
 
     @property
     def launch(self) -> str:
-        """The name of the current launch: the first part of its attempts' names."""
+        """Name of the current launch, with which the names of its attempts begin."""
         return f"{self.job}-{self.number}"
 
     def start(self) -> None:
@@ -106,7 +106,8 @@ class Launcher:
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.world_size),
             "RANKWATCH_LAUNCH": self.launch,
-            # The ranks are on this machine: no name has to be resolved, no interface guessed.
+            # All ranks are on this machine. Otherwise gloo resolves the host name, which may fail or pick another
+            # interface.
             "GLOO_SOCKET_IFNAME": "lo",
         }
 

@@ -1,7 +1,7 @@
-"""A small GPT over bytes, and the text it learns: the language reference that every Python installation carries.
+"""A small GPT over bytes, and its training text: the language reference that every Python installation includes.
 
-Everything is deterministic by seed: the batch of a step depends on (seed, rank, step) alone, so an iterator can be
-rebuilt at any position.
+Equal seeds give equal training: the batch of a step depends only on (seed, rank, step), so an iterator can be rebuilt
+at any position.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def corpus() -> Tensor:
 
 
 def batches(text: Tensor, seed: int, rank: int, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (inputs, targets) for `start_step` and every step after it; other ranks see other text."""
+    """Yield (inputs, targets) for `start_step` and every later step; each rank gets different text."""
     step = start_step
     generator = torch.Generator()
     while True:

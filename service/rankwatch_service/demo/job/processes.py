@@ -1,6 +1,6 @@
 """Finds and ends the processes of one demo by a name in their environment or command line.
 
-The ranks' agents live in sessions of their own and outlive the ranks on purpose, so the process tree does not tell.
+The ranks' agents have their own sessions and outlive the ranks intentionally, so the process tree does not show them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def working_for(name: str, module: str = "") -> list[int]:
-    """Process ids, ascending, of others that carry `name`, which must be unique, and whose command names `module`."""
+    """Ids, ascending, of other processes that have `name` in environment or command, and `module` in the command."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -21,7 +21,7 @@ def working_for(name: str, module: str = "") -> list[int]:
             command = (entry / "cmdline").read_bytes()
             carried = command + (entry / "environ").read_bytes()
         except OSError:
-            # Gone meanwhile, or another user's.
+            # It has ended, or belongs to another user.
             continue
         if name.encode() in carried and module.encode() in command:
             found.append(int(entry.name))
@@ -29,7 +29,7 @@ def working_for(name: str, module: str = "") -> list[int]:
 
 
 def await_none(name: str, limit_s: float, module: str = "") -> bool:
-    """Wait until no such process runs; False when one still does after `limit_s`."""
+    """Wait until no such process runs; False if one still does after `limit_s`."""
     deadline_s = time.monotonic() + limit_s
     while working_for(name, module):
         if time.monotonic() > deadline_s:
@@ -39,7 +39,7 @@ def await_none(name: str, limit_s: float, module: str = "") -> bool:
 
 
 def end_all(name: str, grace_s: float = 2.0) -> None:
-    """End all processes that carry `name`: with SIGTERM, after `grace_s` with SIGKILL."""
+    """End all processes with this name: with SIGTERM, and after `grace_s` with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in working_for(name):
             try:

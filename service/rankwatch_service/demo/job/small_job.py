@@ -1,9 +1,9 @@
-"""A small job that trains for ever on one host with scripted faults, for `docker compose up`.
+"""A small job that trains without end on one host with scripted faults, for `docker compose up`.
 
     python -m rankwatch_service.demo.job.small_job --job small --ranks 8 --folder DIR
 
-Its ranks are real processes with rankwatch's SDK in them and a real agent beside them; torch is not needed. Where the
-service and Kafka are stands in the environment, as for every job.
+Its ranks are real processes that use rankwatch's SDK, with a real agent; torch is not needed. The addresses of the
+service and Kafka are read from the environment, as by every job.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rankwatch_service.demo.job.launcher import Launcher
 from rankwatch_service.supervise import python_module
 
 EVERY_STEPS: Final = 600
-"""Steps between two faults: a minute."""
+"""Steps between two faults, which take a minute."""
 
 LOOK_S: Final = 0.05
 AGENT_END_S: Final = 8.0
-"""The agent sends what its ranks have left, then exits."""
+"""Time for the agent to send the last records and exit."""
 
 
 def main(arguments: list[str]) -> int:
@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     ranks = ("--job", options.job, "--every", str(options.every), "--folder", str(folder))
     command = python_module("rankwatch_service.demo.job.small_rank", *ranks, "--token-file", options.token_file)
-    # One thread for each rank's matrices: there are more ranks than cores.
+    # One thread for each rank, since there may be more ranks than cores.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # A job that is started again in the same folder must not repeat the names of its attempts.
+    # A number that increases with each start, so that a job restarted in the same folder repeats no launch name.
     begins = SystemClock().unix_ns() // 10**9
     launcher = Launcher(command, options.ranks, options.job, folder / "logs", environment, sys.maxsize, begins)
     launcher.start()

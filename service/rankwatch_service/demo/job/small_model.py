@@ -1,7 +1,7 @@
-"""A small data-parallel training without torch: numpy, and an all-reduce over a file that all ranks have mapped.
+"""A small data-parallel training without torch: numpy, and an all-reduce over a file that all ranks map.
 
-Each rank draws its own batches, takes its own gradient, and waits for the others' before it steps, so that a rank
-that is slow, poisoned or gone does to its peers what it would do in a large job.
+Each rank draws its own batches, computes its own gradient, and waits for the others' before it steps, so that a rank
+that is slow, has NaN or is gone affects its peers as in a large job.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ INPUTS: Final = 64
 WIDTH: Final = 128
 BATCH: Final = 256
 LOOK_S: Final = 0.0005
-"""Pause between two looks for the others: a tenth of what a rank computes."""
+"""Pause between two checks for the other ranks: a tenth of a rank's own work."""
 
 
 class AllReduce:
-    """Sums vectors over all ranks of one host. Counters and vectors lie in a file that each rank maps.
+    """Sums vectors over all ranks of one host. Counters and vectors are in a file that each rank maps.
 
-    A rank writes its vector, then its count; it reads the others' once their counts are as high. Two sets of vectors
-    take turns: a rank that is one call ahead does not overwrite what a slower one still reads.
+    A rank writes its vector, then its count; it reads the others' vectors once their counts are as high. Two sets of
+    vectors alternate, so that a rank one call ahead does not overwrite vectors that a slower one still reads.
     """
 
     def __init__(self, path: Path, rank: int, world_size: int, length: int) -> None:
-        """All ranks name the same new file, which may exist already if another rank came first."""
+        """Map the file at `path`, which is the same for all ranks; the first one creates it."""
         size = 8 * world_size * (1 + 2 * length)
         with path.open("a+b") as file:
             file.truncate(size)
@@ -63,7 +63,7 @@ class Regression:
         self._random = np.random.default_rng([seed, rank, time.monotonic_ns()])
 
     def batch(self, spoilt: float = 1.0) -> tuple[Floats, Floats]:
-        """Inputs, and what should come out of them; `spoilt` multiplies the latter."""
+        """Inputs and targets; `spoilt` multiplies the targets."""
         inputs = self._random.standard_normal((BATCH, INPUTS))
         noise = 0.1 * self._random.standard_normal(BATCH)
         return inputs, spoilt * (np.tanh(inputs @ self._teacher) + noise + 1.0)

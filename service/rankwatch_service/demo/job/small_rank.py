@@ -1,8 +1,8 @@
-"""One rank of the small job: a training loop with rankwatch in it, and a script of what goes wrong with it.
+"""One rank of the small job: a training loop that uses rankwatch, and its scripted faults.
 
 Every `every` steps the next fault comes, then the script begins again: a rank twice as slow for half of that time, NaN
-in one rank's gradient, spoilt batches, a rank in an endless loop for `HANG_S`, and a rank that kills itself, after
-which the launcher starts all of them again from their newest checkpoint.
+in one rank's gradient, bad batches, a rank in an endless loop for `HANG_S`, and a rank that kills itself, after which
+the launcher restarts all ranks from their newest checkpoint.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def train(options: SmallRankOptions, rank: int, world_size: int, launch: str) ->
             reduced = all_reduce(np.append(gradient, loss)) / world_size
         norm = float(np.linalg.norm(reduced[:-1]))
         with watch.phase("optimizer"):
-            if math.isfinite(norm):  # a step with a bad gradient is left out, as many scripts do
+            if math.isfinite(norm):  # a step with a non-finite gradient is skipped, as in many scripts
                 model.weights = model.weights - LEARNING_RATE * reduced[:-1] / max(norm, 1.0)
         watch.log(loss=float(reduced[-1]), grad_norm=norm, local_grad_norm=own_norm)
         if (step + 1) % SAVE_STEPS == 0:

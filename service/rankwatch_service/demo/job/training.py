@@ -1,4 +1,4 @@
-"""One rank of the demo's job, written as a user writes a training script: only the faults and the journal are extra.
+"""One rank of the demo's job, written as a user writes a training script, with the faults and the journal added.
 
 It trains with plain DDP over gloo, gives rankwatch its model and optimizer, saves to disk now and then, and goes on
 from the checkpoint that rankwatch advises when its launcher starts it again.
@@ -32,7 +32,7 @@ FINGERPRINT_STEPS = 10
 MEMORY_STEPS = 20
 """Steps between two checkpoints in memory."""
 MEMORY_KEPT = 6
-"""Checkpoints kept in memory, 8 MB each: 120 steps back, more than any incident here needs to be noticed."""
+"""Checkpoints kept in memory, 8 MB each: 120 steps, more than the detection of any fault of the demo takes."""
 DISK_STEPS = 40
 """Steps between two checkpoints on disk."""
 COLLECTIVE_LIMIT = timedelta(minutes=10)
@@ -60,7 +60,7 @@ def main() -> None:
     rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
     die_with_parent(os.getppid())()
     torch.set_num_threads(1)
-    # A rendezvous by file, since another program could take a port first.
+    # A rendezvous by file, since another program could take a port in between.
     meet = f"file://{options.directory}/store-{launch}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
     try:
@@ -87,13 +87,13 @@ def train(options: RankOptions, rank: int, launch: str) -> None:
         path = options.directory / "checkpoints" / f"{launch}-{step:06d}.pt"
         path.parent.mkdir(exist_ok=True)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        # A reader sees the whole file or none: the rename is the commit.
+        # Renamed when complete, so that a reader never sees a part of the file.
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
         return str(path)
 
     watch = rankwatch.start(job=options.job, relaunches=True)
-    # Ranks may have read different advice: the first one decides.
+    # Ranks may read different advice while it is being written, so rank 0 decides.
     advice = [watch.resume.location if watch.resume else ""]
     dist.broadcast_object_list(advice, src=0)
     first_step = load(advice[0]) if advice[0] else 0

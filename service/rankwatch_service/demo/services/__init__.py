@@ -1,1 +1,1 @@
-"""What the demo starts beside the training job."""
+"""Processes that the demo starts besides the training job."""

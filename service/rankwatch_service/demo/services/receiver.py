@@ -16,7 +16,7 @@ from rankwatch_service.clock import Clock, SystemClock
 BODY_BYTES_MAX = 1024 * 1024
 """Largest body that is read; an incident with a stack dump has about 20 KB."""
 AGE_MAX_S = 300
-"""How far a signature's time stamp may lie from now, as the Standard Webhooks text asks."""
+"""Largest difference between a signature's timestamp and now, as in the Standard Webhooks specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class WebhookReceiver:
     """Listens on a free local port from construction until `close`."""
 
     def __init__(self, secret: str, clock: Clock | None = None) -> None:
-        """`secret` is "whsec_" and base64, as the service was told it."""
+        """Start listening; `secret` is the one that the service signs with: "whsec_" and base64."""
         receipt_clock = clock or SystemClock()
         self._key = base64.b64decode(secret.removeprefix("whsec_"))
         self._received: list[Received] = []
@@ -61,7 +61,7 @@ class WebhookReceiver:
 
     @property
     def url(self) -> str:
-        """Where webhooks are to be sent."""
+        """The URL for webhooks."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/rankwatch"
 
     @property

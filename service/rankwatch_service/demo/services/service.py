@@ -1,4 +1,4 @@
-"""The service of a demo: `rankwatch up` as a process of its own, in a folder of its own, and a client to talk to it."""
+"""The service of a demo: `rankwatch up` as a process with its own folder, and a client of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankwatch_service.demo.services.child import ChildError, end, started
 from rankwatch_service.supervise import python_module
 
 START_S = 60.0
-"""Limit for the start of the service; the first start makes its tables."""
+"""Limit for the start of the service; the first start creates its tables."""
 STOP_S = 10.0
-"""Time to end before it is killed."""
+"""Time for the service to end before it is killed."""
 ANSWER_S = 10.0
 TRY_PAUSE_S = 0.25
 TRY_FOR_S = 60.0
-"""An api that died is back in two seconds, in twenty on an overloaded machine."""
+"""Time for retries: an api that died is back in two seconds, or in twenty on an overloaded machine."""
 TOKEN_S = 24 * 3_600.0
 """Lifetime of the demo's token; `--keep` leaves the service up for a while."""
 LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
@@ -37,7 +37,13 @@ class ServiceProcess:
     """Runs from `start` to `stop`. `url` and `token` are known once it has started."""
 
     def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
-        """`port` 0 takes any free one. `environment` should keep the user's own configuration out of it."""
+        """Prepare the service; it runs from `start` on.
+
+        Args:
+            folder: its data folder.
+            port: its port; 0: any free one.
+            environment: its environment, which should not contain the user's own configuration.
+        """
         self._folder = folder
         self._log = folder / "service.log"
         self._environment = environment
@@ -49,10 +55,10 @@ class ServiceProcess:
         self.token = ""
 
     def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start the service and wait until it answers.
 
         Raises:
-            ServiceError: it ended, or did not answer within `START_S`; the text ends with what it said.
+            ServiceError: it ended, or did not answer within `START_S`; the message has the end of its output.
         """
         arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,7 +71,7 @@ class ServiceProcess:
         self._log_in()
 
     def stop(self) -> None:
-        """Stop it with all its roles."""
+        """Stop the service with all its roles."""
         self._client.close()
         if self._process is not None:
             end(self._process, STOP_S)
@@ -76,11 +82,11 @@ class ServiceProcess:
         return f"{self.url}/login#{self.token}"
 
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
-        """Read one thing."""
+        """Read one resource."""
         return self._ask("GET", path, parameters=parameters)
 
     def find(self, path: str) -> dict[str, Any]:
-        """Read one thing; {} if it is not there yet."""
+        """Read one resource; {} if it does not exist yet."""
         return self._ask("GET", path, missing_ok=True)
 
     def items(self, path: str, **parameters: str) -> list[dict[str, Any]]:
@@ -95,7 +101,7 @@ class ServiceProcess:
             cursor = {"cursor": page["next_cursor"]}
 
     def write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one thing once, however often it has to be retried."""
+        """Write one resource exactly once, with retries."""
         return self._ask(method, path, body=body, key=uuid.uuid4().hex)
 
     def _answers(self) -> bool:
@@ -109,7 +115,7 @@ class ServiceProcess:
             return False
 
     def _log_in(self) -> None:
-        """Log in once as a browser does, and make a token for the rest of the demo."""
+        """Log in like a browser, and create a token for the rest of the demo."""
         origin = {"Origin": self.url}
         self._client.post(f"{self.url}/api/v1/session", json={"token": self._login}, headers=origin).raise_for_status()
         wanted = {"name": "demo", "scopes": ["admin"], "expires_s": TOKEN_S}

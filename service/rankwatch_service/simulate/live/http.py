@@ -11,11 +11,11 @@ from rankwatch_service.simulate.live.send import NotYetError, RefusedError
 
 TIMEOUT_S: Final = 30.0
 NEVER_TAKEN: Final = frozenset((400, 401, 403, 404, 413, 415, 422))
-"""Statuses that no retry changes, as long as URL and token stay the same."""
+"""Statuses that no retry changes while URL and token stay the same."""
 
 
 class HttpConnection:
-    """`POST /api/v1/telemetry`, over one connection that stays open."""
+    """`POST /api/v1/telemetry`, over one persistent connection."""
 
     def __init__(self, url: str, token: str) -> None:
         """Connect with the first batch.
@@ -35,7 +35,7 @@ class HttpConnection:
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S)
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:  # noqa: ARG002 - a batch names its job
-        """Send batches one after the other; see `send.Connection`."""
+        """Send batches one after the other; see `send.ServiceConnection`."""
         for body in bodies:
             self._post(body)
 

@@ -18,7 +18,7 @@ END_S: Final = 5.0
 
 @contextmanager
 def kafka_connections(settings: KafkaSettings) -> Iterator[Callable[[], ServiceConnection]]:
-    """Make connections that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
+    """Yield a factory of connections that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
     producer = Producer(settings)
     try:
         yield lambda: _KafkaConnection(producer, settings.telemetry_topic)
@@ -39,4 +39,4 @@ class _KafkaConnection:
                 raise NotYetError(f"Kafka: {outcome.reason}", outcome.after_s or 0.0)
 
     def close(self) -> None:
-        """Nothing: the producer is shared, and ends with the job."""
+        """Do nothing: the producer is shared, and is closed after the job."""

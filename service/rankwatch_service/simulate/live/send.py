@@ -1,7 +1,7 @@
 """Sends a synthetic job into a running service, as its hosts' agents would: in order for each host, until accepted.
 
-Each thread holds one connection for `HOSTS_PER_CONNECTION` hosts; there are at most `CONNECTIONS_MAX`. Batches wait in
-queues of `WAITING_MAX`; when one is full, the job itself waits and reports that it is behind.
+Each thread has one connection for `HOSTS_PER_CONNECTION` hosts; there are at most `CONNECTIONS_MAX`. Batches wait in
+queues of `WAITING_MAX`; if one is full, the job itself waits and reports that it is behind.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ WAITING_MAX: Final = 64
 """Batches for each connection: 64 x 20 KB (64 rank-steps of 16 metrics, progress) are about 1 MB."""
 
 TOGETHER_MAX: Final = 32
-"""Batches of one connection that are handed over at a time, where so many wait."""
+"""Most batches that a connection sends at a time."""
 
 FLUSH_S: Final = 0.15
-"""Steps of so long travel in one batch, as agents send them."""
+"""Seconds of steps in one batch, as agents send them."""
 
 PATIENCE_S: Final = 60.0
 """How long one batch is tried before sending fails."""
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
-"""Between two tries, doubled each time."""
+"""Longest pause between two tries; the first is doubled each time."""
 
 
 class NotYetError(Exception):
@@ -52,32 +52,32 @@ class RefusedError(Exception):
 
 
 class ServiceConnection(Protocol):
-    """One way into the service, used by one thread."""
+    """One connection to the service, used by one thread."""
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:
         """Return once these batches are durable there, in their order.
 
         Raises:
-            NotYetError: try again; what was accepted already changes nothing when it arrives twice.
-            RefusedError: do not.
+            NotYetError: send them again; batches that were accepted already have no effect the second time.
+            RefusedError: they will never be accepted.
         """
         ...
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         ...
 
 
 @dataclass(slots=True)
 class SendStatus:
-    """What has been sent so far. Written by several threads, each count under the lock."""
+    """Totals of what has been sent. Several threads write them, the counts under the lock."""
 
     batches: int = 0
     bytes: int = 0
     rank_steps: int = 0
     retries: int = 0
     behind_s: float = 0.0
-    """How late the last batch was handed over."""
+    """How late the last batch was put into its queue."""
     retry_reason: str = ""
     """Why batches are being retried; empty if they are not."""
     failure: str = ""
@@ -87,7 +87,7 @@ class SendStatus:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the job is played: 1 = real time, 10 = ten times as fast, 0 = as fast as it can be sent."""
+    """How fast the job is played: 1: real time, 10: ten times as fast, 0: as fast as it can be sent."""
 
     speed: float
     clock: Clock
@@ -103,7 +103,7 @@ def send_job(
 ) -> SendStatus:
     """Send the job to its end, to the first failure, or until `stopped`; `report` is called after each batch."""
     sent = SendStatus()
-    # The time at which a run begins tells it from others of the same name, as with boots of real agents.
+    # The start time makes launch and boot unique, so that a second run of the same name is not taken for repeats.
     begins_unix_ns = pace.clock.unix_ns()
     job = replace(job, launch=f"sim-{begins_unix_ns // 10**9}-")
     hosts = len(set(job.topology().host))
@@ -150,7 +150,7 @@ def _paced(
 
 
 class _HostSender(threading.Thread):
-    """Sends what it is offered, one batch after the other."""
+    """Sends batches of some hosts from a queue, in order."""
 
     def __init__(
         self,
@@ -169,11 +169,11 @@ class _HostSender(threading.Thread):
         self._waiting: queue.Queue[tuple[bytes, int] | None] = queue.Queue(WAITING_MAX)
 
     def offer(self, body: bytes, rank_steps: int) -> None:
-        """Hand over a batch; waits while the queue is full."""
+        """Put a batch into the queue; waits while it is full."""
         self._put((body, rank_steps))
 
     def end(self) -> None:
-        """Let the thread end when all is sent."""
+        """End the thread once everything is sent."""
         self._put(None)
 
     def _put(self, what: tuple[bytes, int] | None) -> None:
@@ -208,7 +208,7 @@ class _HostSender(threading.Thread):
                 connection.close()
 
     def _with_what_waits(self, first: tuple[bytes, int]) -> tuple[list[tuple[bytes, int]], bool]:
-        """This entry and those behind it, and whether that was the end."""
+        """This entry and further waiting ones, and whether the queue has ended."""
         entries = [first]
         while len(entries) < TOGETHER_MAX:
             try:

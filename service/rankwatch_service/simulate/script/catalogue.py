@@ -1,4 +1,4 @@
-"""Everything that can be asked of a synthetic job: `FAULTS` should be found, `HARMLESS` should not."""
+"""All events that can be scripted for a synthetic job: `FAULTS` should be found, `HARMLESS` ones should not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rankwatch_service.simulate.script.parameters import (
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """One thing that can happen to a job. `apply` gets the job and all parameters by name, and returns the new job."""
+    """One event of a job. `apply` gets the job and all parameters by name, and returns the new job."""
 
     summary: str
     parameters: Mapping[str, Parameter]

@@ -1,4 +1,4 @@
-"""The parameters of a fault that is written as text: how each is read, and what it may be."""
+"""The parameters of a fault that is written as text: how each is parsed, and its range."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 from rankwatch_service.simulate.job import Job
 
 Read = Callable[[str, Job], Any]
-"""From the text and the job to the value; raises ValueError where this job cannot have it."""
+"""Converts text to a value for this job; raises ValueError if it is malformed or out of range."""
 
 SLOWER_MAX: Final = 1_000.0
-"""Times the usual step. Every second of the job is played, so that a larger factor makes one without end."""
+"""Largest factor of a step time. Every second of the job is played, so a larger one would hardly ever finish."""
 
 SECONDS_MAX: Final = 604_800.0
-"""A week, the longest that anything may last."""
+"""Longest duration: a week."""
 
 
 @dataclass(frozen=True, slots=True)
