@@ -256,9 +256,9 @@ def test_a_rank_that_waits_for_slower_ones_keeps_waiting_while_do_is_renewed(ran
 @pytest.mark.parametrize(
     ("action", "checkpoint", "why"),
     [
-        ("checkpoint", "", "cannot checkpoint"),
-        ("rollback", "local:l.0:1", "cannot rollback"),
-        ("dance", "", "cannot dance"),
+        ("checkpoint", "", "does not support checkpoint"),
+        ("rollback", "local:l.0:1", "does not support rollback"),
+        ("dance", "", "does not support dance"),
     ],
 )
 def test_what_the_job_cannot_do_is_refused_before_anyone_holds(rank, action, checkpoint, why):

@@ -202,7 +202,7 @@ def test_a_directive_that_is_too_long_is_refused_and_the_old_one_stays(reader):
     [
         (b"", "empty"),
         (b"hello", "not a recorder file"),
-        (bytes(layout.FILE_BYTES), "no recorder file of version 1, or not yet one"),
+        (bytes(layout.FILE_BYTES), "not a recorder file of version 1, or still being created"),
         (layout.MAGIC + b"\x09" + bytes(layout.FILE_BYTES - 9), "version"),
         (layout.MAGIC + b"\x01" + bytes(layout.FILE_BYTES - 9), "unknown sizes"),
     ],

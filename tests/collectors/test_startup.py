@@ -288,7 +288,7 @@ def test_an_agent_that_cannot_be_started_does_not_stop_the_job(script):
     )
     status, said = script(body).end()
     assert status == 0
-    assert said == "rankwatch: no agent could be started, and nobody reads what is recorded: no processes left\n"
+    assert said == "rankwatch: no agent could be started, so nothing is sent to the service: no processes left\n"
 
 
 def test_a_mistake_in_the_setup_is_a_value_error(script):
@@ -345,11 +345,11 @@ def test_two_jobs_of_one_name_on_one_host_are_told_in_the_training_output(script
     for launch, told in (("first", False), ("second", True)):
         other = script("print('in', flush=True)", RANKWATCH_LAUNCH=launch)
         _, errors = other.end()
-        assert ("job 'gpt' trains on this host already, as launch 'first'" in errors) is told
+        assert ("job 'gpt' already trains on this host as launch 'first'" in errors) is told
     first.process.kill()
     first.end()
     after = script("print('in', flush=True)", RANKWATCH_LAUNCH="third")
-    assert "trains on this host already" not in after.end()[1]
+    assert "already trains on this host" not in after.end()[1]
 
 
 @pytest.mark.parametrize(("said", "lockstep"), [("", "None"), (", lockstep=False", "False")])

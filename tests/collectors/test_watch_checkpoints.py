@@ -196,9 +196,7 @@ def test_a_rollback_in_full_is_refused_where_the_data_would_stay_where_it_is(ran
     rank.watch.state(model=Model(), keep=4, every=2)
     assert list(rank.watch.steps(7)) == list(range(7))
     assert rank.answer.answer == "failed"
-    assert (
-        rank.answer.detail == "memory:l.0:2 would take back the weights alone (mode weights): watch.state has no data="
-    )
+    assert rank.answer.detail == "memory:l.0:2 can restore only the weights (mode weights): watch.state has no data="
     assert rank.watch.rolled_back is None
 
 
@@ -221,7 +219,7 @@ def test_a_checkpoint_that_another_process_saved_is_refused_where_the_data_could
     rank.watch.state(data=lambda position: iter(range(position, 100)))
     rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
     assert list(rank.watch.steps(7)) == list(range(7))
-    assert "does not know where the data was" in rank.answer.detail
+    assert "so the position of its data is unknown" in rank.answer.detail
 
 
 @pytest.mark.parametrize(("place", "tier"), [("/c/1", "local"), ("file:///c", "local"), ("s3://b/c", "remote")])

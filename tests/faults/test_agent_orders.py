@@ -257,7 +257,7 @@ def test_a_rank_whose_data_would_stay_behind_goes_back_only_where_weights_alone_
         hand_over(tmp_path, service, hold)
         rank.do("steps", 20)
         until(all_answered(service, "o1", "failed", 1))
-        assert "would take back the weights alone" in answers(service, "o1")[0].answer_detail
+        assert "can restore only the weights" in answers(service, "o1")[0].answer_detail
         service.order(phase(hold, "closed"))
 
         hold = msgspec.structs.replace(hold, order="o2", step=50, mode="weights")

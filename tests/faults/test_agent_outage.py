@@ -41,7 +41,7 @@ def test_everything_of_an_outage_arrives_once_afterwards_and_in_order(tmp_path: 
         assert [batch.seq for batch in service.batches] == list(range(len(service.batches)))
         assert service.lost() == {}
         assert spooled_bytes(tmp_path) == 0
-        assert "takes telemetry again" in agent.log
+        assert "accepts telemetry again" in agent.log
 
 
 def steps_of(batch: wire.Batch) -> list[int]:
@@ -91,7 +91,7 @@ def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_whe
     with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, {}) as agent:
         rank.do("steps", 40)
         until(lambda: spooled_bytes(tmp_path) > 0)
-        assert agent.log.count("no service is named") == 1
+        assert agent.log.count("no service is configured") == 1
         file = tmp_path / "home/.config/rankwatch/ingest.json"
         file.parent.mkdir(parents=True)
         file.write_text(f'{{"url": "{service.url}", "token": "from-the-file"}}')
@@ -138,7 +138,7 @@ def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tm
         environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
         with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
             rank.do("steps", 2_000)
-            until(lambda: "memory has to do" in agent.log)
+            until(lambda: "kept in memory" in agent.log)
             service.start()
             until(lambda: len(service.rows()) == 2_000)
             assert service.lost() == {}
@@ -152,10 +152,10 @@ def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tm
         environment = {**service.environment, "RANKWATCH_SPOOL": str(blocked)}
         with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
             rank.do("steps", 100)
-            until(lambda: "memory has to do" in agent.log)
+            until(lambda: "kept in memory" in agent.log)
             service.start()
             until(lambda: len(service.rows()) == 100)
-            assert agent.log.count("memory has to do") == 1
+            assert agent.log.count("kept in memory") == 1
 
 
 def test_two_agents_race_and_one_of_them_ends_at_once(tmp_path: Path) -> None:

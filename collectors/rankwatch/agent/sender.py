@@ -176,10 +176,10 @@ class Sender(threading.Thread):
         self._failures += 1
         if self._failures == 1:
             self._failing_since_s = self._clock.monotonic_s()
-            _log.warning("the service does not take telemetry: %s; spooling", outcome.reason)
+            _log.warning("the service does not accept telemetry: %s; spooling", outcome.reason)
         lasting = self._clock.monotonic_s() - self._failing_since_s >= TELL_AFTER_S
         if outcome.for_a_person or lasting:
-            self._way_trouble = f"telemetry is kept here and not taken by the service: {outcome.reason}"
+            self._way_trouble = f"telemetry stays on this host, since the service rejects it: {outcome.reason}"
         self._spill()
         # Jitter, so that the agents of a large job do not all retry at the same moment.
         if outcome.after_s is not None:
@@ -194,7 +194,7 @@ class Sender(threading.Thread):
 
     def _recovered(self) -> None:
         if self._failures:
-            _log.info("the service takes telemetry again after %d failures", self._failures)
+            _log.info("the service accepts telemetry again after %d failures", self._failures)
         self._failures = 0
         self._way_trouble = ""
 
@@ -262,5 +262,5 @@ class Sender(threading.Thread):
     def _spool_failed(self, error: OSError) -> None:
         # Log each error once: the next try comes within seconds and would repeat it.
         if not self._spool_trouble.endswith(f": {error}"):
-            _log.warning("nothing can be spooled, memory has to do: %s", error)
-        self._spool_trouble = f"nothing can be spooled, memory has to do: {error}"
+            _log.warning("the spool cannot be written, so telemetry is kept in memory: %s", error)
+        self._spool_trouble = f"the spool cannot be written, so telemetry is kept in memory: {error}"

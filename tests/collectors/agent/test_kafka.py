@@ -79,7 +79,7 @@ def test_an_outage_of_the_broker_is_spooled_and_nothing_is_lost(tmp_path: Path) 
             rank.do("steps", 500)
             broker.start()
             came = batches(kafka, 1_050)
-            until(lambda: "takes telemetry again" in agent.log, 60.0)
+            until(lambda: "accepts telemetry again" in agent.log, 60.0)
     steps = list(dict.fromkeys(step for batch in came for _, step, _ in rows(batch)))
     assert steps == list(range(1_050))
     assert not [event for batch in came for event in batch.events if event.kind == "records_lost"]

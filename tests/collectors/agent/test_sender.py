@@ -157,7 +157,7 @@ def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(ser
     sender.start()
     sender.put(parcel(0))
     until(lambda: "refused_422 no such metric" in sender.trouble)
-    assert "nothing can be spooled" in sender.trouble
+    assert "the spool cannot be written" in sender.trouble
     sender.close(0.1)
 
 

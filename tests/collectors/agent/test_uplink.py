@@ -79,7 +79,7 @@ def test_no_service_and_a_broken_configuration_are_reasons_to_wait(publisher: Pu
     def broken() -> Endpoint:
         raise ValueError("ingest.json: no token")
 
-    nobody = Later("no service is named: start `rankwatch up` here, or set RANKWATCH_URL", for_a_person=True)
+    nobody = Later("no service is configured: start `rankwatch up` here, or set RANKWATCH_URL", for_a_person=True)
     assert publisher(lambda: None)(BODY) == nobody
     assert publisher(broken)(BODY) == Later("ingest.json: no token", for_a_person=True)
 

@@ -52,5 +52,5 @@ def test_a_server_runs_from_programs_that_only_their_owner_may_read(
 def test_a_folder_that_the_servers_user_cannot_enter_is_named(tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
-    with pytest.raises(PostgresError, match=r"may not enter .*: let TMPDIR name a folder"):
+    with pytest.raises(PostgresError, match=r"cannot enter .*: set TMPDIR to a folder"):
         postgres._require_way_through(private / "server")

@@ -272,7 +272,7 @@ def test_a_capture_that_a_rank_has_lost_is_gone_and_the_one_before_it_is_the_new
     world.save(20)
     world.train(*range(60))
     assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "good"}
-    fields = {"checkpoint": "memory:l.0:20", "reason": "newer captures took its place"}
+    fields = {"checkpoint": "memory:l.0:20", "reason": "newer captures replaced it"}
     world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
     assert world.verdicts() == {"memory:l.0:0": "good", "memory:l.0:20": "gone"}
     assert world.job.history.ledger.newest_good().id == "memory:l.0:0"

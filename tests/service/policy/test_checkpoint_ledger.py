@@ -163,8 +163,8 @@ def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
     ledger = Ledger()
     name = saved(ledger, 10, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
-    [entry] = ledger.lost(name, "rank 1: newer captures took its place")
-    assert (entry.verdict, entry.reason) == (Verdict.GONE, "rank 1: newer captures took its place")
+    [entry] = ledger.lost(name, "rank 1: newer captures replaced it")
+    assert (entry.verdict, entry.reason) == (Verdict.GONE, "rank 1: newer captures replaced it")
     assert ledger.lost(name, "rank 0: the same") == []
     assert ledger.lost("memory:l.0:999", "never saved") == []
     assert ledger.newest_good() is None
@@ -185,6 +185,6 @@ def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_
     ledger.progressed("l.0", 0, 100)
     for step in range(100, 100 * ENTRIES_MAX * 2, 100):
         name = saved(ledger, step, tier=CheckpointTier.MEMORY)
-        ledger.lost(name, "newer captures took its place")
+        ledger.lost(name, "newer captures replaced it")
     assert len(ledger.entries) <= ENTRIES_MAX
     assert ledger.newest_good().id == good
