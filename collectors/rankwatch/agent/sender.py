@@ -179,7 +179,7 @@ class Sender(threading.Thread):
             _log.warning("the service does not accept telemetry: %s; spooling", outcome.reason)
         lasting = self._clock.monotonic_s() - self._failing_since_s >= TELL_AFTER_S
         if outcome.for_a_person or lasting:
-            self._way_trouble = f"telemetry stays on this host, since the service rejects it: {outcome.reason}"
+            self._way_trouble = f"telemetry stays on this host for now: {outcome.reason}"
         self._spill()
         # Jitter, so that the agents of a large job do not all retry at the same moment.
         if outcome.after_s is not None:
