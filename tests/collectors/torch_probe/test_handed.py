@@ -164,13 +164,13 @@ def test_an_optimizer_that_calls_the_model_by_itself_is_measured_at_its_end(sink
 @pytest.mark.parametrize(
     ("model", "optimizer", "message"),
     [
-        (lambda: net().forward, lambda: sgd(net()), "the model is .* not method"),
-        (lambda: sgd(net()), net, "the model is .* not SGD"),
-        (lambda: [net(), None], lambda: sgd(net()), "the model is .* not NoneType"),
-        (list, lambda: sgd(net()), "the model is .* not nothing"),
-        (net, lambda: None, "the optimizer is .* not NoneType"),
-        (net, lambda: "sgd", "the optimizer is .* not str"),
-        (net, lambda: {"a": 1}, "the optimizer is .* not int"),
+        (lambda: net().forward, lambda: sgd(net()), "the model must be .* not method"),
+        (lambda: sgd(net()), net, "the model must be .* not SGD"),
+        (lambda: [net(), None], lambda: sgd(net()), "the model must be .* not NoneType"),
+        (list, lambda: sgd(net()), "the model must be .* not nothing"),
+        (net, lambda: None, "the optimizer must be .* not NoneType"),
+        (net, lambda: "sgd", "the optimizer must be .* not str"),
+        (net, lambda: {"a": 1}, "the optimizer must be .* not int"),
     ],
 )
 def test_what_is_no_model_or_no_optimizer_is_a_clear_error(sink, model, optimizer, message):
