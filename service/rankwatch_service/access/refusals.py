@@ -66,12 +66,12 @@ class Refusals:
         self._count(refusal.status)
         now_s = self._clock.monotonic_s()
         with self._lock:
+            if invalid_token:
+                self._add_try(refusal.source, now_s)
             if refusal not in self._paths and len(self._paths) >= LINES_MAX:
                 refusal, path = Refusal(refusal.status, "", ""), ""
             self._paths.setdefault(refusal, path[:PATH_CHARS_MAX])
             self._times[refusal] += 1
-            if invalid_token:
-                self._add_try(refusal.source, now_s)
 
     def _add_try(self, source: str, now_s: float) -> None:
         since_s, tries = self._window(source, now_s)
