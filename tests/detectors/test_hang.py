@@ -46,6 +46,24 @@ def test_a_rank_in_an_endless_loop_is_named_within_five_seconds() -> None:
     assert finding.evidence["waiting"] == [{"step": job.step[0], "phase": "backward", "ranks": 3}]
 
 
+def test_a_rank_stopped_in_the_first_seconds_is_found_though_nobody_knows_how_long_a_step_takes() -> None:
+    job = Clockwork(HangDetector(HangConfig()))
+    job.now_s += 50.0  # the first step compiles
+    job.train(2)
+    job.os_state[1] = "T"
+    finding = opened(job.stand(12))
+    assert (finding.severity, finding.ranks) == ("critical", (1,))
+    assert finding.detected_time_s - finding.onset_time_s <= 10.0
+
+
+def test_a_debugger_that_stops_a_rank_for_a_moment_makes_no_hang_of_long_steps() -> None:
+    job = Clockwork(HangDetector(HangConfig()))
+    job.train(2, steps_per_s=1)
+    for second in range(50):
+        job.os_state[1] = "t" if second % 10 == 0 else "R"
+        assert job.tick() == []
+
+
 @pytest.mark.parametrize(
     ("witness", "reason"),
     [

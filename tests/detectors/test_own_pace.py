@@ -106,3 +106,10 @@ def test_a_snapshot_goes_on_with_the_same_answers() -> None:
     again.restore(job.detector.snapshot())
     job.detector = again
     assert told(roll(job, 200, but=(1,))) == [("open", "warning", "rank:1")]
+
+
+def test_a_rank_that_is_stopped_in_its_first_seconds_is_found_before_its_pace_is_known() -> None:
+    job = rollouts()
+    roll(job, 1)
+    job.os_state[1] = "T"
+    assert told(roll(job, 12, but=(1,))) == [("open", "critical", "rank:1")]

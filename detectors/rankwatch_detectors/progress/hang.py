@@ -71,6 +71,7 @@ class HangDetector(DispatchingDetector):
         "_paused_s",
         "_apart",
         "_stopped",
+        "_stopped_at_s",
     )
 
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_patience",)
@@ -78,7 +79,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
@@ -108,6 +109,8 @@ class HangDetector(DispatchingDetector):
         """Other ranks waited for them meanwhile."""
         self._stopped = False
         """A rank was stopped by a signal."""
+        self._stopped_at_s: float | None = None
+        """Since when a rank has been stopped at every tick; None if none is."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         if new_attempt:
@@ -233,7 +236,12 @@ class HangDetector(DispatchingDetector):
                 if inside.any():
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
-        self._stopped |= bool((running & is_any(presence.os_state, STOPPED_STATES)).any())
+        is_stopped = bool((running & is_any(presence.os_state, STOPPED_STATES)).any())
+        self._stopped |= is_stopped
+        if not is_stopped:
+            self._stopped_at_s = None
+        elif self._stopped_at_s is None:
+            self._stopped_at_s = self.now_s
         behind, paused = self._behind(presence, running)
         if paused:
             self._paused_s = max(self._paused_s, float(presence.outside_s[behind].max()))
@@ -274,6 +282,9 @@ class HangDetector(DispatchingDetector):
         if paused and not any(name in presence.phase for name, _ in phases):
             apart = _apart(presence, running, behind)
             limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
+        if self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s:
+            # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
+            limits = limits.not_after(self._config.stopped_s)
         return limits.but_not_before(max(named_s, default=0.0))
 
     def _close_done(self) -> Sequence[Finding]:

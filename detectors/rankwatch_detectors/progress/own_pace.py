@@ -37,12 +37,13 @@ class OwnPaceDetector(DispatchingDetector):
         "_usual_s",
         "_longest_s",
         "_steps",
+        "_stopped_at_s",
     )
 
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "own_pace"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._restart(0)
 
@@ -53,6 +54,8 @@ class OwnPaceDetector(DispatchingDetector):
         self._usual_s: Floats = np.zeros(ranks)
         self._longest_s: Floats = np.zeros(ranks)
         self._steps: Floats = np.zeros(ranks)
+        self._stopped_at_s: Floats = np.full(ranks, math.nan)
+        """Since when each rank has been stopped by a signal at every tick; NaN where it is not."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -66,6 +69,8 @@ class OwnPaceDetector(DispatchingDetector):
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
         running = fresh & np.isfinite(ages).all(axis=0) & which(presence.state, "running")
         stopped = is_any(presence.os_state, STOPPED_STATES)
+        known_s = np.where(np.isnan(self._stopped_at_s), self.now_s, self._stopped_at_s)
+        self._stopped_at_s = np.where(stopped, known_s, math.nan)
         moved = self._learn(presence, running, stopped)
         findings: list[Finding] = []
         for scope in self.episodes:
@@ -117,7 +122,10 @@ class OwnPaceDetector(DispatchingDetector):
         patient_s = np.maximum(config.pause_steps * self._usual_s, config.pause_factor * self._longest_s)
         patient_s = np.where(known, np.maximum(patient_s, config.pause_s), config.first_step_s)
         prompt_s = np.maximum(config.critical_steps * self._usual_s, config.slow_steps_factor * self._longest_s)
-        return np.where(stopped & known, np.maximum(prompt_s, config.floor_s), patient_s)
+        limit_s = np.where(stopped & known, np.maximum(prompt_s, config.floor_s), patient_s)
+        with np.errstate(invalid="ignore"):
+            for_long = self.now_s - self._stopped_at_s >= config.stopped_s
+        return np.where(for_long, np.minimum(limit_s, config.stopped_s), limit_s)
 
     def _open(self, presence: Presence, rank: int, severity: Severity, age_s: float, limit_s: float) -> list[Finding]:
         step = int(presence.step[rank])

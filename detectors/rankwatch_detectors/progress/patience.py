@@ -33,6 +33,9 @@ class HangConfig:
     critical_steps: float = 4.5
     """A standstill is critical after this many usual steps, `floor_s` and `slow_steps_factor`. Two and a half times the
     usual step happens in healthy jobs, and is reported as information."""
+    stopped_s: float = 8.0
+    """A standstill is critical after this, however long steps take, once a signal has stopped a rank for as long. A
+    debugger that reads a stack stops it for milliseconds."""
     block_s: float = 1.0
     """Interval of progress blocks and of ticks."""
     reporting_s: float = 1.5
@@ -91,6 +94,10 @@ class Limits(NamedTuple):
     def severity(self, age_s: float) -> Severity:
         """Severity of a standstill of this age."""
         return Severity.CRITICAL if age_s >= self.critical_s else self.told_as
+
+    def not_after(self, seconds: float) -> Limits:
+        """The same limits, but critical at this age at the latest."""
+        return Limits(min(self.told_s, seconds), self.told_as, min(self.critical_s, seconds))
 
     def but_not_before(self, seconds: float) -> Limits:
         """The same limits, but none before this age."""
