@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies.context import Context
+from rankwatch_service.api.http.connection import Connections
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -22,9 +23,6 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.text_log import configure
-
-CONNECTIONS_MAX: Final = 8_192
-"""Concurrent connections; more are refused with 503. A host has three, a browser tab one or two."""
 
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 5
@@ -54,6 +52,7 @@ def run(settings: Settings) -> None:
     upgrade(engine)
     clock = SystemClock()
     app = _application(settings, engine, clock)
+    connections = Connections(lambda reason: app.state.context.counters.connections_closed.labels(reason).inc())
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -62,7 +61,7 @@ def run(settings: Settings) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS_MAX,
+        http=connections.protocol,  # type: ignore[arg-type] # called like the class that uvicorn expects
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )

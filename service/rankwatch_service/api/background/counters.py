@@ -54,6 +54,12 @@ class Counters:
             ["status"],
             registry=registry,
         )
+        self.connections_closed = Counter(
+            "rankwatch_connections_closed",
+            "Connections refused or closed by a limit",
+            ["reason"],
+            registry=registry,
+        )
         self.series_trimmed = Counter(
             "rankwatch_series_trimmed",
             "Rows of series removed for age or size",

@@ -96,6 +96,8 @@ class Gate:
             await unavailable(request_id)(scope, receive, answers)
             return
         scope["identity"] = identity
+        if identity is not None and (connection := scope.get("state", {}).get("connection")):
+            connection.authenticated()
         if identity is None and is_protected and not logs_in:
             await refuse(401, "a valid token is required", **{"WWW-Authenticate": "Bearer"})
             return
