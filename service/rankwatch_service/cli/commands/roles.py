@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
@@ -19,9 +21,14 @@ HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
 
 
-def _private_files() -> None:
-    """Let nobody else read what this process creates: SQLite takes the mode of its files from the umask."""
-    os.umask(0o077)
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Let nobody else read what a role creates: SQLite takes the mode of its files from the umask."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def up(
@@ -35,12 +42,12 @@ def up(
     from rankwatch_service.cli.extras import require
     from rankwatch_service.up import UpError, run
 
-    _private_files()
     configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
     if configured.kafka:
         require("kafka")
     try:
-        run(configured)
+        with _private_files():
+            run(configured)
     except UpError as error:
         raise CliError(Status.USAGE, str(error)) from error
 
@@ -55,24 +62,27 @@ def api(
     """Run only the API and the dashboard."""
     from rankwatch_service.api.serve import run
 
-    _private_files()
-    run(configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka))
+    configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
+    with _private_files():
+        run(configured)
 
 
 def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run only the stream: it reads telemetry and opens incidents."""
     from rankwatch_service.stream.serve import run
 
-    _private_files()
-    run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
+    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
+    with _private_files():
+        run(configured)
 
 
 def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run only the notifier: it sends notifications from the outbox."""
     from rankwatch_service.notify.serve import run
 
-    _private_files()
-    run(configured_settings(data_dir=data, database_url=database_url, kafka=kafka))
+    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
+    with _private_files():
+        run(configured)
 
 
 def agent(context: typer.Context) -> None:
