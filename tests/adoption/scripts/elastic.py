@@ -1,6 +1,7 @@
 """Elastic torchrun: whatever ends a rank, the launcher starts all again and they go on from what was saved."""
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,8 @@ import rankwatch
 
 STEPS, SAVE_EVERY = 120, 20
 
-dist.init_process_group("gloo")
+# After a restart gloo now and then waits for a connection of the start before: then the launcher starts all once more.
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 torch.manual_seed(0)
 model = DDP(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -47,18 +47,18 @@ class Connections:
             count: called with the reason of each connection that is refused or closed.
         """
         self._count = count
-        self._all: set[HttpConnection] = set()
-        self._anonymous: dict[HttpConnection, None] = {}
+        self._all: set[ClientConnection] = set()
+        self._anonymous: dict[ClientConnection, None] = {}
         """Oldest first."""
-        self._by_address: dict[str, dict[HttpConnection, None]] = {}
+        self._by_address: dict[str, dict[ClientConnection, None]] = {}
         self._sweeping = False
         self._max = _connections_max()
 
-    def protocol(self, **how: Any) -> HttpConnection:
+    def protocol(self, **how: Any) -> ClientConnection:
         """A protocol for one connection, as `uvicorn.Config(http=...)` calls it."""
-        return HttpConnection(self, **how)
+        return ClientConnection(self, **how)
 
-    def add(self, one: HttpConnection) -> None:
+    def add(self, one: ClientConnection) -> None:
         """A connection was made."""
         if not self._sweeping:
             self._sweeping = True
@@ -75,28 +75,28 @@ class Connections:
         if len(self._anonymous) > max(self._max - RESERVED, 1):
             self._make_room(self._anonymous)
 
-    def authenticated(self, one: HttpConnection) -> None:
+    def authenticated(self, one: ClientConnection) -> None:
         """A request on this connection had a valid token."""
         if self._anonymous.pop(one, self) is not self:
             self._leave_neighbours(one)
 
-    def remove(self, one: HttpConnection) -> None:
+    def remove(self, one: ClientConnection) -> None:
         """A connection was lost."""
         self._all.discard(one)
         self.authenticated(one)
 
-    def refuse(self, one: HttpConnection, reason: str, status: int, detail: str) -> None:
+    def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
         """Answer, if an answer can still be sent, and close the connection."""
         self._count(reason)
         one.close_with(status, detail)
 
-    def _leave_neighbours(self, one: HttpConnection) -> None:
+    def _leave_neighbours(self, one: ClientConnection) -> None:
         neighbours = self._by_address[one.address]
         del neighbours[one]
         if not neighbours:
             del self._by_address[one.address]
 
-    def _make_room(self, anonymous: dict[HttpConnection, None]) -> None:
+    def _make_room(self, anonymous: dict[ClientConnection, None]) -> None:
         """Close the oldest that is not being answered; the newest, which is last, if all others are."""
         oldest = next(one for one in anonymous if one.is_idle)
         self.authenticated(oldest)
@@ -111,7 +111,7 @@ class Connections:
         loop.call_later(SWEEP_S, self._sweep)
 
 
-class HttpConnection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """One connection. uvicorn parses and answers; this limits what is parsed, and how long it may take."""
 
     def __init__(self, guard: Connections, **how: Any) -> None:
