@@ -28,8 +28,8 @@ def server():
 def up(tmp_path, server):
     role = Role(tmp_path, "up", "--data", str(tmp_path / "data"), "--port", "0", "--database-url", server.url())
     role.start()
-    url, login = until("login link", lambda: LOGIN.findall(role.said()))[-1]
-    role.http = Http(url, login)
+    url, _ = until("login link", lambda: LOGIN.findall(role.said()))[-1]
+    role.http = Http(url, role.token())
     yield role
     role.http.close()
     role.stop()

@@ -18,8 +18,7 @@ class Up:
         self.role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
         self.role.start()
         self.url, self.login = until("login link", lambda: LOGIN.findall(self.role.said()))[-1]
-        local = json.loads((folder / "config" / "rankwatch" / "local.json").read_text())
-        self.http = Http(self.url, local["token"])
+        self.http = Http(self.url, self.role.token())
 
     def send(self, seq):
         body = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", seq, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -72,6 +73,10 @@ class Role:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(60)
+
+    def token(self) -> str:
+        """The token that `up` leaves for commands on this machine."""
+        return json.loads((self.folder / "config" / "rankwatch" / "local.json").read_text())["token"]
 
     def said(self) -> str:
         return (self.folder / "out.txt").read_text() + (self.folder / "err.txt").read_text()
