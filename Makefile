@@ -7,12 +7,13 @@ TEST_ARGS ?=
 CHAOS_ARGS ?=
 ADOPTION_ARGS ?=
 N ?= 1
+DIST ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration up bench soak faults chaos adoption long clean
+.PHONY: help demo test check unit integration integrations-latest up bench soak faults chaos adoption long release clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One stamp for each set of packages, so that a change of what is installed installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
@@ -36,9 +37,25 @@ check: $(VENV)/.installed ## format, lint, types, import arrows
 unit: $(VENV)/.installed ## tests of one process each, on all cores
 	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
 
+# What measures time runs alone: the demo, and the adoption scripts, of which two run at a time anyway.
+ALONE := tests/adoption tests/integration/test_demo.py
+
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'integration or browser' tests/faults $(TEST_ARGS)
-	$(BIN)/pytest -q -m 'integration or browser' --ignore tests/faults $(TEST_ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'integration or browser' $(addprefix --ignore ,$(ALONE)) $(TEST_ARGS)
+	$(BIN)/pytest -q -m 'integration or browser' $(ALONE) $(TEST_ARGS)
+
+# A venv of its own that sees the packages of the other one, and has newer frameworks before them; torch stays as it is.
+LATEST := $(VENV)-latest
+FRAMEWORKS := transformers tokenizers huggingface-hub accelerate deepspeed lightning pytorch-lightning torchmetrics \
+  trl datasets
+
+integrations-latest: $(VENV)/.installed ## the tests of the integrations with the newest versions of the frameworks
+	"$(PYTHON)" -m venv --clear $(LATEST)
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  > "$$($(LATEST)/bin/python -c 'import site; print(*site.getsitepackages())')/tested.pth"
+	grep -E '^torch==' constraints.txt > $(LATEST)/torch.txt
+	$(LATEST)/bin/python -m pip install --quiet --upgrade -c $(LATEST)/torch.txt $(FRAMEWORKS)
+	$(LATEST)/bin/python -m pytest -q tests/collectors/integrations tests/integration/test_integrations.py $(TEST_ARGS)
 
 up: $(VENV)/.installed ## run the service here: API, stream, notifier, dashboard
 	$(BIN)/rankwatch up
@@ -60,9 +77,15 @@ adoption: $(VENV)/.installed ## the training scripts of tests/adoption with ever
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
 long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
+	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 
+release: $(VENV)/.installed ## wheel and sdist into dist/, with their SHA-256
+	rm -f "$(DIST)"/rankwatch-* "$(DIST)/SHA256SUMS"
+	"$(BIN)/python" -m build --outdir "$(DIST)"
+	cd "$(DIST)" && sha256sum rankwatch-* > SHA256SUMS
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LATEST) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

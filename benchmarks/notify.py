@@ -32,7 +32,7 @@ HANG_S = 60.0
 BODY = b'{"type":"incident.opened","timestamp":"2026-01-01T00:00:00.000Z","data":{}}'
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
-    "run(Settings(database_url=sys.argv[1], log_level='ERROR'))"
+    "run(Settings(database_url=sys.argv[1], notify_allow_private=True, log_level='ERROR'))"
 )
 
 

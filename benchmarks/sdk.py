@@ -1,9 +1,15 @@
-"""What the SDK costs the training thread. One command, prints a table: `python benchmarks/sdk.py`.
+"""What the SDK costs the training thread. Each command prints a table.
+
+    python benchmarks/sdk.py
+    python benchmarks/sdk.py --before CHECKOUT [--rounds 10]
 
 CPU time is judged where it can be, since wall time on a shared core is the scheduler's. "Between real steps" trains a
 small transformer, so that the caches hold something else when the SDK's turn comes; the CPU time of each of its calls
 is taken by itself and summed over the step, less what the taking costs. How cold a cache is depends on the neighbours
 of the core, so NVRx's sections are measured in the same place too.
+
+With --before, another checkout's SDK is measured alternately with this one's, each in a process of its own: in each
+round one block of each. The figures are medians over all blocks, the ratio is the median of the rounds'.
 """
 
 from __future__ import annotations
@@ -27,9 +33,14 @@ import torch
 
 import rankwatch
 from rankwatch import layout, spawn
+from tests.support.trials.checkouts import alternately, serve
 
 PHASES = ("data_wait", "forward", "backward", "collective", "optimizer", "other")
 VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}
+ALL = "between real steps"
+GOAL_US = 60
+BLOCK_STEPS = 5_000, 40
+"""Of a block: steps of the tight loop, and real ones."""
 ALONE_RATIO = 0.97
 """CPU time over wall time of a loop that had its core to itself."""
 
@@ -134,43 +145,49 @@ def training() -> list[tuple[str, Callable[[], object]]]:
 
 
 def real_steps(
-    steps: Iterator[int], phase: Callable[[str], AbstractContextManager[object]], log: Callable[[], object]
-) -> float:
-    """CPU microseconds that marks, values and boundaries took in a step of a real training: the median step's."""
+    steps: Iterator[int],
+    phase: Callable[[str], AbstractContextManager[object]],
+    log: Callable[[dict[str, float]], object],
+) -> dict[str, float]:
+    """CPU microseconds of each mark, the values and the boundary in a step of a real training, and of all: medians."""
     parts = training()
     clock = time.thread_time_ns
-    taking_ns = statistics.median(-(clock() - clock()) for _ in range(2_000))
-    spent = []
+    names = [f"{edge} {name}" for name in PHASES for edge in ("enter", "leave")]
+    spent: list[list[int]] = []
     while True:
         begun = clock()
         step = next(steps, None)
-        total = clock() - begun
+        taken = [clock() - begun]
         if step is None:
-            return statistics.median(spent)
+            medians = [statistics.median(one) / 1e3 for one in zip(*spent, strict=True)]
+            total = statistics.median(map(sum, spent)) / 1e3
+            return {ALL: total, **dict(zip(["boundary", *names, "16 values"], medians, strict=True))}
         for name, work in parts:
             begun = clock()
             mark = phase(name)
             mark.__enter__()
-            total += clock() - begun
+            taken.append(clock() - begun)
             work()
             begun = clock()
             mark.__exit__(None, None, None)
-            total += clock() - begun
+            taken.append(clock() - begun)
+        values = {name: value + step for name, value in VALUES.items()}  # as new as a loop's own
         begun = clock()
-        log()
-        total += clock() - begun
-        spent.append((total - (2 * len(PHASES) + 2) * taking_ns) / 1e3)
+        log(values)
+        taken.append(clock() - begun)
+        spent.append(taken)
 
 
-def watched_steps(watch: rankwatch.Watch, steps: int) -> float:
+def watched_steps(watch: rankwatch.Watch, steps: int) -> dict[str, float]:
     """The same for a watch with 6 phases and 16 values, less the control."""
-    return real_steps(watch.steps(steps), watch.phase, lambda: watch.log(**VALUES)) - control(steps)
+    spent = real_steps(watch.steps(steps), watch.phase, lambda values: watch.log(**values))
+    return {part: spent[part] - taking for part, taking in control(steps).items()}
 
 
-def control(steps: int) -> float:
+def control(steps: int) -> dict[str, float]:
     """What reading the clock costs in these places, where it is as cold as what it measures."""
     empty = contextlib.nullcontext()
-    return real_steps(iter(range(steps)), lambda _: empty, lambda: None)
+    return real_steps(iter(range(steps)), lambda _: empty, lambda _: None)
 
 
 def rss_mb() -> float:
@@ -226,7 +243,7 @@ def beside_an_agent(table: CostTable, directory: Path, steps: int) -> None:
     for state, number in (("alive", None), ("stopped (SIGSTOP)", signal.SIGSTOP), ("killed", signal.SIGKILL)):
         for pid in agents if number is not None else []:
             os.kill(pid, number)
-        table.row(f"between real steps, agent {state}: CPU, median", watched_steps(watch, steps), 30, "us")
+        table.row(f"between real steps, agent {state}: CPU, median", watched_steps(watch, steps)[ALL], GOAL_US, "us")
     watch.close()
 
 
@@ -266,27 +283,61 @@ def costs(table: CostTable, watch: rankwatch.Watch, steps: int) -> None:
     table.row("tight loop: wall time of a step, p99.9", taken[int(len(taken) * 0.999)], goal, unit)
 
 
+def serve_blocks(directory: Path) -> None:
+    """Measure a block whenever it is asked for."""
+    watch = start(directory)
+    tight_steps, steps = BLOCK_STEPS
+
+    def block(_asked: None) -> dict[str, float]:
+        tight_us = cpu_us(lambda: tight(watch, tight_steps), tight_steps, 3)
+        return {"tight loop": tight_us, **watched_steps(watch, steps)}
+
+    serve(block)
+    watch.close()
+
+
+def compare(before: str, rounds: int) -> None:
+    """Print what the SDK of another checkout costs, and this one's."""
+    ((earlier, now),) = alternately(before, rounds, [None], __file__)
+    row = "| {:<20} | {:>9} | {:>9} | {:>5} |"
+    print(row.format("CPU, median", "before us", "after us", "ratio"))
+    print(row.format(*("-" * width for width in (20, 9, 9, 5))))
+    for part in now[0]:
+        sides = [[block[part] for block in side] for side in (earlier, now)]
+        ratio = statistics.median(after / before for before, after in zip(*sides, strict=True))
+        print(row.format(part, *(f"{statistics.median(side):.1f}" for side in sides), f"{ratio:.2f}"))
+
+
 def main() -> int:
     """Measure everything."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=20_000, help="steps of each tight loop")
     options.add_argument("--real-steps", type=int, default=150, help="steps with work between the marks")
     options.add_argument("--long", type=int, default=1_000_000, help="steps over which the process must not grow")
+    options.add_argument("--before", metavar="CHECKOUT", help="compare with another checkout's SDK, alternately")
+    options.add_argument("--rounds", type=int, default=10, help="blocks of each side of a comparison")
+    options.add_argument("--blocks", type=Path, help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    table = CostTable()
+    if chosen.blocks:
+        serve_blocks(chosen.blocks)
+        return 0
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    if chosen.before:
+        compare(chosen.before, chosen.rounds)
+        return 0
+    table = CostTable()
     with tempfile.TemporaryDirectory(dir=shared) as place:
         imports(table)
         watch = start(Path(place))
         if not watch.recording:
             raise SystemExit("there is no recorder to measure")
         costs(table, watch, chosen.steps)
-        table.row("between real steps, no agent: CPU, median", watched_steps(watch, chosen.real_steps), 30, "us")
+        spent_us = watched_steps(watch, chosen.real_steps)[ALL]
+        table.row("between real steps, no agent: CPU, median", spent_us, GOAL_US, "us")
         with nvrx_sections() as section:
             if section is not None:
-                spent_us = real_steps(iter(range(chosen.real_steps)), section, lambda: None) - control(
-                    chosen.real_steps
-                )
+                spent_us = real_steps(iter(range(chosen.real_steps)), section, lambda _: None)[ALL]
+                spent_us -= control(chosen.real_steps)[ALL]
                 table.row("between real steps, 6 NVRx sections and no values: CPU, median", spent_us, None, "us")
         before_mb = rss_mb()
         tight(watch, chosen.long)

@@ -1,6 +1,7 @@
 """What `watch.torch(...)` adds to a training step, part by part.
 
     python benchmarks/torch_probe.py [--rounds 40] [--device cuda]
+    python benchmarks/torch_probe.py --before CHECKOUT [--rounds 40]
 
 One model trains; in each round every variant of the probe, and no probe at all, gets one block of steps, in random
 order. "added" is the lower quartile of its blocks less that of the bare blocks: what else runs on the machine only ever
@@ -8,19 +9,24 @@ adds. "in our hooks" is the median time that the training thread spends in the p
 same steps: it sees no effect on what follows (caches), but is steady on a busy machine, where a difference of two large
 numbers is not. On a CPU times are CPU time of the training thread. On CUDA they are wall time between two
 synchronisations around the block, and within the steps torch raises at any synchronisation.
+
+With --before, another checkout's `watch.torch` is measured alternately with this one's, each in a process of its own,
+on models of 100 tensors whose steps take about 10 and 100 ms. A block has steps without and with the probe, one after
+the other; what is printed is the median over all blocks of the part that the probe adds. "in our hooks" is the mean
+CPU time within whatever torch or the loop calls of the probe, without the slowest tenth of a block's steps, over a
+bare step: it can be told apart from the noise of a busy machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +38,15 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwatch.meter import StepMeter
 from rankwatch.recorder import Recorder
 from rankwatch.torch_probe import TorchProbe
+from rankwatch.torch_probe.backward import BackwardMarks
+from rankwatch.torch_probe.phases import Mark
+from tests.support.trials.checkouts import SIDES, alternately, serve
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 6, 384, 6, 256
+SHORT, LONG = (8, 32, 2, 32, 20), (8, 128, 4, 96, 10)
+"""Layers, width, sequences and tokens of a model of 100 tensors, and steps of a block."""
+SETTLING_STEPS = 8
+"""Steps of a new probe that are not measured: it makes its names and buffers, and chooses how often to measure."""
 LOGGED = "all, the loop's total norm"
 """The loop logs what its clipping returned."""
 NOTHING: dict[str, Any] = {"grad_norm": False, "local_gradients": False, "phases": False, "fingerprint_every": 0}
@@ -50,18 +63,19 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 
 class MeasuredModel(nn.Module):
-    """A transformer of about 10 million parameters."""
+    """A transformer; by default of about 10 million parameters."""
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, context: int, layers: int, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.position = nn.Parameter(torch.zeros(context, WIDTH))
-        layers = [
-            nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(LAYERS)
-        ]
-        self.layers = nn.ModuleList(layers)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.position = nn.Parameter(torch.zeros(context, width))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, HEADS if width == WIDTH else 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, VOCABULARY)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(context))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -75,9 +89,11 @@ class MeasuredModel(nn.Module):
 class TrainingJob:
     """The training that is watched."""
 
-    def __init__(self, device: torch.device, context: int, batch: int, ddp: bool) -> None:
+    def __init__(
+        self, device: torch.device, context: int, batch: int, ddp: bool, layers: int = LAYERS, width: int = WIDTH
+    ) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = MeasuredModel(context).to(device)
+        self.model: nn.Module = MeasuredModel(context, layers, width).to(device)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if ddp:
             self.model = DistributedDataParallel(self.model)
@@ -95,36 +111,37 @@ class TrainingJob:
         return loss, norm
 
 
-class TimedProbe(TorchProbe):
-    """Adds up the time the training thread spends in the probe."""
+class OwnTime:
+    """Adds up the time within what torch and the loop call of the probe."""
 
-    own_ns = 0
+    ns = 0
+
+    def watch(self, clock: Callable[[], int], owner: type, *names: str) -> None:
+        """Time these methods of a class; none of them calls another one."""
+        for name in names:
+            setattr(owner, name, self._timed(clock, getattr(owner, name)))
+
+    def _timed(self, clock: Callable[[], int], method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            begun = clock()
+            try:
+                return method(*args)
+            finally:
+                self.ns += clock() - begun
+
+        return timed
 
 
-def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def timed(self: TimedProbe, *args: Any) -> Any:
-        begin = time.thread_time_ns()
-        try:
-            return method(self, *args)
-        finally:
-            self.own_ns += time.thread_time_ns() - begin
-
-    return timed
+OWN = OwnTime()
 
 
-ENTRIES = (
-    "step_begin",
-    "step_end",
-    "log",
-    "_on_gradient",
-    "_on_computed",
-    "_on_reduced",
-    "_before_update",
-    "_after_update",
-)
-for _entry in ENTRIES:
-    setattr(TimedProbe, _entry, _timed(getattr(TorchProbe, _entry)))
+def time_hooks() -> None:
+    """Time what torch and the loop call of the probe."""
+    OWN.watch(time.thread_time_ns, TorchProbe, "step_begin", "step_end", "log", "_before_update", "_after_update")
+    OWN.watch(time.thread_time_ns, BackwardMarks, "_end_of_computing", "_end_of_reduction")
+    OWN.watch(time.thread_time_ns, Mark, "__call__")
+    # Called for each parameter: the clock of CPU time would take longer than what it measures.
+    OWN.watch(time.perf_counter_ns, BackwardMarks, "_accumulated")
 
 
 class MeasuredSteps:
@@ -140,15 +157,14 @@ class MeasuredSteps:
     def seconds(self, variant: str) -> tuple[float, float]:
         """Seconds for one step and, of them, in the probe; means over the block."""
         arguments = VARIANTS[variant]
-        probe = None if arguments is None else TimedProbe(self.meter, self.job.model, self.job.optimizer, **arguments)
+        probe = None if arguments is None else TorchProbe(self.meter, self.job.model, self.job.optimizer, **arguments)
         logs_norm = variant == LOGGED
         clock: Callable[[], int] = time.thread_time_ns if self.device.type == "cpu" else time.perf_counter_ns
         with no_synchronization(self.device):
             self._step(probe, logs_norm)  # a probe's first step makes its names and buffers
         gc.collect()  # what making the probe left behind is not its cost in a step
         self._synchronize()
-        if probe is not None:
-            probe.own_ns = 0
+        OWN.ns = 0
         begin = clock()
         with no_synchronization(self.device):
             for _ in range(self.steps):
@@ -158,7 +174,25 @@ class MeasuredSteps:
         if probe is None:
             return taken, 0.0
         probe.close()
-        return taken, probe.own_ns * 1e-9 / self.steps
+        return taken, OWN.ns * 1e-9 / self.steps
+
+    def pair(self, logs_norm: bool) -> list[float]:
+        """Seconds of a step without a probe and with one: CPU, wall and in the probe; without the slowest tenth."""
+        found = []
+        for probe in (None, TorchProbe(self.meter, self.job.model, self.job.optimizer)):
+            for _ in range(SETTLING_STEPS):
+                self._step(probe, logs_norm)
+            gc.collect()
+            taken = []
+            for _ in range(self.steps):
+                OWN.ns, begun_cpu, begun = 0, time.thread_time(), time.perf_counter()
+                self._step(probe, logs_norm)
+                taken.append((time.thread_time() - begun_cpu, time.perf_counter() - begun, OWN.ns * 1e-9))
+            kept = len(taken) - len(taken) // 10
+            found += [statistics.mean(sorted(one)[:kept]) for one in zip(*taken, strict=True)]
+            if probe is not None:
+                probe.close()
+        return found
 
     def _step(self, probe: TorchProbe | None, logs_norm: bool) -> None:
         self.step += 1
@@ -205,6 +239,53 @@ def measured(block: MeasuredSteps, rounds: int, rng: random.Random) -> dict[str,
     return taken
 
 
+def serve_blocks(directory: str, shape: tuple[int, ...]) -> None:
+    """Measure a block whenever it is asked for: `MeasuredSteps.pair` of a loop that logs its norm, or does not."""
+    layers, width, batch, context, steps = shape
+    time_hooks()
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(directory, "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    identity = {"job": "benchmark", "launch": "l", "rank": 0}
+    recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
+    device = torch.device("cpu")
+    job = TrainingJob(device, context, batch, True, layers, width)
+    for _ in range(10):
+        job.step()
+    serve(MeasuredSteps(job, StepMeter(recorder), device, steps).pair)
+    dist.destroy_process_group()
+
+
+def compare(before: str, rounds: int) -> None:
+    """Print what the probe of another checkout adds to a step, and what this one adds."""
+    row = "| {:<5} | {:<13} | {:<6} | {:>8} | {:>12} | {:>9} | {:>9} | {:>9} |"
+    print(row.format("step", "the loop", "probe", "bare ms", "in our hooks", "of a step", "added CPU", "added wall"))
+    print(row.format(*("-" * width for width in (5, 13, 6, 8, 12, 9, 9, 9))))
+    for step, shape in (("short", SHORT), ("long", LONG)):
+        found = alternately(before, rounds, [False, True], __file__, *map(str, shape))
+        for loop, sides in zip(("logs no norm", "logs its norm"), found, strict=True):
+            for side, blocks in zip(SIDES, sides, strict=True):
+                bare_cpu, bare, _, with_cpu, with_wall, own = zip(*blocks, strict=True)
+                print(
+                    row.format(
+                        step,
+                        loop,
+                        side,
+                        f"{statistics.median(bare_cpu) * 1e3:.1f}",
+                        f"{statistics.median(own) * 1e3:.2f} ms",
+                        f"{median_ratio(own, bare_cpu):.2%}",
+                        f"{median_ratio(with_cpu, bare_cpu) - 1:.1%}",
+                        f"{median_ratio(with_wall, bare) - 1:.1%}",
+                    ),
+                    flush=True,
+                )
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios of pairs."""
+    return statistics.median(one / other for one, other in zip(over, under, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
@@ -212,7 +293,18 @@ def main() -> None:
     parser.add_argument("--ddp", action=argparse.BooleanOptionalAction, default=True, help="wrap by DDP, world size 1")
     parser.add_argument("--batch", type=int, help="sequences in a step; default 4 on a CPU, 32 on CUDA")
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument(
+        "--before", metavar="CHECKOUT", help="measure another checkout's probe alternately with this one's"
+    )
+    parser.add_argument("--blocks", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.blocks:
+        serve_blocks(options.blocks[0], tuple(map(int, options.blocks[1:])))
+        return
+    if options.before:
+        compare(options.before, options.rounds)
+        return
+    time_hooks()
     device = torch.device(options.device)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:

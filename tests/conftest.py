@@ -1,5 +1,9 @@
 """Fixtures that all tests may take."""
 
+from collections.abc import Iterator
+
+import pytest
+import pytest_randomly
 from hypothesis import settings
 
 from tests.support.kafka.broker import any_broker, apache, broker, shared_brokers
@@ -20,6 +24,18 @@ __all__ = [
     "postgres",
     "shared_brokers",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Roles that are given no data folder keep their secret key in one of this session, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+# DeepSpeed brings a seeder of random states, which would import torch into every test process.
+pytest_randomly.entrypoint_reseeds = []
 
 # The same examples in every run, however slow the machine is at the moment: what fails here fails everywhere. New ones
 # are looked for with `pytest --hypothesis-profile=default`.

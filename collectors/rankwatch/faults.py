@@ -16,7 +16,7 @@ _log.addHandler(logging.NullHandler())
 
 
 class Faults:
-    """Errors inside the SDK that training did not see."""
+    """Errors inside the SDK that training did not see. `with faults:` catches those of its body."""
 
     def __init__(self, recorder: Recorder, now: Callable[[], int]) -> None:
         self.count = 0
@@ -24,6 +24,15 @@ class Faults:
         self._recorder = recorder
         self._now = now
         self._next_log_ns = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.caught(error)
+        return True
 
     def caught(self, error: Exception) -> None:
         """Count an error, keep it without its frames, and log it if none was logged in the last minute."""

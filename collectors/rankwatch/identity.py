@@ -86,8 +86,7 @@ def identify(
     Raises:
         ValueError: no job name, ranks that make no sense, or several hosts and no common launch.
     """
-    found = _torchrun(env) or _slurm(env) or _mpi(env) or _kubernetes(env) or _torch(env, process_group)
-    found = found or _Found("single", 0, 1, 0, "")
+    found = _launched(env) or _torch(env, process_group) or _Found("single", 0, 1, 0, "")
     job = job or env.get(JOB_VARIABLE) or found.job
     if not job:
         raise ValueError(f"the job has no name: pass job= or set {JOB_VARIABLE}")
@@ -117,6 +116,21 @@ def identify(
         source=source,
         **(axes or {"dp": rank}),
     )
+
+
+def job_name(env: Mapping[str, str]) -> str:
+    """The job's name in RANKWATCH_JOB, else in the scheduler's variables; "" if neither names it."""
+    found = _launched(env)
+    return env.get(JOB_VARIABLE) or (found.job if found is not None else "")
+
+
+def is_launched(env: Mapping[str, str]) -> bool:
+    """Whether a launcher's variables say which rank this process is."""
+    return _launched(env) is not None
+
+
+def _launched(env: Mapping[str, str]) -> _Found | None:
+    return _torchrun(env) or _slurm(env) or _mpi(env) or _kubernetes(env)
 
 
 def _torchrun(env: Mapping[str, str]) -> _Found | None:
@@ -204,6 +218,20 @@ def _launch_of_this_host(
     leads = world_size == 1 or ("RANK" not in env and "NODE_RANK" in env and env.get("LOCAL_RANK") == "0")
     text = start(leads)
     return f"{text}-{env['TORCHELASTIC_RESTART_COUNT']}" if "TORCHELASTIC_RESTART_COUNT" in env else text
+
+
+def mixed_launches(env: Mapping[str, str]) -> str:
+    """Why the ranks of a start after one of torchrun's restarts have no launch of their own; "" if they have."""
+    if env.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return ""
+    if env.get(LAUNCH_VARIABLE):
+        return f"{LAUNCH_VARIABLE} stays the same when torchrun restarts the ranks: leave --max-restarts at 0 beside it"
+    if env.get("GROUP_WORLD_SIZE", "1") != "1":
+        return (
+            "torchrun counts its restarts on each host for itself, so ranks would have different launches: on several "
+            f"hosts leave --max-restarts at 0, and start the job anew with another --rdzv-id or {LAUNCH_VARIABLE}"
+        )
+    return ""
 
 
 def this_start(leads: bool) -> str:

@@ -60,6 +60,9 @@ RUNNING, HELD, LEFT = range(3)
 
 NAMES_MAX: Final = 64
 """Different metrics, and different phases, of one process; further ones are dropped and counted."""
+SLICES_MAX: Final = 8
+"""Slices of one rank, each with up to two metrics. Dense layers, those that tensor parallelism replicates, experts, and
+what no wrapper divides are 4."""
 NAME_BYTES_MAX: Final = 64
 NAME_ROW_BYTES: Final = 72
 NAME_EXACT: Final = 1
@@ -83,6 +86,12 @@ PHASES_PER_STEP_MAX: Final = 12
 """Different phases in one step; further ones are dropped and counted."""
 PHASE_TIMES: Final = tuple(struct.Struct(f"<{count}f") for count in range(PHASES_PER_STEP_MAX + 1))
 """Nanoseconds of so many phases."""
+SEQUENCE_WORD, STEP_WORD, TIME_WORD = 1, 2, 3
+"""Fields of an entry as 8-byte words. A step's is written field by field: with cold caches `struct` takes longer."""
+CRC_HALF, FORM_HALF, K_HALF, RELATIVE_STEP_HALF, MASK_HALF = 0, 1, 8, 9, 10
+"""Fields as 4-byte words; the form is type, kind, page and count together."""
+STEP_NS, BUSY_NS, BUSY_CPU_NS, WAIT_NS, FIRST_PHASE_NS = 11, 12, 13, 14, PHASE_TIMES_OFFSET // 4
+"""Fields as 4-byte floats."""
 VALUES_OFFSET: Final = 128
 """Last in the entry, so that values can be written in place during the step, with further pages behind."""
 PAGE_VALUES: Final = 16
@@ -279,6 +288,11 @@ def file_stem(text: str) -> str:
 def agent_lock_path(directory: str, job: str) -> str:
     """The file whose POSIX lock the job's agent on this host holds as long as it lives."""
     return os.path.join(directory, f"{file_stem(job)}.agent.lock")
+
+
+def agent_identity_path(directory: str, job: str) -> str:
+    """The file with the id and the secret under which the job's agent on this host has enrolled."""
+    return os.path.join(directory, f"{file_stem(job)}.agent.identity")
 
 
 def resume_path(directory: str, job: str) -> str:

@@ -1,4 +1,4 @@
-"""The step that is being recorded: its values, phases, busy and waiting time; and the interface to the torch probe.
+"""The step that is being recorded: its values, phases, busy and waiting time.
 
 This is the hot path of the training thread. A boundary reads the wall clock and the CPU clock once, for the step that
 ends and the one that begins; a phase mark reads the wall clock only. The CPU clock is read again only when busy time
@@ -7,114 +7,51 @@ ends or begins: around data_wait and collective phases, and around the waits tha
 
 from __future__ import annotations
 
+import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, Protocol
+from threading import get_ident
+from typing import Any, Final
 
 from rankwatch import layout
-from rankwatch.layout import NO_PHASE, PHASE, PHASE_ENTERED
+from rankwatch.layout import NO_PHASE, OUTSIDE, PHASE, PHASE_ENTERED, POSITION, STEP_ENTERED
 from rankwatch.recorder import Recorder
 
 IDLE_PHASES: Final = {"data_wait": False, "collective": True}
 """Phases that are not busy time; True: the rank waits for other ranks."""
 KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
 """A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
+KIND_OF_PAUSE: Final = 1
+"""Kind of a step that has a pause under another name."""
+NOT_LAID_OUT: Final = -1
+"""In place of the bits of phases: the entry has to be laid out again."""
 
-SAME_EDGE_NS: Final = 5_000
-"""Changes of busy time closer together than this share one reading of the CPU clock, a system call of 0.3 us. data_wait
-begins right after the boundary, and 5 us are a thousandth of a short step."""
-EXACT_METRICS: Final = frozenset({"fingerprint", "nonfinite", "nonfinite_first"})
+SAME_EDGE_NS: Final = 20_000
+"""Changes of busy time closer together than this share one reading of the CPU clock, a system call that takes 0.3 us
+between such calls and 8 us with the cold caches of a real training. data_wait begins right after the boundary, and
+20 us are a five-hundredth of a short step."""
+EXACT_METRICS: Final = frozenset(
+    {"fingerprint", "nonfinite", "nonfinite_first", *(f"fingerprint.{number}" for number in range(layout.SLICES_MAX))}
+)
 """Metrics whose values are always 64-bit integers."""
 _RESERVED: Final = frozenset(
     {"step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s"}
 )
 
 
-class Sink(Protocol):
-    """Where a probe writes. For the training thread; no method raises, and what has no room is counted.
-
-    Times are monotonic nanoseconds (`time.monotonic_ns`).
-    """
-
-    def metric(self, name: str, *, exact: bool = False) -> int:
-        """Index of a metric in the file's name table, for `put` and `late`; -1 if there is no room."""
-
-    def put(self, index: int, value: float) -> None:
-        """Set a value of the current step; a later one replaces it. NaN and Inf are values."""
-
-    def put_exact(self, name: str, number: int) -> None:
-        """Set a 64-bit signed integer of the current step: fingerprint, nonfinite, nonfinite_first."""
-
-    def late(self, step: int, k: int, values: Mapping[int, float], exact: Mapping[str, int] | None = None) -> None:
-        """Record values of a step that has ended; `step` and `k` are those of its `step_begin`."""
-
-    def busy_off(self, now_ns: int, waiting: bool = True) -> None:
-        """Busy time ends here; `waiting`: the rank waits for others, so it counts as wait time. May nest.
-
-        Call `busy_off` and `busy_on` from the training thread, whose CPU time they read.
-        """
-
-    def busy_on(self, now_ns: int) -> None:
-        """Busy time resumes. The end of a step discards an open `busy_off`."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """The context manager of a phase of the current step; a phase nested in itself counts once."""
-
-    def collective(self) -> None:
-        """One more collective was entered; the progress block shows it at once."""
-
-    def outside(self) -> None:
-        """The step's work is done: what the loop does until the next step is no part of it."""
-
-    def inside(self) -> None:
-        """The step's work goes on after all: takes back `outside`."""
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Record a small event; `kind` is one of `rankwatch.wire.EVENT_KINDS`."""
-
-    def drop(self, reason: str, count: int = 1) -> None:
-        """Count values that could not be recorded, for instance reason `late_values`."""
-
-    def declare(self, fields: Mapping[str, Any]) -> None:
-        """Add to the identity block: `parameters` (names), `replicated`, `optimizers`, `watched`, `device_uuid`."""
-
-
-class Probe(Protocol):
-    """A probe as the watch calls it; `rankwatch.torch_probe.TorchProbe` is one."""
-
-    def step_begin(self, step: int, k: int) -> None:
-        """A step begins, after its boundary."""
-
-    def step_end(self, step: int, k: int) -> None:
-        """The loop's body of this step has ended; values may still be put."""
-
-    def log(self, name: str, value: Any) -> None:
-        """Record a tensor, on any device. Must not wait for the device."""
-
-    def after_restore(self) -> int:
-        """State was loaded in place: discard the old steps' values and return the parameters' fingerprint.
-
-        Ranks that must be equal return equal numbers; 0 if parameters are sharded or unknown.
-        """
-
-    def close(self) -> None:
-        """Remove all hooks."""
-
-
 class PhaseTimer:
     """One named part of the step, as a context manager that is created once and reused."""
 
-    __slots__ = ("index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
+    __slots__ = ("bit", "index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
 
     def __init__(self, meter: StepMeter, name: str, index: int) -> None:
         self.meter = meter
         self.now = meter.now
         self.words = meter.words
         self.index = index
+        self.bit = 1 << index
         self.kind = KIND_OF_PHASE.get(name, 0)
         self.waiting = IDLE_PHASES.get(name)
         self.ns = 0
@@ -135,9 +72,11 @@ class PhaseTimer:
         now = self.now()
         meter = self.meter
         words = self.words
-        if not self.ns:
-            meter.touched.append(self)
-        self.ns += now - self.since
+        if meter.marked & self.bit:
+            self.ns += now - self.since
+        else:
+            meter.marked |= self.bit
+            self.ns = now - self.since
         self.since = 0
         outer = meter.inner = self.outer
         if outer is None:
@@ -164,8 +103,14 @@ NOTHING: Final = NoPhase()
 
 
 def _this_threads_clock() -> Callable[[], int]:
-    """A clock of the calling thread's CPU time that any thread can read: autograd calls hooks from its own threads."""
-    return partial(time.clock_gettime_ns, time.pthread_getcpuclockid(threading.get_ident()))
+    """A clock of the calling thread's CPU time that any thread can read: autograd calls hooks from its own threads.
+
+    With cold caches a thread reads its own clock in half the time of a clock that is named.
+    """
+    thread = get_ident()
+    by_name = partial(time.clock_gettime_ns, time.pthread_getcpuclockid(thread))
+    own = time.thread_time_ns
+    return lambda: own() if get_ident() == thread else by_name()
 
 
 def _computes_with_several_threads() -> bool:
@@ -175,7 +120,7 @@ def _computes_with_several_threads() -> bool:
 
 
 class StepMeter:
-    """Measures one step at a time and writes its entry at its end. Implements `Sink`."""
+    """Measures one step at a time and writes its entry at its end. Implements `rankwatch.sink.Sink`."""
 
     def __init__(
         self,
@@ -199,8 +144,11 @@ class StepMeter:
         self.k = 0
         self.step = -1
         self.inner: PhaseTimer | None = None
-        self.touched: list[PhaseTimer] = []
-        self._laid_out: list[PhaseTimer] = []
+        self.marked = 0
+        """Bits of the phases that the running step has had so far; the time of any other is an earlier step's."""
+        self._laid_out = 0
+        """The bits of the phases that the entry is laid out for."""
+        self._in_entry: list[PhaseTimer] = []
         self._kind = 0
         self.phases: dict[str, PhaseTimer] = {}
         self.mask = 0
@@ -240,29 +188,20 @@ class StepMeter:
         self._begin_cpu_ns = self._read_cpu_ns = cpu_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
         self._off_depth = 0
-        if self.touched:  # phases marked between two steps belong to neither
-            for phase in self.touched:
-                phase.ns = 0
-            self.touched.clear()
+        self.marked = 0  # phases marked between two steps belong to neither
         self._relative_step += 1
         words = self.words
-        words[layout.OUTSIDE] = 0
-        words[layout.STEP_ENTERED] = now_ns
-        words[layout.POSITION] = self.k << 48 | step + 1
+        words[OUTSIDE] = 0
+        words[STEP_ENTERED] = now_ns
+        words[POSITION] = self.k << 48 | step + 1
 
     def end(self, now_ns: int, cpu_ns: int) -> None:
         """End the step at this wall and CPU time, and write its entry."""
         words = self.words
-        if not words[layout.OUTSIDE]:
-            words[layout.OUTSIDE] = now_ns
-        touched = self.touched
-        if touched != self._laid_out:
-            self._lay_out(touched)
-        phases_ns = []
-        for phase in touched:
-            phases_ns.append(phase.ns)
-            phase.ns = 0
-        touched.clear()
+        if not words[OUTSIDE]:
+            words[OUTSIDE] = now_ns
+        if self.marked != self._laid_out:
+            self._lay_out(self.marked)
         step_ns = now_ns - self._begin_ns
         self.recorder.write_step(
             step=self.step,
@@ -274,10 +213,23 @@ class StepMeter:
             busy_ns=step_ns - self._idle_ns,
             busy_cpu_ns=cpu_ns - self._begin_cpu_ns - self._idle_cpu_ns,
             wait_ns=self._wait_ns,
-            phases_ns=phases_ns,
+            phases_ns=[phase.ns for phase in self._in_entry],
             mask=self.mask,
         )
         self.mask = 0
+
+    def abandon(self) -> None:
+        """The step that has begun is not recorded, nor are its values."""
+        self.mask = 0
+        self.outside()
+
+    def cut_short(self) -> None:
+        """An exception ends the process within the step, which is not recorded: only its values that are not finite."""
+        put = [index for index in range(self.mask.bit_length()) if self.mask >> index & 1]
+        whole = [index for index in put if not self.recorder.is_exact(index) and math.isfinite(self._floats[index])]
+        self.mask &= ~sum(1 << index for index in whole)
+        if self.mask:
+            self.flush()
 
     def flush(self) -> None:
         """Write values put since the step ended as late values of that step; drop those before the first step."""
@@ -290,29 +242,37 @@ class StepMeter:
         values = {index: self._floats[index] for index in put if index not in exact}
         self.recorder.write_values(self.step, self.k, self.now(), values, exact)
 
-    def _lay_out(self, touched: list[PhaseTimer]) -> None:
+    def _lay_out(self, marked: int) -> None:
         """Store which phases the step had; called only when they differ from the last step's."""
-        extra = touched[layout.PHASES_PER_STEP_MAX :]
-        for phase in extra:
-            phase.ns = 0
+        had = [phase for phase in self.phases.values() if marked & phase.bit]
+        extra = had[layout.PHASES_PER_STEP_MAX :]
         if extra:
             self.recorder.drop("phases", len(extra))
-            del touched[layout.PHASES_PER_STEP_MAX :]
-        self._laid_out = touched.copy()
-        self._kind = max((phase.kind for phase in touched), default=0)
-        self.recorder.phase_index[: len(touched)] = bytes(phase.index for phase in touched)
+            del had[layout.PHASES_PER_STEP_MAX :]
+        self._laid_out = NOT_LAID_OUT if extra else marked
+        self._in_entry = had
+        self._kind = max((phase.kind for phase in had), default=0)
+        self.recorder.phase_index[: len(had)] = bytes(phase.index for phase in had)
 
     def go_back(self, step: int, k: int) -> None:
         """After a rollback: the next step is `step`, in attempt `k` of this launch."""
         self.mask = 0
         self.k = k
         self.step = step - 1
-        self.words[layout.POSITION] = k << 48 | step
+        self.words[POSITION] = k << 48 | step
 
     def phase(self, name: str) -> PhaseTimer | NoPhase:
         """The context manager of a phase. A phase nested in itself counts once."""
         phase = self.phases.get(name) or self._new_phase(name)
         return NOTHING if phase is None or phase.since else phase
+
+    def pause(self, name: str) -> PhaseTimer | NoPhase:
+        """The context manager of a phase that is no training: a step that has it is not compared with train steps."""
+        phase = self.phase(name)
+        if isinstance(phase, PhaseTimer) and not phase.kind:
+            phase.kind = KIND_OF_PAUSE
+            self._laid_out = NOT_LAID_OUT
+        return phase
 
     def _new_phase(self, name: str) -> PhaseTimer | None:
         index = self.recorder.phase(name)
@@ -321,6 +281,11 @@ class StepMeter:
         phase = PhaseTimer(self, name, index)
         self.phases[name] = phase
         return phase
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the step's work is done, or no step runs."""
+        return bool(self.words[OUTSIDE])
 
     # ---- the sink ----------------------------------------------------------------------------------------------------
 
@@ -355,7 +320,10 @@ class StepMeter:
         if self._off_depth == 1:
             self._off_waiting = waiting
             self._off_ns = now_ns
-            self._off_cpu_ns = self._cpu_at(now_ns)
+            if now_ns - self._read_ns > SAME_EDGE_NS:
+                self._read_ns = now_ns
+                self._read_cpu_ns = self.cpu()
+            self._off_cpu_ns = self._read_cpu_ns
 
     def busy_on(self, now_ns: int) -> None:
         """See `Sink.busy_on`."""
@@ -363,15 +331,12 @@ class StepMeter:
         if self._off_depth == 0:  # below 0: the matching busy_off was in an earlier step
             off_ns = now_ns - self._off_ns
             self._idle_ns += off_ns
-            self._idle_cpu_ns += self._cpu_at(now_ns) - self._off_cpu_ns
+            if now_ns - self._read_ns > SAME_EDGE_NS:
+                self._read_ns = now_ns
+                self._read_cpu_ns = self.cpu()
+            self._idle_cpu_ns += self._read_cpu_ns - self._off_cpu_ns
             if self._off_waiting:
                 self._wait_ns += off_ns
-
-    def _cpu_at(self, now_ns: int) -> int:
-        if now_ns - self._read_ns > SAME_EDGE_NS:
-            self._read_ns = now_ns
-            self._read_cpu_ns = self.cpu()
-        return self._read_cpu_ns
 
     def collective(self) -> None:
         """See `Sink.collective`."""
@@ -379,11 +344,11 @@ class StepMeter:
 
     def outside(self) -> None:
         """See `Sink.outside`."""
-        self.words[layout.OUTSIDE] = self.now()
+        self.words[OUTSIDE] = self.now()
 
     def inside(self) -> None:
         """See `Sink.inside`."""
-        self.words[layout.OUTSIDE] = 0
+        self.words[OUTSIDE] = 0
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """See `Sink.note`."""

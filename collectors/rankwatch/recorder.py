@@ -24,7 +24,6 @@ from rankwatch import layout
 from rankwatch.folders import UnsafeFolderError, others_reach
 from rankwatch.identity import process_start_ticks
 
-_CRC: Final = Struct("<I")
 _MAGIC: Final = Struct("<8s")
 NOTE_TEXT_CHARACTERS_MAX: Final = 400
 """Longest text in a note that is too long for its 8 entries."""
@@ -36,12 +35,14 @@ class Recorder:
     """One rank's recorder file; if it is off, the methods work the same and record nothing.
 
     For the training thread only. `path` is None while the recorder is off. `dropped` counts by reason what could not
-    be recorded. After construction no method raises for lack of space.
+    be recorded. `warned` says that a warning told why the first directories were not used. After construction no method
+    raises for lack of space.
     """
 
     def __init__(self, view: memoryview, path: str | None, descriptor: int = -1) -> None:
         self.path = path
         self.dropped: dict[str, int] = {}
+        self.warned = False
         self.on_switch_off: list[Callable[[], None]] = []
         self._unix_offset_ns = 0
         self._descriptor = descriptor
@@ -90,7 +91,8 @@ class Recorder:
             break
         else:
             recorder = cls.off()
-        if recorder.path is None or unsafe:
+        recorder.warned = recorder.path is None or unsafe
+        if recorder.warned:
             where = f"in {os.path.dirname(recorder.path)}" if recorder.path else "nothing"
             # Where warnings are errors, this one must not end the training run.
             with contextlib.suppress(RuntimeWarning):
@@ -259,11 +261,23 @@ class Recorder:
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
         unix_ns = end_ns + self._unix_offset_ns
-        layout.ENTRY.pack_into(
-            scratch.entry, 0, 0, layout.STEP, kind, 0, len(phases_ns),
-            sequence, step, unix_ns, k, relative_step, mask & 0xFFFF, 0, step_ns, busy_ns, busy_cpu_ns, wait_ns,
-        )  # fmt: skip
-        layout.PHASE_TIMES[len(phases_ns)].pack_into(scratch.entry, layout.PHASE_TIMES_OFFSET, *phases_ns)
+        words, halves = scratch.words, scratch.halves
+        words[layout.SEQUENCE_WORD] = sequence
+        words[layout.STEP_WORD] = step
+        words[layout.TIME_WORD] = unix_ns
+        halves[layout.FORM_HALF] = layout.STEP | kind << 8 | len(phases_ns) << 24
+        halves[layout.K_HALF] = k
+        halves[layout.RELATIVE_STEP_HALF] = relative_step
+        halves[layout.MASK_HALF] = mask & 0xFFFF
+        times = scratch.times
+        times[layout.STEP_NS] = step_ns
+        times[layout.BUSY_NS] = busy_ns
+        times[layout.BUSY_CPU_NS] = busy_cpu_ns
+        times[layout.WAIT_NS] = wait_ns
+        place = layout.FIRST_PHASE_NS
+        for ns in phases_ns:
+            times[place] = ns
+            place += 1
         self._publish(scratch)
         if mask > 0xFFFF:
             self._write_pages(scratch, step, k, unix_ns, mask & ~0xFFFF)
@@ -328,7 +342,7 @@ class Recorder:
             self._publish(self._late)
 
     def _publish(self, scratch: _Scratch) -> None:
-        _CRC.pack_into(scratch.entry, 0, crc32(scratch.body))
+        scratch.halves[layout.CRC_HALF] = crc32(scratch.body)
         at = self._at
         end = at + layout.ENTRY_BYTES
         self._view[at:end] = scratch.entry
@@ -339,13 +353,16 @@ class Recorder:
 class _Scratch:
     """A buffer for one entry, and the values of all pages by metric index; page 0 lies in the entry itself."""
 
-    __slots__ = ("body", "entry", "floats", "integers", "pages")
+    __slots__ = ("body", "entry", "floats", "halves", "integers", "pages", "times", "words")
 
     def __init__(self) -> None:
         buffer = memoryview(bytearray(layout.VALUES_OFFSET + 8 * layout.NAMES_MAX))
         values = buffer[layout.VALUES_OFFSET :]
         self.entry = buffer[: layout.ENTRY_BYTES]
         self.body = self.entry[layout.CRC_BYTES :]
+        self.words = self.entry.cast("q")
+        self.halves = self.entry.cast("I")
+        self.times = self.entry.cast("f")
         self.floats = values.cast("d")
         self.integers = values.cast("q")
         page_bytes = 8 * layout.PAGE_VALUES

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from rankwatch import layout
+from rankwatch.folders import others_reach
 from rankwatch.reader import RingReader
 
 
@@ -19,6 +20,8 @@ def launches_at_once(directories: Iterable[str], job: str, launch: str) -> list[
     ours = f"-p{os.getpid()}-"
     for directory in directories:
         try:
+            if others_reach(directory, os.getuid()):
+                continue
             names = [name for name in os.listdir(directory) if name.endswith(layout.RING_SUFFIX) and ours not in name]
         except OSError:
             continue

@@ -7,6 +7,7 @@ in Python.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 from typing import Final
 
@@ -27,7 +28,8 @@ class StackFile:
         if signal.getsignal(number) is not signal.SIG_DFL:
             raise ValueError(f"signal {number} has a handler already")
         self.number = number
-        self._file = open(path, "w")  # noqa: SIM115 - the handler writes to it as long as the process lives
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = open(descriptor, "w")  # noqa: SIM115 - the handler writes to it as long as the process lives
         faulthandler.register(number, file=self._file, all_threads=True, chain=False)
 
     def close(self) -> None:

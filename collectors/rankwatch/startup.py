@@ -11,20 +11,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
 from rankwatch import layout
-from rankwatch.console import say
 from rankwatch.folders import directories
-from rankwatch.identity import identify, this_start
-from rankwatch.notices import notice_path
+from rankwatch.identity import identify, mixed_launches, this_start
+from rankwatch.locations import ROOTS_MAX, checkpoint_root
+from rankwatch.loop.state import Capture
+from rankwatch.notices import notice_path, say
 from rankwatch.recorder import Recorder
 from rankwatch.rivals import launches_at_once
 from rankwatch.spawn import ensure_agent
 from rankwatch.stacks import STACK_SIGNAL, StackFile
-from rankwatch.state import Capture
 from rankwatch.watch import Watch
 
 GRACE_S_MAX: Final = 3_600.0
@@ -49,6 +49,7 @@ def start(
     lockstep: bool = True,
     relaunches: bool | None = None,
     grace_s: float | None = None,
+    checkpoint_roots: Sequence[str] | None = None,
     agent: bool = True,
     url: str | None = None,
     token_file: str | None = None,
@@ -72,6 +73,9 @@ def start(
         relaunches: whether the launcher restarts a job whose processes were ended; None: as torchrun's variables say.
         grace_s: seconds that the launcher waits between asking the ranks to end and killing them; None: 30, as torchrun
             and Slurm do. A job whose ranks have all ended within this and 15 s of the first was ended on request.
+        checkpoint_roots: folders and URLs (`s3://bucket/run`) below which all checkpoints of the job lie; nothing is
+            loaded from elsewhere. Else RANKWATCH_CHECKPOINT_ROOTS, with commas between them, else the folders of the
+            checkpoints that ranks of this host have saved.
         agent: start an agent on this host unless one runs. Without an agent the records are not read.
         url: base URL of the service, for the agent; if None, the agent finds it by itself.
         token_file: file with the access token, for the agent.
@@ -84,6 +88,7 @@ def start(
     env = os.environ if env is None else env
     if grace_s is not None and not 0 <= grace_s <= GRACE_S_MAX:
         raise ValueError(f"grace_s must be 0 to {GRACE_S_MAX:g} seconds, not {grace_s}")
+    roots = _checkpoint_roots(env, checkpoint_roots)
     identity = identify(
         env,
         job=job,
@@ -94,7 +99,7 @@ def start(
         host=host,
         device_uuid=device_uuid,
         topology=topology,
-        process_group=_process_group(),
+        process_group=process_group(),
         start=this_start,
     )
     places = directories(env, os.getuid())
@@ -102,11 +107,14 @@ def start(
         say(f"job {identity.job!r} already trains on this host as launch {others[0]!r}: give one of them another job=")
         if identity.source == "single":
             say("if both are ranks of one job: call rankwatch.start after torch.distributed.init_process_group")
+    if identity.rank == 0 and launch is None and (trouble := mixed_launches(env)):
+        say(trouble)
+    began_unix_ns = time.time_ns()
     recorder = Recorder.create(
-        identity._asdict(),
+        {**identity._asdict(), **({"checkpoint_roots": roots} if roots else {})},
         places,
         monotonic_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
+        unix_ns=began_unix_ns,
     )
     directory = os.path.dirname(recorder.path) if recorder.path is not None else None
     watch = Watch(identity, recorder, directory=directory, placed=bool(topology))
@@ -119,9 +127,9 @@ def start(
     _take_stack_signal(watch, recorder, stack_signal)
     if directory is not None and identity.local_rank == 0:
         named = env.get("RANKWATCH_DIR")
-        if named and os.path.realpath(directory) != os.path.realpath(named):
+        if named and not recorder.warned and os.path.realpath(directory) != os.path.realpath(named):
             say(f"RANKWATCH_DIR={named} cannot be written; recording in {directory}")
-        watch.say_notices(notice_path(directory, identity.job))
+        watch.say_notices(notice_path(directory, identity.job), began_unix_ns)
     if agent and directory is not None:
         try:
             ensure_agent(directory, identity.job, env, url=url, token_file=token_file)
@@ -131,7 +139,34 @@ def start(
     return watch
 
 
-def _process_group() -> tuple[int, int] | None:
+def _checkpoint_roots(env: Mapping[str, str], told: Sequence[str] | None) -> list[str]:
+    """The declared checkpoint roots; local ones as absolute path too, and as relative one below this directory.
+
+    Raises:
+        ValueError: one is not valid, or there are too many.
+    """
+    if isinstance(told, str):
+        raise ValueError(f"checkpoint_roots must be a list of folders and URLs, not {told!r}")  # noqa: TRY004
+    if told is None:
+        told = [text for text in env.get("RANKWATCH_CHECKPOINT_ROOTS", "").split(",") if text.strip()]
+    if len(told) > ROOTS_MAX // 2:
+        raise ValueError(f"checkpoint_roots takes at most {ROOTS_MAX // 2} folders and URLs, not {len(told)}")
+    roots: dict[str, None] = {}
+    for text in (str(each).strip() for each in told):
+        forms = [text]
+        if "://" not in text:
+            absolute, here = os.path.abspath(text), os.getcwd()
+            forms.append(absolute)
+            if os.path.commonpath((absolute, here)) == here:
+                forms.append(os.path.relpath(absolute, here))
+        try:
+            roots |= dict.fromkeys(map(checkpoint_root, forms))
+        except ValueError as error:
+            raise ValueError(f"{text!r} cannot be a checkpoint root: {error}") from None
+    return list(roots)
+
+
+def process_group() -> tuple[int, int] | None:
     """Rank and world size of torch's default process group, if the script has one; torch is never imported."""
     distributed = sys.modules.get("torch.distributed")
     try:
@@ -140,6 +175,11 @@ def _process_group() -> tuple[int, int] | None:
         return distributed.get_rank(), distributed.get_world_size()
     except (AttributeError, RuntimeError, ValueError):  # partly imported, or another thread destroys the group
         return None
+
+
+def is_watched() -> bool:
+    """Whether this process has a watch."""
+    return _current is not None
 
 
 def capture(step: int) -> Capture:

@@ -8,24 +8,23 @@ and the process ends if a rollback has begun and no `go` arrives.
 from __future__ import annotations
 
 import atexit
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rankwatch import layout, stepping
-from rankwatch.console import say
-from rankwatch.directive import end_process
 from rankwatch.faults import Faults
 from rankwatch.identity import RankIdentity
-from rankwatch.loop import Checkpoint, Loop
+from rankwatch.loop import Checkpoint, Loop, advised_checkpoint, stepping
+from rankwatch.loop.directive import end_process
+from rankwatch.loop.state import Capture, EpochBatches, MemoryTier, TrainingState
 from rankwatch.meter import NOTHING, StepMeter
-from rankwatch.notices import NoticeReader
+from rankwatch.notices import NoticeReader, say
 from rankwatch.recorder import Recorder
 from rankwatch.stacks import StackFile
-from rankwatch.state import Capture, MemoryTier, TrainingState
+from rankwatch.values import Values
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
@@ -50,7 +49,7 @@ class Watch:
     ) -> None:
         self.identity = identity
         self._directory = directory
-        self._placed = placed
+        self._place = placed, identity.pp
         self._torch_parts: dict[str, Any] = {}
         self._recorder = recorder
         self._faults = Faults(recorder, now)
@@ -59,8 +58,7 @@ class Watch:
             identity.launch, recorder, self._meter, self._faults, now=now, sleep=sleep, end_process=end_process
         )
         self._phases = self._meter.phases
-        self._floats = recorder.floats
-        self._plain: dict[str, tuple[int, int]] = {}
+        self._values = Values(recorder, self._meter, self._loop, self._faults)
         self.stacks: StackFile | None = None
 
     # ---- setup -------------------------------------------------------------------------------------------------------
@@ -86,7 +84,7 @@ class Watch:
         parts = self._torch_parts | parts
         earlier = self._loop.probe
         handed = earlier.handed if isinstance(earlier, TorchProbe) else ()
-        probe = TorchProbe(self._meter, model, optimizer, placed=self._placed, earlier=handed, **own, **parts)
+        probe = TorchProbe(self._meter, model, optimizer, place=self._place, earlier=handed, **own, **parts)
         if earlier is not None:
             earlier.close()
         self._loop.probe, self._torch_parts = probe, parts
@@ -96,8 +94,8 @@ class Watch:
 
         Args:
             data: a callable that builds an iterator of batches at a position (batches already drawn), or an iterable
-                with `state_dict` and `load_state_dict`. Read the batches from `batches`, within their step. Without
-                data, a rollback to memory restores only the weights, and is done only if mode `weights` is requested.
+                with `state_dict` and `load_state_dict`. Read them from `batches`, within their step; `over` needs none.
+                Without data, a rollback to memory restores only the weights, in mode `weights`.
             keep: captures kept in host memory, each a whole copy of the registered state; 0: none. With 2 or more, one
                 place is reserved for the newest capture that proved good.
             every: steps between two captures. A capture is proven good by 20 clean steps after it and about 2 s: choose
@@ -121,15 +119,14 @@ class Watch:
         Raises:
             ValueError: `state` was called without data, or not at all.
         """
-        state = self._loop.state
-        if state is None or state.batches is None:
+        if self._loop.state is None or self._loop.state.batches is None:
             raise ValueError("watch.batches needs watch.state(data=...)")
-        return state.batches
+        return self._loop.state.batches
 
     def on_checkpoint(self, save: _Hook) -> _Hook:
         """Decorator: `save(step)` saves the state at the boundary before `step` and returns its location.
 
-        A location with a scheme (`s3://...`) is considered to survive the host.
+        One with a scheme (`s3://...`) is considered to survive the host. None: it saves soon, and registers the save.
         """
         self._loop.save = save
         self._loop.allow("checkpoint")
@@ -156,7 +153,7 @@ class Watch:
 
     def tell_grace(self, seconds: float) -> None:
         """Declare how long the launcher waits between asking the ranks to end and killing them."""
-        self._loop.grace_s = seconds
+        self._loop.exit.grace_s = seconds
         self._recorder.declare({"grace_s": seconds})
 
     @property
@@ -167,17 +164,9 @@ class Watch:
         """
         if self._directory is None:
             return None
-        try:
-            with open(layout.resume_path(self._directory, self.identity.job)) as file:
-                advice = json.load(file)
-            if advice["job"] != self.identity.job or not advice["checkpoint"]:
-                return None
-            return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]), "relaunch")
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # noqa: BLE001 - the boundary: a bad file is no advice
-            self._faults.caught(error)
-            return None
+        with self._faults:  # a bad file is no advice
+            return advised_checkpoint(self._directory, self.identity.job)
+        return None
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -189,15 +178,77 @@ class Watch:
         """
         return stepping.steps(self._loop, max_steps, start)
 
+    def over(
+        self,
+        loader: Iterable[Any],
+        *,
+        epochs: int = 1,
+        set_epoch: Callable[[int], object] | None = None,
+        start: int = 0,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield step and batch for each batch of a loader; orders are carried out between them, as with `steps`.
+
+        Waiting for a batch is marked as `data_wait`. A rollback moves the loader back too: by its `state_dict`, if it
+        has one, else by drawing the epoch's batches anew and skipping.
+
+        Args:
+            loader: yields the batches of one epoch each time it is iterated over.
+            epochs: how often.
+            set_epoch: called with an epoch's number before it begins; None: that of the loader or of its sampler.
+            start: the first step, as after a relaunch. Batches of earlier steps are skipped, but not those of a loader
+                with `load_state_dict`, which the script restores.
+
+        Raises:
+            ValueError: `state` was called with `data`, which is read from `batches`.
+        """
+        loop = self._loop
+        if loop.state is not None and loop.state.batches is not None:
+            raise ValueError(
+                "watch.over has a loader of its own: leave data= out of watch.state, or read watch.batches"
+            )
+        batches = EpochBatches(loader, epochs, set_epoch)
+        batches.skip(start)
+        loop.draws_from(batches)
+        return stepping.over(loop, batches, partial(self.phase, "data_wait"), start)
+
     def step(self, step: int | None = None) -> AbstractContextManager[int]:
-        """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; then `close` at the end.
+        """One step, for loops that cannot use `steps`: `with watch.step() as step: ...`; `close` at the end.
 
         Args:
             step: its number; if None, the one after the last. After a rollback the `with` returns the restored step,
-                whatever was passed. Such a loop does not support stop. A loop that numbers its steps itself does not
-                move its counter back, so a rollback to memory can restore only its weights.
+                whatever was passed. Such a loop is stopped only if it asks `should_stop`. A loop that numbers its steps
+                itself does not move its counter back, so a rollback to memory can restore only its weights.
         """
         return stepping.SingleStep(self._loop, step)
+
+    def begin(self, step: int | None = None) -> int:
+        """Begin a step, where a `with` cannot stand around it; returns its number. See `step`."""
+        return stepping.SingleStep(self._loop, step).__enter__()
+
+    def end(self) -> None:
+        """End the step that `begin` began; no effect if none runs."""
+        if self._loop.in_step:
+            self._loop.end()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop should end now, for loops that are not ours: ask between two steps.
+
+        Orders are carried out here: a pause waits here, and a rollback is done when it returns. A script that asks
+        declares that its job supports stop; after a stop no further step is recorded.
+        """
+        return self._loop.asked_to_stop()
+
+    def leave(self) -> None:
+        """The loop is over and the process goes on; it takes orders again from the next `begin` on."""
+        self._loop.exit.leave("end")
+
+    def pause(self, name: str = "eval") -> stepping.TrainingPause:
+        """A part that is no training, between two steps or within one; a context manager and a decorator.
+
+        It is a phase outside of the step's work; the step that it is in is not compared with others.
+        """
+        return stepping.TrainingPause(self._loop, self._meter, self._faults, name)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A named part of the step: data_wait, forward, backward, collective, optimizer, checkpoint_save, eval, ..."""
@@ -208,11 +259,9 @@ class Watch:
             return self._new_phase(name)
 
     def _new_phase(self, name: str) -> AbstractContextManager[None]:
-        try:
+        with self._faults:
             return self._meter.phase(name)
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
-            return NOTHING
+        return NOTHING
 
     def log(self, **values: Any) -> None:
         """Record values of this step: numbers, or tensors, without waiting for a device. NaN and Inf are values.
@@ -220,39 +269,7 @@ class Watch:
         Between two steps, as in a logging callback, they belong to the step that has ended. A tensor on an accelerator
         is recorded only within a step and after a call of `torch(...)`; otherwise it is dropped and counted.
         """
-        floats, known, mask = self._floats, self._plain, 0
-        for name, value in values.items():
-            if value.__class__ is float and name in known:
-                index, bit = known[name]
-                floats[index] = value
-                mask |= bit
-            else:
-                self._log_other(name, value)
-        self._meter.mask |= mask
-
-    def _log_other(self, name: str, value: Any) -> None:
-        try:
-            if hasattr(value, "detach"):
-                self._log_tensor(name, value)
-                return
-            index = self._meter.metric(name)
-            if self._recorder.is_exact(index):
-                self._meter.put_exact(name, int(value))
-                return
-            self._meter.put(index, float(value))
-            if index >= 0:
-                self._plain[name] = index, 1 << index
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
-
-    def _log_tensor(self, name: str, value: Any) -> None:
-        # The probe hands values over at the end of a step: what came between two steps would be forgotten.
-        if self._loop.probe is not None and self._loop.in_step:
-            self._loop.probe.log(name, value)
-        elif value.device.type == "cpu":
-            self._meter.put(self._meter.metric(name), float(value.detach()))
-        else:
-            self._recorder.drop("device_values")  # reading it would wait for the device; watch.torch(...) does not
+        self._values.log(values)
 
     def declare(self, what: str, detail: str = "") -> None:
         """Declare that training changes intentionally from this step on: its loss and its step time may change.
@@ -263,10 +280,8 @@ class Watch:
             what: the change in a word: "curriculum", "data mix", "sequence length".
             detail: further text for people who read it later.
         """
-        try:
+        with self._faults:
             self._meter.note("declared", {"what": str(what), "detail": str(detail)})
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
 
     def checkpoint_saved(
         self,
@@ -288,18 +303,14 @@ class Watch:
             size_bytes: size of this rank's part.
             shards: how many ranks save a part of it and call this; 0: every rank.
         """
-        try:
+        with self._faults:
             fields = {"seconds": seconds, "bytes": size_bytes, "shards": shards}
             self._loop.saved(step, location, tier, fields)
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
 
     def checkpoint_loaded(self, checkpoint: Checkpoint, seconds: float = 0.0) -> None:
         """Record that the loop loaded a checkpoint, for instance the one from `resume`."""
-        try:
+        with self._faults:
             self._loop.loaded(checkpoint, seconds)
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
 
     def capture(self, step: int) -> Capture:
         """Copy the registered state at the boundary before `step`.
@@ -349,31 +360,29 @@ class Watch:
 
     def crashed(self, error: BaseException, trace: TracebackType | None) -> None:
         """Record the exception that ends this process."""
-        self._loop.crashed(error, trace)
+        self._loop.exit.crashed(error, trace)
 
-    def say_notices(self, path: str) -> None:
-        """Print the notices that the host's agent writes to this file in the training output."""
-        self._loop.notices = NoticeReader(path, say)
+    def say_notices(self, path: str, since_unix_ns: int) -> None:
+        """Print the notices that the host's agent writes to this file from this time on in the training output."""
+        self._loop.notices = NoticeReader(path, since_unix_ns, say)
 
     def at_exit(self) -> None:
         """Python shuts down: record what ends this process, unless that was recorded, and end the watch.
 
         The recorder's lock is kept until the process is gone, since only then is it known how the process ended.
         """
-        self._loop.process_ends()
+        self._loop.exit.process_ends(self._loop.in_step)
         self._end()
 
     def close(self) -> None:
         """End the watch and close the recorder file while the process goes on. Safe to call twice."""
         atexit.unregister(self.at_exit)
         self._end()
-        try:
+        with self._faults:
             self._recorder.close()
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)
 
     def _end(self) -> None:
-        try:
+        with self._faults:
             if self._loop.probe is not None:
                 self._loop.probe.close()
                 self._loop.probe = None
@@ -381,13 +390,11 @@ class Watch:
             if not self._loop.in_step:
                 if self._meter.mask:
                     self._meter.flush()
-                self._loop.leave("end")
-            self._loop.tell_left()
+                self._loop.exit.leave("end")
+            self._loop.exit.tell()
             if self._loop.notices is not None:
                 self._loop.notices.look()
                 self._loop.notices = None
             if self.stacks is not None:
                 self.stacks.close()
                 self.stacks = None
-        except Exception as error:  # noqa: BLE001 - the boundary
-            self._faults.caught(error)

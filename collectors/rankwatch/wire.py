@@ -20,8 +20,14 @@ SCHEMA_VERSION: Final = 1
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest accepted body. 64 steps x 512 ranks x 24 columns x 8 bytes = 6.3 MB; a bigger one must be split."""
 
+ORDERS_VALID_S: Final = 30.0
+"""How long signed orders may be on their way. The service sends them anew every 10 s."""
+
 METRIC_NAME_BYTES_MAX: Final = 64
 """Longest metric name, UTF-8."""
+
+SLICES_MAX: Final = 8
+"""Slices of one rank, as many as a recorder has."""
 
 
 class Column(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,7 +49,8 @@ class Table(msgspec.Struct, frozen=True):
     Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
     started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
     `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many local gradients or logged values were not finite),
-    `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `tokens`, `tokens_squared`,
+    `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `grad_norm.N` and `fingerprint.N` (of
+    the rank's N-th slice, from 0), `tokens`, `tokens_squared`,
     `phase.NAME` (seconds of each phase), and any user metric.
     Values records: `step`, `rank`, and any of the metrics.
     `step` and `rank` are present in every row.
@@ -53,8 +60,17 @@ class Table(msgspec.Struct, frozen=True):
     columns: dict[str, Column]
 
 
+class Slice(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank holds of those parameters of a sharded model that are divided alike."""
+
+    content: str
+    """Which part of which parameters: ranks with equal texts hold the same, and have equal gradients of it."""
+    replica_of: int = -1
+    """The lowest rank that is known to keep the same bits, to which fingerprints compare; -1: no other one is."""
+
+
 class RankInfo(msgspec.Struct, frozen=True):
-    """Identity of one rank of an attempt. A restart may give a device another rank; (host, device_uuid) stays."""
+    """AgentIdentity of one rank of an attempt. A restart may give a device another rank; (host, device_uuid) stays."""
 
     rank: int
     world_size: int
@@ -83,6 +99,15 @@ class RankInfo(msgspec.Struct, frozen=True):
     """One line on what the torch probe watches of this job and what not; from one rank of the job."""
     lockstep: bool = True
     """Ranks wait for each other in each step; False: each goes at its own pace, as rollouts and servers do."""
+    agent: str = ""
+    """Set by the service, whatever is sent: the agent that introduced the rank; empty if it has not enrolled."""
+    checkpoint_roots: tuple[str, ...] | None = None
+    """Folders and URLs below which this host's ranks save checkpoints; None from an agent that does not know them."""
+    checkpoint_shards: int = 0
+    """How many ranks save a part of a checkpoint; 0: every rank that can. An event cannot lower it."""
+    slices: tuple[Slice, ...] | None = None
+    """What the rank holds of a sharded model: `grad_norm.N` and `fingerprint.N` are of the N-th. None: its model is not
+    sharded, or it is not known how."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -156,6 +181,7 @@ EVENT_KINDS: Final = (
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds, mode
     "checkpoint_gone",  # checkpoint, reason: a rank does not have it in memory any more
+    "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",
     "agent_stop",
@@ -252,6 +278,45 @@ class View(msgspec.Struct, frozen=True):
     boot: str
     sent_unix_ns: int
     ranks: tuple[Progress, ...]
+
+
+class EnrolmentRequest(msgspec.Struct, frozen=True):
+    """POSTed by an agent that has no identity yet, as JSON; the answer is `Enrolled`."""
+
+    job: str
+    host: str
+    nonce: str = ""
+    """What the proof of the answer is for; empty: none is wanted."""
+
+
+class Enrolled(msgspec.Struct, frozen=True):
+    """The identity of an agent within one job and host, which its messages are signed with from now on."""
+
+    agent: str
+    """16 hexadecimal digits."""
+    secret: str
+    """64 hexadecimal digits."""
+    proof: str = ""
+    """`signed.proof_of` this answer; empty if the token has no enrolment key."""
+
+
+class SignedOrders(msgspec.Struct, frozen=True):
+    """`Orders` for one agent, signed by its secret. All other fields are part of what is signed."""
+
+    orders: str
+    """`Orders` as JSON."""
+    nonce: str
+    """What the agent's request brought: the answer is to this request and to no other."""
+    sequence: int
+    """Counts the messages on one event stream; 0 in the answer to a view."""
+    at_unix_ns: int
+    """The service's time. The message expires `ORDERS_VALID_S` later."""
+    code: str = ""
+    """`signed.code_of(ORDERS, ...)` of `signed_part`, in hexadecimal."""
+
+    def signed_part(self) -> bytes:
+        """The bytes that `code` signs."""
+        return f"{self.nonce}\0{self.sequence}\0{self.at_unix_ns}\0{self.orders}".encode()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

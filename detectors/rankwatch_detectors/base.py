@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ class Kind(StrEnum):
     DEVICE_DEGRADED = "device_degraded"
     NETWORK_DEGRADED = "network_degraded"
     RESTART_LOOP = "restart_loop"
+    LIMIT_REACHED = "limit_reached"
+    FORGED_TELEMETRY = "forged_telemetry"
 
 
 class Severity(StrEnum):
@@ -76,6 +78,9 @@ class Topology:
     parameters: tuple[str, ...] = ()
     lockstep: bool = True
     """Ranks wait for each other in each step; else each goes at its own pace and is judged against its own past."""
+    slices: tuple[Ints, ...] = ()
+    """[n][rank]: a number for the bits that the rank's n-th slice must have, equal on ranks that are known to keep them
+    equal; -1: none is. `fingerprint.n` of ranks with equal numbers, of any n, are compared."""
     optimizers: int = 0
     """Number of optimizers, 0: unknown. With several, as in a GAN, losses rise and fall in turn."""
 
@@ -176,8 +181,9 @@ class Tick:
 class Occurrence:
     """One event (`rankwatch.wire.EVENT_KINDS`) or a control record.
 
-    Control records are `order` (fields: order, phase, action, step), `gap` (fields: missing, boot) and `accepted`
-    (fields: kinds): a person resolved an incident of these kinds whose findings were still open.
+    The service itself reports those of `SERVICE_KINDS`: `order` (fields: order, phase, action, step), `gap` (fields:
+    missing, boot), `accepted` (fields: kinds): a person resolved an incident of these kinds whose findings were still
+    open, and what it refused: `limit` and `forged` (fields: see `refusals`).
     """
 
     kind: str
@@ -190,6 +196,9 @@ class Occurrence:
     unix_ns: int = 0
     """When it happened, by its host's clock, for comparing events of one host; 0: not reported."""
 
+
+SERVICE_KINDS: Final = frozenset({"order", "gap", "accepted", "limit", "forged"})
+"""Kinds of occurrences that the service alone reports. An agent's event of such a kind is not one."""
 
 Observation = AttemptStart | Frame | Occurrence | Tick
 

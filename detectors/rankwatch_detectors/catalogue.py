@@ -15,6 +15,7 @@ from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetecto
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
 from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.statistics.level import LevelConfig
 from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
 from rankwatch_detectors.values.nonfinite import NonfiniteConfig, NonfiniteDetector
@@ -42,6 +43,7 @@ class CatalogueConfig:
         )
     )
     restart_loop: RestartLoopConfig = field(default_factory=RestartLoopConfig)
+    refusals: RefusalConfig = field(default_factory=RefusalConfig)
 
 
 def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
@@ -63,4 +65,6 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),
         RestartLoopDetector(config.restart_loop),
+        RefusalDetector(Kind.LIMIT_REACHED, config.refusals),
+        RefusalDetector(Kind.FORGED_TELEMETRY, config.refusals),
     ]

@@ -25,3 +25,8 @@ def is_name(text: str) -> bool:
         and "/" not in text
         and text not in (".", "..")
     )
+
+
+def launch_of(attempt: str) -> str:
+    """The LAUNCH of LAUNCH.k."""
+    return attempt.rpartition(".")[0]

@@ -7,16 +7,25 @@ error in the file and as an argument, but not in the environment, where collecto
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
+from rankwatch.trust import is_loopback
+from rankwatch_service.allow_list import EVERY_ADDRESS, AllowList, allow_list
+from rankwatch_service.names import NAME_CHARS_MAX
 
 PORT: Final = 8770
 """Default port of the api."""
+
+SECRET_KEY_CHARS_MIN: Final = 32
+"""Characters of the secret key: 128 bits if they are hexadecimal digits. The service creates keys of 64."""
+
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 
 CONFIG_NAME: Final = "rankwatch.toml"
 
@@ -25,15 +34,56 @@ def _database_url(values: dict[str, Any]) -> str:
     return f"sqlite:///{Path(values['data_dir']).absolute() / 'rankwatch.db'}"
 
 
+def _secret_key_file(values: dict[str, Any]) -> Path:
+    return Path(values["data_dir"]) / "secret.key"
+
+
 def _public_url(values: dict[str, Any]) -> str:
     host = values["host"]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{values['port']}"
+    return f"{'https' if values['tls_cert'] else 'http'}://{name}:{values['port']}"
+
+
+def is_confidential(url: str) -> bool:
+    """Whether what is sent to this URL can be read on this machine and by its holder alone: https, or loopback."""
+    parts = urlsplit(url)
+    plain_here = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    return (parts.scheme == "https" or plain_here) and bool(parts.hostname) and not (parts.query or parts.fragment)
+
+
+class GroupSettings(BaseModel):
+    """What the people of a group may do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    scopes: frozenset[Literal["read", "operate", "command", "admin"]]
+    jobs: tuple[Pattern, ...] = ()
+    """Patterns of the names of jobs; none: every job."""
+
+    @model_validator(mode="after")
+    def _pages_can_be_read(self) -> GroupSettings:
+        if not self.scopes & {"read", "admin"}:
+            raise ValueError("scopes need read, without which no page can be opened")
+        return self
 
 
 def local_config(ingest_config: Path) -> Path:
-    """The file in which `up` stores {url, token, database_url} for the same user's command line (0600)."""
+    """The file in which `up` stores {url, token, database_url, data_dir} for the same user's command line (0600)."""
     return ingest_config.with_name("local.json")
+
+
+def config_file() -> Path | None:
+    """The settings file in force; None if there is none."""
+    places = (Path(CONFIG_NAME), user_config_path("rankwatch") / CONFIG_NAME)
+    return next((place for place in places if place.is_file()), None)
+
+
+class ProjectSettings(BaseModel):
+    """Settings for the jobs of one project, instead of those of all jobs; None: no other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    series_raw_hours: int | None = Field(default=None, ge=1)
+    series_rollup_days: int | None = Field(default=None, ge=1)
 
 
 class Settings(BaseSettings):
@@ -42,20 +92,48 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RANKWATCH_", frozen=True, extra="forbid")
 
     data_dir: Path = Field(default_factory=lambda: user_data_path("rankwatch"))
-    """Folder of everything that `up` stores: the SQLite database and the tokens."""
+    """Folder of everything that `up` stores: the SQLite database, the secret key and the tokens."""
     database_url: str = Field(default_factory=_database_url, repr=False)
     """The database: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME."""
+    secret_key: str | None = Field(default=None, min_length=SECRET_KEY_CHARS_MIN, repr=False)
+    """Encrypts the secrets in the database; the same text in all roles. None: it is in `secret_key_file`."""
+    secret_key_file: Path = Field(default_factory=_secret_key_file)
+    """File of the secret key, which only its owner may read; created with a new key for a new database."""
     host: str = "127.0.0.1"
     """Address the api listens on."""
     port: int = Field(default=PORT, ge=0, le=65_535)
+    tls_cert: Path | None = None
+    """PEM file of the api's certificate, with those between it and its authority: the api then speaks https alone."""
+    tls_key: Path | None = None
+    """PEM file of its key, without a passphrase. Both files are read again when they change."""
+    insecure: bool = False
+    """The api may listen without TLS where other machines reach it."""
+    trusted_proxies: str = ""
+    """Addresses and networks of reverse proxies, with commas. Their X-Forwarded-For or Forwarded names the client."""
     public_url: str = Field(default_factory=_public_url)
     """URL at which people and agents reach the api, also used in notifications. https makes cookies Secure."""
     ingest_config: Path | None = Field(default_factory=lambda: user_config_path("rankwatch") / "ingest.json")
     """File in which `up` stores {url, token} for collectors on this machine, with `local_config` for commands beside
     it; None: neither is written."""
-    notify_allow_private: bool = True
-    """Webhooks may go to loopback and private addresses. Switch it off if people you do not trust add receivers."""
+    allowed_hosts: str = ""
+    """Further names, with commas, that requests may ask for in Host, such as that of a service in Kubernetes."""
+    notify_allow_private: bool = False
+    """Webhooks may go to every loopback and private address. `up` switches it on, unless it is set."""
+    notify_allow: str = ""
+    """Names, addresses and networks, with commas, to which webhooks may go even if they are loopback or private."""
     log_level: str = "INFO"
+
+    oidc_issuer: str = ""
+    """URL of the OIDC provider by which people log in, exactly as it names itself; empty: they log in with tokens."""
+    oidc_client_id: str = ""
+    oidc_client_secret: str = Field(default="", repr=False)
+    """Empty: the provider knows this service as a public client."""
+    oidc_scopes: str = "openid profile email"
+    """What is asked of the provider; some want `groups` besides."""
+    oidc_groups_claim: str = Field(default="groups", min_length=1)
+    """Claim of the id token that lists the groups of a person."""
+    oidc_groups: dict[str, GroupSettings] = {}
+    """What the people of each group may do. Whoever is in none of them is refused."""
 
     kafka: str = ""
     """HOST:PORT of one or more brokers, with commas: telemetry flows through Kafka; empty: through the database."""
@@ -89,10 +167,61 @@ class Settings(BaseSettings):
     series_rollup_bytes: int = Field(default=5 * 1024**3, ge=0)
     """Largest size of the roll-ups."""
 
+    projects: dict[str, ProjectSettings] = {}
+    """What is different for the jobs of a project: in the file, `[projects.NAME]`; in the environment, JSON."""
+
+    @model_validator(mode="after")
+    def _lists_are_readable(self) -> Settings:
+        self.private_targets()
+        if allow_list(self.allowed_hosts).networks:
+            raise ValueError("allowed_hosts are names: requests that ask for an address are always answered")
+        return self
+
+    @model_validator(mode="after")
+    def _oidc_is_whole(self) -> Settings:
+        if not self.oidc_issuer:
+            return self
+        if not is_confidential(self.oidc_issuer):
+            raise ValueError("oidc_issuer must be a URL with https, without query and fragment")
+        if not self.oidc_client_id:
+            raise ValueError("oidc_issuer needs oidc_client_id, by which the provider knows this service")
+        if not self.oidc_groups:
+            raise ValueError("oidc_issuer needs oidc_groups: nobody could log in without a group")
+        return self
+
     @model_validator(mode="after")
     def _kafka_can_connect(self) -> Settings:
         self.kafka_settings()
         return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both or none")
+        if self.tls_cert and self.public_url.startswith("http:"):
+            raise ValueError(f"public_url is {self.public_url}, but with tls_cert the api speaks https alone")
+        return self
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_addresses(cls, listed: str) -> str:
+        if names := allow_list(listed).names:
+            raise ValueError(f"{', '.join(sorted(names))}: a proxy is named by its address or network")
+        return listed
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines would reach the api without TLS, and nobody asked for that."""
+        return not (self.tls_cert or self.insecure or is_loopback(self.host))
+
+    def private_targets(self) -> AllowList:
+        """Loopback and private addresses that webhooks may go to.
+
+        Raises:
+            ValueError: `notify_allow` is malformed.
+        """
+        listed = allow_list(self.notify_allow)
+        return EVERY_ADDRESS if self.notify_allow_private else listed
 
     def kafka_settings(self) -> KafkaSettings | None:
         """The settings of Kafka; None if telemetry flows through the database.
@@ -125,9 +254,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Sources in this order: argument, environment, file; the first that has a key is used."""
-        places = (Path(CONFIG_NAME), user_config_path("rankwatch") / CONFIG_NAME)
-        found = next((place for place in places if place.is_file()), None)
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=found)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config_file())
 
     @property
     def ingest_token_path(self) -> Path:

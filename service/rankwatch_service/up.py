@@ -11,14 +11,17 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
 
+from rankwatch.trust import Trust, pin_of
+from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.token_files import ensure_token_file, write_secret
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.notify.receivers import encrypt_receivers
 from rankwatch_service.settings import Settings, local_config
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -30,6 +33,10 @@ START_S: Final = 30.0
 """How long to wait for the api before the addresses are printed anyway."""
 
 
+LOCK_NAME: Final = "up.lock"
+"""File in the data folder that a running `up` has locked."""
+
+
 class UpError(Exception):
     """The service cannot be started; the message says why and what to do."""
 
@@ -39,11 +46,12 @@ def run(settings: Settings) -> None:
 
     Raises:
         UpError: the data folder is in use or cannot be written, or the port is taken.
+        SecretKeyError: see `load_secret_key`.
     """
     configure(settings.log_level, "up")
     clock = SystemClock()
-    with _data_folder(settings.data_dir):
-        settings = _with_port(settings)
+    with data_folder(settings.data_dir):
+        settings = _with_private_targets(_with_port(settings))
         login = prepare(settings, clock)
         roles = {role: python_module("rankwatch_service", role) for role in ROLES}
         supervisor = Supervisor(roles, {**os.environ, **as_environment(settings)}, clock)
@@ -70,14 +78,14 @@ def prepare(settings: Settings, clock: Clock) -> str:
     """
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
+    encrypt_receivers(engine, load_secret_key(settings, engine, clock))
     ingest = ensure_token_file(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
     if settings.ingest_config is not None:
         local = ensure_token_file(engine, settings.local_token_path, clock, TokenKind.LOCAL)
-        address = {"url": settings.public_url, "token": ingest}
+        address = {"url": settings.public_url, "token": ingest} | _trust(settings)
         _write_address(settings.ingest_config, address)
-        _write_address(
-            local_config(settings.ingest_config), address | {"token": local, "database_url": settings.database_url}
-        )
+        places = {"database_url": settings.database_url, "data_dir": str(settings.data_dir.absolute())}
+        _write_address(local_config(settings.ingest_config), address | {"token": local} | places)
     with write(engine) as connection:
         login = issue_login(connection, "up", clock.unix_ns())
     engine.dispose()
@@ -87,11 +95,20 @@ def prepare(settings: Settings, clock: Clock) -> str:
 def as_environment(settings: Settings) -> dict[str, str]:
     """The settings as environment variables, for the processes of the roles."""
     return {
-        f"RANKWATCH_{name.upper()}": str(value) for name, value in settings.model_dump().items() if value is not None
+        f"RANKWATCH_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in settings.model_dump(mode="json").items()
+        if value is not None
     }
 
 
-def _write_address(path: Path, content: Mapping[str, str]) -> None:
+def _trust(settings: Settings) -> dict[str, object]:
+    """What clients on this machine need besides: the certificate to expect, or that none is wanted."""
+    if settings.tls_cert is not None:
+        return {"certificate": str(settings.tls_cert.absolute())}
+    return {"insecure": True} if settings.insecure else {}
+
+
+def _write_address(path: Path, content: Mapping[str, object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_secret(path, json.dumps(content) + "\n")
@@ -103,7 +120,7 @@ def _write_address(path: Path, content: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _data_folder(path: Path) -> Iterator[None]:
+def data_folder(path: Path) -> Iterator[None]:
     """Create the data folder, and lock it against another `rankwatch up`.
 
     Raises:
@@ -116,7 +133,7 @@ def _data_folder(path: Path) -> Iterator[None]:
                 f"other users of this machine can read the data folder {path} (mode {mode:04o}), which holds tokens "
                 f"and the secrets of receivers: run `chmod 700 {path}`"
             )
-        lock = (path / "up.lock").open("w")
+        lock = open(os.open(path / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")  # noqa: SIM115
     except OSError as error:
         raise UpError(f"the data folder {path} cannot be used: {error.strerror}") from error
     with lock:
@@ -149,10 +166,17 @@ def _with_port(settings: Settings) -> Settings:
     return settings.model_copy(update=dict(changes))
 
 
+def _with_private_targets(settings: Settings) -> Settings:
+    """The settings, with webhooks to private addresses unless they say otherwise: Alertmanager usually has one."""
+    if "notify_allow_private" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"notify_allow_private": True})
+
+
 def _wait_until_live(settings: Settings, clock: Clock) -> None:
     deadline_s = clock.monotonic_s() + START_S
     while clock.monotonic_s() < deadline_s:
-        connection = HTTPConnection(settings.host, settings.port, timeout=1.0)
+        connection = _connection(settings)
         try:
             connection.request("GET", "/livez")
             if connection.getresponse().status == 200:
@@ -161,3 +185,11 @@ def _wait_until_live(settings: Settings, clock: Clock) -> None:
             clock.sleep(0.05)
         finally:
             connection.close()
+
+
+def _connection(settings: Settings) -> HTTPConnection:
+    """A connection to the api that was just started."""
+    if settings.tls_cert is None:
+        return HTTPConnection(settings.host, settings.port, timeout=1.0)
+    context = Trust(pin_of(settings.tls_cert)).context()
+    return HTTPSConnection(settings.host, settings.port, timeout=1.0, context=context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ class Fault:
     """After a collective all ranks hold the same, and of two replicas that differ nobody can know which is right."""
     shows: str = ""
     """Stands in what is said."""
+    step: int = 0
+    """In which it comes, if not in that of the case."""
 
 
 HANG = Fault("stop", "hang")
@@ -28,8 +30,8 @@ LEFT = Fault("leave", "rank_lost", shows="'code': 3")
 SLOW = Fault("slow", "straggler")
 NAN = Fault("nan", "nonfinite", shows="first in ")
 NAN_FOR_GOOD = Fault("nan_for_good", "nonfinite", shows="first in ")
-NAN_ON_ALL = Fault("nan", "nonfinite", names_rank=False)
 FLIP = Fault("flip", "corruption", names_rank=False)
+SPIKE = Fault("spike", "loss_spike", names_rank=False, step=300)
 
 ENDS = (HANG, KILLED, FAILED, LEFT)
 UNDER_DDP = (*ENDS, SLOW, NAN, FLIP)
@@ -50,35 +52,58 @@ class Case:
     """Else the script is run as a program, and starts its ranks itself."""
     of: str = ""
     """The script, where it is another case's."""
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     all_in_test: bool = False
     """`make test` tries all faults, not one."""
+    untouched: bool = False
+    """The script has no line for rankwatch: `rankwatch run` starts it."""
+    loss_falls: bool = True
+    """Else what the script minimizes lies around zero, and is no loss that is judged."""
+    in_test: Sequence[Fault] = ()
+    """`make test` tries these, not one."""
 
     @property
     def script(self) -> Path:
         return SCRIPTS / f"{self.of or self.name}.py"
 
 
+NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else torchrun's restarted ranks find the addresses of the killed ones in its store, and gloo never connects."""
+
 CASES = (
     Case("ddp_accumulation", all_in_test=True),
-    Case("fsdp2", (*ENDS, SLOW, NAN_ON_ALL)),
-    Case("hf_trainer"),
-    Case("lightning_trainer"),
-    Case("accelerate_loop", all_in_test=True),
+    Case("fsdp2", (*ENDS, SLOW, NAN)),
+    Case("hf_trainer", in_test=(SLOW, NAN)),
+    Case("lightning_trainer", in_test=(SLOW, NAN)),
+    Case("fabric_loop", in_test=(SLOW, NAN)),
+    Case("accelerate_loop", in_test=(SLOW, NAN)),
+    Case("deepspeed_loop", (*ENDS, SLOW, NAN), in_test=(SLOW, NAN)),
+    Case("megatron_loop", (*ENDS, SLOW, NAN), ranks=4, step=40, in_test=(SLOW, NAN)),
+    Case("torchtitan_loop", (*ENDS, SLOW, NAN), in_test=(SLOW, NAN)),
     Case("compiled"),
     Case("loader_workers"),
     Case("for_batch"),
     Case("gan", all_in_test=True),
     Case("grad_scaler", (*ENDS, SLOW, NAN_FOR_GOOD, FLIP), all_in_test=True),
     Case("pp_dp", (*ENDS, NAN, FLIP), ranks=4, step=40),
-    Case("tp_dp", (*ENDS, SLOW), ranks=4, step=40),
+    Case("tp_dp", (*ENDS, SLOW, NAN, FLIP), ranks=4, step=40),
     Case("rollouts", (*ENDS, NAN), step=20),
-    Case("elastic", launcher=("--max-restarts=2",)),
+    Case("elastic", launcher=("--max-restarts=2",), environment=NEW_STORE),
     Case("ctrl_c", ENDS),
     Case("odd_ends", ENDS),
+    Case("untouched_gpt", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN, SPIKE, HANG)),
+    Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN, SPIKE, HANG)),
     Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer"),
+    Case("trl_sft", in_test=(NAN,)),
+    Case("trl_grpo", in_test=(NAN,), loss_falls=False),
 )
 
 
 def rotated(case: Case) -> Fault:
     """The one fault with which `make test` tries a case: each case another one."""
     return case.faults[CASES.index(case) % len(case.faults)]
+
+
+def tried(case: Case) -> Sequence[Fault]:
+    """The faults with which `make test` tries a case."""
+    return case.faults if case.all_in_test else case.in_test or [rotated(case)]

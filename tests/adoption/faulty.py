@@ -16,10 +16,13 @@ from typing import Any
 import torch
 
 from rankwatch.loop import Loop
+from rankwatch.torch_probe.fsdp import divided_by, managed, own_part, whole_of
 
 SLOW_S = 0.06
 """What a slow rank burns more in each step: these scripts' steps take 10 to 40 ms."""
 MANTISSA_BIT = 12
+SPIKE_STEPS = 3
+SPIKE_FACTOR = 20.0
 
 
 class Injector:
@@ -27,10 +30,12 @@ class Injector:
 
     def __init__(self, fault: str, at_step: int) -> None:
         self._fault = getattr(self, fault)
-        self._lasts = fault in ("slow", "nan_for_good")
+        self._lasts = fault in ("slow", "nan_for_good", "spike")
         self._at_step = at_step
         self._begin = Loop.begin
         self._done = False
+        self._steps = 0
+        self._cross_entropy = torch.nn.functional.cross_entropy
 
     def begin(self, loop: Loop, step: int, **how: Any) -> int:
         """A step has begun."""
@@ -50,16 +55,24 @@ class Injector:
             handle.remove()
             return gradient * float("nan")
 
-        parameter = middle(loop)
-        if hasattr(parameter, "to_local"):  # FSDP2 computes with parameters of its own: the weight is what can be had
-            parameter.detach().to_local().view(-1)[0] = float("nan")
-            return
+        parameter = computed_with(loop, middle(loop))
         handle = parameter.register_hook(poison)
+        # It comes from the computation, so before what any other hook sees of the gradient.
+        hooks = parameter._backward_hooks
+        others = [number for number in hooks if number != handle.id]
+        for number in others:
+            hooks[number] = hooks.pop(number)
 
     nan_for_good = nan
 
+    def spike(self, loop: Loop) -> None:
+        usual = self._cross_entropy
+        spiked = self._steps < SPIKE_STEPS
+        torch.nn.functional.cross_entropy = (lambda *a, **k: SPIKE_FACTOR * usual(*a, **k)) if spiked else usual
+        self._steps += 1
+
     def flip(self, loop: Loop) -> None:
-        middle(loop).detach().view(torch.int32).view(-1)[0] ^= 1 << MANTISSA_BIT
+        shared(loop).view(torch.int32).view(-1)[0] ^= 1 << MANTISSA_BIT
 
     def stop(self, loop: Loop) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -74,7 +87,12 @@ class Injector:
         before_update(loop, divide)
 
     def leave(self, loop: Loop) -> None:
-        before_update(loop, lambda *_: sys.exit(3))
+        def leave(*_: Any) -> None:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()  # else threads of gloo may abort the process as it ends
+            sys.exit(3)
+
+        before_update(loop, leave)
 
 
 def before_update(loop: Loop, act: Callable[..., None]) -> None:
@@ -86,6 +104,21 @@ def middle(loop: Loop) -> torch.nn.Parameter:
     """A parameter in the middle of what the script handed to `watch.torch`."""
     parameters = loop.probe._model.parameters
     return parameters[len(parameters) // 2]
+
+
+def computed_with(loop: Loop, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The tensor that gets the gradient of this rank's own data: of FSDP2, the whole parameter."""
+    records = [record for model in loop.probe._model.each for record in managed(model.bare)]
+    return next((whole_of(record) for record in records if divided_by(record) is parameter), parameter)
+
+
+def shared(loop: Loop) -> torch.Tensor:
+    """What this rank holds of a parameter of which another rank holds the same."""
+    sharded = loop.probe._sharded
+    if sharded is None:
+        return middle(loop).detach()
+    members = next(one.members for one in sharded.slices if one.replica_of >= 0)
+    return own_part(loop.probe._model.parameters[members[len(members) // 2]].detach())
 
 
 def main() -> None:

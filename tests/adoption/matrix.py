@@ -22,7 +22,7 @@ from tests.adoption.world import World, opened_world
 Cell = tuple[Case, Fault | None]
 
 CLEAN = "clean"
-COLUMNS = (CLEAN, "stop", "kill", "fail", "leave", "slow", "nan", "flip")
+COLUMNS = (CLEAN, "stop", "kill", "fail", "leave", "slow", "nan", "flip", "spike")
 ROUNDS = 3
 BURNERS = (0, 2)
 AT_A_TIME = 2

@@ -11,13 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.adoption.cases import CASES, SLOW, Case, Fault, rotated
+from tests.adoption.cases import CASES, SLOW, Case, Fault, tried
 from tests.adoption.world import Outcome, opened_world
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 AT_A_TIME = 2
-FAULTS = [(case, fault) for case in CASES for fault in (case.faults if case.all_in_test else [rotated(case)])]
+FAULTS = [(case, fault) for case in CASES for fault in tried(case)]
 
 Run = tuple[Case, Fault | None]
 Outcomes = Callable[[Case, Fault | None], Outcome]
@@ -46,7 +46,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_nothing_is_told_of_a_script_with_which_all_is_well(outcomes: Outcomes, case: Case):
     outcome = outcomes(case, None)
     assert outcome.loud == [], outcome
-    assert outcome.loss is not None, f"the loss that the script logs did not arrive: {outcome}"
+    assert (outcome.loss is not None) == case.loss_falls, f"the loss that the script logs did not arrive: {outcome}"
 
 
 @pytest.mark.parametrize(("case", "fault"), FAULTS, ids=lambda one: one.name)

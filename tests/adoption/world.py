@@ -33,6 +33,7 @@ TORCHRUN = (
     "--rdzv-backend=c10d",
     "--rdzv-endpoint=localhost:0",
 )
+RANKWATCH_RUN = (sys.executable, "-m", "rankwatch_service.cli", "run", "--")
 FAULTY = Path(__file__).with_name("faulty.py")
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ class Outcome:
     def told(self, fault: Fault) -> bool:
         """Whether this fault was found, with what it shows, and its rank named where that can be known."""
         return any(
-            incident["kind"] == fault.kind
+            fault.kind in (incident["kind"], *(one["kind"] for one in incident["consequences"]))
             and (FAULTY_RANK in incident["ranks"] or not fault.names_rank)
             and fault.shows in f"{incident['summary']} {incident['evidence']}"
             for incident in self.loud
@@ -91,7 +92,7 @@ class World:
         return self._clean(case) if fault is None else self._faulty(case, fault)
 
     def _clean(self, case: Case) -> Outcome:
-        with self._job(case, None) as job:
+        with self.job(case, None) as job:
             if case.name == "ctrl_c":
                 job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
                 os.killpg(job.process.pid, signal.SIGINT)
@@ -100,7 +101,7 @@ class World:
             return self._outcome(job)
 
     def _faulty(self, case: Case, fault: Fault) -> Outcome:
-        with self._job(case, f"{fault.name} {FAULTY_RANK} {case.step}") as job:
+        with self.job(case, f"{fault.name} {FAULTY_RANK} {fault.step or case.step}") as job:
             if fault.kind == "hang":
                 job.until("its first steps", lambda: self._has_begun(job) or job.ended, RUN_S)
                 deadline_s = time.monotonic() + TOLD_S
@@ -112,13 +113,17 @@ class World:
             return self._outcome(job)
 
     @contextlib.contextmanager
-    def _job(self, case: Case, fault: str | None) -> Iterator[Job]:
+    def job(self, case: Case, fault: str | None) -> Iterator[Job]:
+        """Start a script; at the end all of it that still runs is killed."""
         name = f"{case.name}-{uuid.uuid4().hex[:8]}"
         folder = self._folder / name
         (folder / "rings").mkdir(parents=True)
         environment = self._environment | {"RANKWATCH_JOB": name, "RANKWATCH_DIR": str(folder / "rings")}
+        environment |= case.environment
         torchrun = [*TORCHRUN, f"--nproc-per-node={case.ranks}", *case.launcher]
         command = torchrun if case.torchrun else [sys.executable]
+        if case.untouched:
+            command = [*RANKWATCH_RUN, *command]
         if fault is not None:
             environment["ADOPTION_FAULT"] = fault
             command.append(str(FAULTY))

@@ -12,7 +12,7 @@ from tests.support.service.process import LOGIN, Http, Role, children, until
 pytestmark = pytest.mark.integration
 
 MB = 1024 * 1024
-BEGUN = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+BEGUN = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,10 @@ def chromium() -> Iterator[Browser]:
 class Site:
     """A running service, its feeds, and sessions in it."""
 
-    def __init__(self, service: ServiceProcess, ingest: str):
+    def __init__(self, service: ServiceProcess, data: Path):
         self.service = service
-        self._ingest = ingest
+        self.database_url = f"sqlite:///{data}/rankwatch.db"
+        self._ingest = (data / "ingest-token").read_text().strip()
 
     def feed(self, job, change=None) -> Feed:
         return Feed(self.service.url, self._ingest, job, change)
@@ -80,8 +81,7 @@ def site(tmp_path_factory, chromium) -> Iterator[Site]:
     service = ServiceProcess(folder / "data", 0, environment)
     with webhook_receiver() as receiver:
         service.start()
-        ingest = (folder / "data" / "ingest-token").read_text().strip()
-        site = Site(service, ingest)
+        site = Site(service, folder / "data")
         feeds = [site.feed("gpt-small", spoil), site.feed(HOSTILE, measure_hostile)]
         service.write("POST", "/api/v1/receivers", {"name": "pager", "url": receiver.url})
         try:

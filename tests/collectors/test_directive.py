@@ -1,7 +1,7 @@
 import pytest
 
-from rankwatch.directive import EXIT_STATUS, end_process
 from rankwatch.layout import Directive
+from rankwatch.loop.directive import EXIT_STATUS, end_process
 from tests.support.ranks.recorders import Rank
 
 

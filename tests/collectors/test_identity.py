@@ -1,6 +1,10 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
-from rankwatch.identity import identify, this_start
+from rankwatch.identity import identify, mixed_launches, this_start
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_NTASKS": "16", "SLURM_LOCALID": "3"}
@@ -139,3 +143,32 @@ def test_ranks_that_no_launcher_numbers_are_numbered_by_torchs_process_group(env
 def test_a_process_group_over_several_hosts_needs_a_name_for_its_start():
     with pytest.raises(ValueError, match="RANKWATCH_LAUNCH"):
         found({"MASTER_ADDR": "node-7"}, process_group=(1, 2))
+
+
+RESTARTED = {"TORCHELASTIC_MAX_RESTARTS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({}, ""),
+        (RESTARTED, ""),
+        ({**RESTARTED, "GROUP_WORLD_SIZE": "1"}, ""),
+        ({**RESTARTED, "GROUP_WORLD_SIZE": "2"}, "on each host for itself"),
+        ({**RESTARTED, "RANKWATCH_LAUNCH": "mine"}, "RANKWATCH_LAUNCH stays the same"),
+        ({"TORCHELASTIC_MAX_RESTARTS": "0", "GROUP_WORLD_SIZE": "2", "RANKWATCH_LAUNCH": "mine"}, ""),
+    ],
+)
+def test_restarts_of_torchrun_that_get_no_launch_of_their_own_are_known(env, said):
+    assert said in mixed_launches(env)
+    assert bool(said) == bool(mixed_launches(env))
+
+
+def test_rank_0_says_so_in_the_training_output(tmp_path):
+    env = {**os.environ, **RESTARTED, "RANKWATCH_DIR": str(tmp_path), "RANKWATCH_LAUNCH": "mine", "WORLD_SIZE": "2"}
+    for rank, times in ((0, 1), (1, 0)):
+        code = "import rankwatch; rankwatch.start('gpt', agent=False)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**env, "RANK": str(rank)}, capture_output=True, text=True, check=True
+        )
+        assert done.stderr.count("RANKWATCH_LAUNCH stays the same") == times

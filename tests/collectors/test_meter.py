@@ -147,6 +147,26 @@ def test_the_thirteenth_phase_of_a_step_is_dropped_and_counted(bench):
     assert bench.recorder.dropped == {"phases": 1}
 
 
+def test_a_step_without_phases_has_none_of_the_step_before(bench):
+    for step, phases in enumerate((13, 0, 2, 0, 1)):
+        bench.begin(step)
+        for number in range(phases):
+            with bench.meter.phase(f"p{number}"):
+                bench.work(1)
+        bench.end()
+    assert [len(entry.phases) for entry in bench.steps] == [12, 0, 2, 0, 1]
+
+
+def test_each_step_with_too_many_phases_counts_those_dropped(bench):
+    for step in range(3):
+        bench.begin(step)
+        for number in range(14):
+            with bench.meter.phase(f"p{number}"):
+                bench.work(1)
+        bench.end()
+    assert bench.recorder.dropped == {"phases": 6}
+
+
 def test_the_65th_phase_name_costs_nothing_but_a_count(bench):
     bench.begin()
     for number in range(70):

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from rankwatch import layout
-from rankwatch.folders import directories
+from rankwatch.folders import directories, others_reach
 from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
 from rankwatch.recorder import Recorder
 from tests.support.ranks.recorders import UNIX_NS, a_recorder, everything_in
@@ -149,19 +149,21 @@ def test_a_tmpfs_that_fills_up_later_does_not_hurt(mounted):
     [
         (lambda place, other: place.mkdir() or place.chmod(0o777), "others can write there"),
         (lambda place, other: place.symlink_to(other), "it is a link"),
-        (lambda place, other: place.mkdir() or os.chown(place, 65_534, 65_534), "it belongs to user 65534"),
     ],
 )
 def test_a_directory_that_another_user_prepared_is_not_used(tmp_path, prepare, why):
     other, place = tmp_path / "other", tmp_path / "prepared"
     other.mkdir(mode=0o700)
-    if "belongs" in why and os.getuid() != 0:
-        pytest.skip("only root can give a directory away")
     prepare(place, other)
     with pytest.warns(RuntimeWarning, match=why):
         recorder = create(place, tmp_path / "good")
     assert os.path.dirname(recorder.path) == str(tmp_path / "good")
     assert os.listdir(place) == []
+
+
+def test_a_directory_of_another_user_is_none_of_ours(tmp_path):
+    assert others_reach(str(tmp_path), os.getuid()) == ""
+    assert others_reach(str(tmp_path), os.getuid() + 1) == f"it belongs to user {os.getuid()}"
 
 
 def test_places_are_the_users_the_shared_memory_and_the_temporary_directory():

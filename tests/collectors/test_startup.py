@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +13,14 @@ from rankwatch import layout
 from rankwatch.reader import RingReader
 
 PROLOGUE = """
-import os, sys, time, signal
+import os, sys, time, signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 import rankwatch
 watch = rankwatch.start("gpt", agent=False)
 def train(steps=3):
     for step in watch.steps(steps):
         watch.log(loss=1.0)
 """
+"""Interruptions are heard: a shell's background job, as these tests may be, ignores them, and so do its children."""
 
 
 class Script:
@@ -164,11 +166,11 @@ def test_a_clean_up_that_fails_after_an_interruption_is_that_interruption(script
 
 def test_a_second_interruption_does_not_silence_the_first(script):
     ended = script(
-        "described, twice = rankwatch.loop.described, []\n"
+        "described, twice = rankwatch.loop.loop_exit.described, []\n"
         "def interrupted_again(error, trace):\n"
         "    if not twice: twice.append(1); raise KeyboardInterrupt\n"
         "    return described(error, trace)\n"
-        "rankwatch.loop.described = interrupted_again\n"
+        "rankwatch.loop.loop_exit.described = interrupted_again\n"
         "for step in watch.steps(9): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     )
     assert ended.end()[0] == -signal.SIGINT
@@ -251,6 +253,8 @@ def test_the_stack_signal_writes_where_the_process_stands_even_in_c_code(script)
         with open(layout.stack_path(standing.ring)) as file:
             text = file.read()
     assert standing.process.poll() is None
+    beside = Path(standing.ring).parent
+    assert {path.name: path.stat().st_mode & 0o077 for path in beside.iterdir()} == dict.fromkeys(os.listdir(beside), 0)
 
 
 def test_a_signal_that_the_job_uses_itself_is_left_to_it(tmp_path):
@@ -358,3 +362,38 @@ def test_ranks_that_do_not_wait_for_each_other_say_so_at_the_start(script, said,
     done = script(f"print({watch}._recorder._identity.get('lockstep'))")
     assert done.line() == lockstep
     assert done.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "setting", "roots"),
+    [
+        ("", "", None),
+        (", checkpoint_roots=['/ckpt/', 's3://bucket/run']", "", ["/ckpt", "s3://bucket/run"]),
+        ("", "/ckpt, s3://bucket/run", ["/ckpt", "s3://bucket/run"]),
+        (", checkpoint_roots=['/mine']", "/ckpt", ["/mine"]),
+        (", checkpoint_roots=['saved']", "", ["saved", "HERE/saved"]),
+        (", checkpoint_roots=[os.path.abspath('saved')]", "", ["HERE/saved", "saved"]),
+    ],
+)
+def test_checkpoint_roots_are_declared_at_the_start(script, said, setting, roots):
+    watch = f"rankwatch.start('gpt', agent=False{said})"
+    done = script(f"print({watch}._recorder._identity.get('checkpoint_roots'))", RANKWATCH_CHECKPOINT_ROOTS=setting)
+    here = [root.replace("HERE", os.getcwd()) for root in roots] if roots else None
+    assert done.line() == str(here)
+    assert done.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("roots", "why"),
+    [
+        ("['/']", "'/' cannot be a checkpoint root: it holds every file"),
+        ("['/ckpt/../etc']", "cannot be a checkpoint root: it has a .. in it"),
+        ("['']", "'' cannot be a checkpoint root: it is empty"),
+        ("'/ckpt'", "checkpoint_roots must be a list of folders and URLs"),
+        ("[f'/{n}' for n in range(9)]", "checkpoint_roots takes at most 8 folders and URLs, not 9"),
+    ],
+)
+def test_what_cannot_be_a_checkpoint_root_is_said_at_the_start(script, roots, why):
+    status, errors = script(f"rankwatch.start('gpt', agent=False, checkpoint_roots={roots})").end()
+    assert status == 1
+    assert f"ValueError: {why}" in errors or f"{why}\n" in errors

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import pytest
 
-from rankwatch.state import Batches, Capture, MemoryTier, TrainingState, copied, random_states, set_random_states
+from rankwatch.loop.state import Batches, Capture, MemoryTier, TrainingState, copied, random_states, set_random_states
 
 
 class Counter:

@@ -47,7 +47,7 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
             break
     assert [entry.step for entry in step_entries(rank)] == [0, 1]
     assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
-    rank.watch._loop.tell_left()
+    rank.watch._loop.exit.tell()
     (note,) = rank.notes("rank_left")
     assert note["reason"] == "break"
     assert note["where"].endswith("in test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded")

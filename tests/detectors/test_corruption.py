@@ -68,6 +68,46 @@ def test_replicas_are_compared_within_their_shard_only() -> None:
     assert finding.ranks == (5,)
 
 
+def slices_of(step: int, *values: int) -> Frame:
+    return frame(step, {}, {"fingerprint.0": values})
+
+
+def test_slices_are_compared_between_the_ranks_that_hold_the_same_and_no_others() -> None:
+    held = np.array([0, 0, 0, -1, 1, 1], dtype=np.int64)
+    start = AttemptStart(ATTEMPT, dataclasses.replace(topology(6), slices=(held,)), 0.0)
+    assert judge([start, slices_of(10, 7, 7, 7, 1, 8, 8)], [FingerprintDetector()]) == []
+    (finding,) = judge(
+        [start, slices_of(10, 7, 7, 7, 1, 8, 8), slices_of(20, 7, 9, 7, 2, 8, 8)], [FingerprintDetector()]
+    )
+    assert (finding.ranks, finding.onset_step, finding.confidence) == ((1,), 11, 1.0)
+    (finding,) = judge([start, slices_of(10, 7, 7, 7, 1, 8, 9)], [FingerprintDetector()])
+    assert (finding.ranks, finding.confidence) == ((4, 5), 0.5)
+
+
+def test_the_same_slice_is_compared_whichever_number_a_rank_gives_it() -> None:
+    first, second = np.array([0, 1], dtype=np.int64), np.array([1, 0], dtype=np.int64)
+    start = AttemptStart(ATTEMPT, dataclasses.replace(topology(2), slices=(first, second)), 0.0)
+
+    def both(ours: tuple[int, int], theirs: tuple[int, int]) -> Frame:
+        return frame(10, {}, {"fingerprint.0": (ours[0], theirs[0]), "fingerprint.1": (ours[1], theirs[1])})
+
+    assert judge([start, both((7, 8), (8, 7))], [FingerprintDetector()]) == []
+    assert len(judge([start, both((7, 8), (7, 8))], [FingerprintDetector()])) == 1
+
+
+def test_peers_that_are_known_late_are_compared_from_then_on() -> None:
+    job = Job(world_size=64, steps=260, seed=0).inject(LocalGradient(20, 200, 1.5))
+    observed = list(generate(job))
+    start = next(one for one in observed if isinstance(one, AttemptStart))
+    half = dataclasses.replace(start.topology, tp=np.arange(64, dtype=np.int64) // 32)
+    at = next(index for index, one in enumerate(observed) if isinstance(one, Frame) and one.step == 20)
+    observed.insert(at, AttemptStart(start.attempt, half, observed[at].time_s))
+    detector = LocalNormDetector(LocalNormConfig())
+    findings = opened(judge(observed, [detector]))
+    assert [f.ranks for f in findings] == [(20,)]
+    assert findings[0].evidence["peers_compared"] < 32
+
+
 def test_late_ranks_are_left_out_and_do_not_prove_agreement() -> None:
     findings = compared(prints(10, 7, 7, 7, 7), prints(20, 8, 8, 8, 0, absent=(3,)), prints(30, 9, 9, 9, 1))
     assert [(f.ranks, f.onset_step) for f in findings] == [((3,), 11)]

@@ -56,6 +56,16 @@ def test_a_rank_stopped_in_the_first_seconds_is_found_though_nobody_knows_how_lo
     assert finding.detected_time_s - finding.onset_time_s <= 10.0
 
 
+def test_a_rank_stopped_before_a_second_reading_is_found_although_no_step_was_seen_to_end() -> None:
+    job = Clockwork(HangDetector(HangConfig()))
+    job.step = [49] * job.ranks  # in the first second, of which there is one reading
+    job.tick()
+    job.os_state[1] = "T"
+    finding = opened(job.stand(12))
+    assert (finding.severity, finding.ranks) == ("critical", (1,))
+    assert finding.detected_time_s - finding.onset_time_s <= 10.0
+
+
 def test_a_debugger_that_stops_a_rank_for_a_moment_makes_no_hang_of_long_steps() -> None:
     job = Clockwork(HangDetector(HangConfig()))
     job.train(2, steps_per_s=1)

@@ -165,6 +165,21 @@ def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
     assert findings[0].detected_step == 600
 
 
+@pytest.mark.parametrize("exploded", [False, True])
+def test_a_gradient_norm_that_is_measured_in_every_eighth_step_is_judged_like_any_other(exploded: bool) -> None:
+    norms = np.exp(0.2 * np.random.default_rng(1).standard_normal(900))
+    if exploded:
+        norms[600:602] = (30.0, 900.0)
+    frames = (
+        frame(step, {"loss": [2.0, 2.0]} | ({"grad_norm": [norms[step // 8]] * 2} if step % 8 == 0 else {}))
+        for step in range(8 * len(norms))
+    )
+    detector = CurveDetector(Kind.GRAD_NORM, CatalogueConfig().grad_norm)
+    findings = judge([AttemptStart(ATTEMPT, topology(2), 0.0), *frames], [detector])
+    assert [finding.change for finding in findings][:1] == ([Change.OPEN] if exploded else [])
+    assert all(finding.detected_step == 600 * 8 for finding in findings[:1])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_norms_that_scatter_by_a_third_raise_nothing(seed: int) -> None:
     norms = np.exp(0.3 * np.random.default_rng(seed).standard_t(6, 4000))

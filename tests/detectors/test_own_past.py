@@ -142,6 +142,21 @@ def test_a_rank_that_becomes_slower_still_than_its_slow_job_is_named() -> None:
     assert [(f.kind, f.ranks) for f in told] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (3,))]
 
 
+def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself() -> None:
+    observations = rollouts(2, 2500, 3, slow=dict.fromkeys(range(2), (2.0, 1500.0, FOR_GOOD_S)))
+    for one in observations:
+        for rank, begin_s in enumerate((6000.0, 4000.0)):
+            if isinstance(one, Frame) and one.present["step_time_s"][rank] and begin_s < one.time_s < begin_s + 1200.0:
+                one.values["step_time_s"][rank] *= 4.0
+    findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
+    assert [(f.kind, f.ranks) for f in opened(findings)][:3] == [
+        (Kind.SLOWDOWN, ()),
+        (Kind.STRAGGLER, (1,)),
+        (Kind.STRAGGLER, (0,)),
+    ]
+    assert {f.kind for f in closed(findings)} == {Kind.STRAGGLER}
+
+
 def test_what_may_pass_by_itself_is_for_information_until_it_has_not() -> None:
     findings = found(16, 1200, 3, slow={5: (1.4, 2 * SLOW_AT_S, FOR_GOOD_S)})
     assert [f.severity for f in findings][-1] is Severity.WARNING

@@ -169,7 +169,7 @@ def test_the_advice_for_a_relaunch_follows_the_service(tmp_path: Path) -> None:
     path = Path(layout.resume_path(str(tmp_path), "gpt"))
     with AgentService() as service, RecordingRank(tmp_path), AgentProcess(tmp_path, service.environment):
         for step in (10, 20):
-            service.order(resume=wire.ResumeAdvice("gpt", f"c{step}", "there", step))
+            service.order(resume=wire.ResumeAdvice("gpt", f"c{step}", f"/checkpoints/{step}", step))
             until(lambda: path.exists() and json.loads(path.read_text())["step"] == step)  # noqa: B023 - used at once
         service.order(resume=wire.ResumeAdvice("gpt"))
         until(lambda: not path.exists())
@@ -180,7 +180,7 @@ def test_an_order_goes_on_when_the_agent_is_killed_in_the_middle(tmp_path: Path,
     with AgentService() as service, RecordingRank(tmp_path) as rank:
         agent = AgentProcess(tmp_path, service.environment)
         rank.do("follow_orders", STEPS)
-        hold = order(service, "o1", "rollback", checkpoint="c", location="/c/3", checkpoint_step=3, k=1)
+        hold = order(service, "o1", "rollback", checkpoint="c", location="/checkpoints/3", checkpoint_step=3, k=1)
 
         def kill_the_agent() -> AgentProcess:
             if not both:

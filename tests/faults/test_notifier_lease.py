@@ -7,14 +7,17 @@ import time
 import pytest
 from sqlalchemy import insert, select
 
+from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Lease, Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
 from tests.support.service.process import Role, until
 from tests.support.service.webhook_receiver import webhook_receiver
-from tests.support.values.incidents import notified, receiver_row
+from tests.support.values.incidents import SECRET, notified, receiver_row
 
 pytestmark = pytest.mark.integration
+
+KEY = "0123456789abcdef" * 4
 
 
 def tell(engine, incident):
@@ -33,7 +36,8 @@ def holder(engine):
 
 @pytest.fixture
 def pair(tmp_path, database_url):
-    pair = [Role(tmp_path / name, "notify", "--database-url", database_url) for name in ("one", "two")]
+    environment = {"RANKWATCH_SECRET_KEY": KEY, "RANKWATCH_NOTIFY_ALLOW": "127.0.0.1"}
+    pair = [Role(tmp_path / name, "notify", "--database-url", database_url, environment=environment) for name in "ab"]
     for role in pair:
         role.start()
     yield pair
@@ -44,7 +48,9 @@ def pair(tmp_path, database_url):
 def test_another_notifier_goes_on_when_the_first_stands_still_and_it_comes_back_as_the_second(engine, pair):
     with webhook_receiver() as receiver:
         with write(engine) as connection:
-            connection.execute(insert(Receiver).values(**receiver_row(url=receiver.url)))
+            encrypt = SecretKey(KEY.encode()).encrypt
+            row = receiver_row(url=encrypt(receiver.url), secret=encrypt(SECRET))
+            connection.execute(insert(Receiver).values(**row))
         told = [tell(engine, "inc_before")]
         receiver.wait_for(lambda calls: len(calls) == 1)
         # A message on its way when its sender stands still is sent again, under the same id: here there is none.

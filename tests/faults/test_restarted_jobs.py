@@ -71,13 +71,17 @@ def test_the_straggler_of_a_new_launch_is_an_incident_of_its_own(tmp_path):
     lived.engine.dispose()
 
 
-def test_of_two_jobs_with_one_name_the_newer_launch_is_watched_and_the_older_raises_nothing(tmp_path):
+def test_of_two_jobs_with_one_name_the_older_is_watched_until_it_is_silent_and_the_newer_is_reported(tmp_path):
     older = launched(size(8, 300).inject(Slow(3, 150, 2.0)), "a")
-    newer = launched(size(8, 300, seed=2).inject(Slow(6, 100, 2.0)), "b", from_s=30.0, host="other")
+    newer = launched(size(8, 300, seed=2).inject(Slow(6, 150, 2.0)), "b", from_s=90.0, host="other")
     both = sorted(itertools.chain(older, newer), key=lambda timed: timed.time_s)
     lived = live_through(tmp_path, both)
-    # The older one's straggler begins when the newer one has taken the name.
-    assert {row[1:4] for row in lived.outcome.incidents} == {("b.0", "straggler", "rank:6")}
+    assert {row[1:4] for row in lived.outcome.incidents} == {
+        ("a.0", "forged_telemetry", "job"),
+        ("a.0", "straggler", "rank:3"),
+        ("b.0", "telemetry_lost", "job"),  # what it sent beside the other
+        ("b.0", "straggler", "rank:6"),
+    }
     with read(lived.engine) as connection:
         assert connection.scalars(select(DeadLetter.id)).all() == []
     lived.engine.dispose()

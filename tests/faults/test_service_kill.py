@@ -112,7 +112,8 @@ def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
 
 def test_a_data_folder_that_others_can_read_is_refused_with_the_remedy(tmp_path):
     loose = tmp_path / "loose"
-    loose.mkdir(mode=0o755)
+    loose.mkdir()
+    loose.chmod(0o755)  # whatever the umask is
     role = Role(tmp_path / "up", "up", "--data", str(loose), "--port", "0")
     role.start()
     assert role.process.wait(60) == 2

@@ -22,7 +22,16 @@ from tests.support.recordings.recording import telemetry
 from tests.support.values.batches import batch, progress, ranks, table
 
 MSGPACK = "application/msgpack"
-ADDED_SINCE_VERSION_1 = ("outside_s", "optimizers", "watched", "lockstep")
+ADDED_SINCE_VERSION_1 = (
+    "slices",
+    "outside_s",
+    "optimizers",
+    "watched",
+    "lockstep",
+    "agent",
+    "checkpoint_roots",
+    "checkpoint_shards",
+)
 GOLDEN = sorted(make.FOLDER.glob("wire-v*.msgpack"))
 
 

@@ -125,7 +125,7 @@ def telemetry_of(job: str, bootstrap: str) -> int:
 
 
 def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: Installation) -> None:
-    containers, token_file = installation.containers, installation.folder / "run" / "ingest-token"
+    containers, token_file = installation.containers, installation.folder / "run" / "token"
     for _ in range(2):  # it runs at every `up`
         done = containers["migrate"].run()
         assert done.returncode == 0, done.stderr

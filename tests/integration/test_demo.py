@@ -12,6 +12,7 @@ import pytest
 
 from rankwatch_service.demo.job.processes import working_for
 from tests.support.service.process import until
+from tests.support.store.postgres import let_others_through
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 
@@ -41,12 +42,6 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             if demo.poll() is None:
                 demo.terminate()
-
-
-def let_others_through(folder: Path) -> None:
-    """For root, the demo's PostgreSQL runs as `nobody`, who has to come through the folders of the test."""
-    for each in (folder, *folder.parents[:2]):
-        each.chmod(0o711)
 
 
 def assert_nothing_is_left(folder: Path, name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import pytest
 
 import rankwatch
 from rankwatch.layout import Directive
-from rankwatch.reader import RingReader
-from rankwatch.state import Capture, TrainingState
+from rankwatch.loop.state import Capture, TrainingState
 from rankwatch.torch_probe import TorchProbe
 from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.ordered import opened, until
 from tests.support.ranks.rollback_job import Job
 from tests.support.ranks.sink import FakeSink
 
@@ -194,9 +194,9 @@ def to_the_end(rank: int) -> dict[int, str]:
 
 def order_rollback(directory: Path) -> list[Any]:
     """What agents and api do, for ranks of one host: hold at S, do, go. Returns the ranks' answers."""
-    until(lambda: len(list(directory.glob("*.ring"))) == RANKS)
+    until(lambda: len(list(directory.glob("*.ring"))) == RANKS, PATIENCE_S)
     readers = [until(lambda path=path: opened(path)) for path in sorted(directory.glob("*.ring"))]
-    until(lambda: min(reader.progress().step for reader in readers) >= ORDERED_FAULT_AT)
+    until(lambda: min(reader.progress().step for reader in readers) >= ORDERED_FAULT_AT, PATIENCE_S)
     hold = Directive(
         order="o1",
         attempt="l.0",
@@ -212,27 +212,12 @@ def order_rollback(directory: Path) -> list[Any]:
     for phase, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
         for reader in readers:
             reader.directives.write(hold._replace(phase=phase))
-        until(lambda answer=answer: all(reader.progress().answer.answer == answer for reader in readers))
+        until(lambda is_now=answer: all(reader.progress().answer.answer == is_now for reader in readers), PATIENCE_S)
         if phase == "do":
             answers = [reader.progress().answer for reader in readers]
     for reader in readers:
         reader.close()
     return answers
-
-
-def opened(path: Path) -> RingReader | None:
-    try:
-        return RingReader(str(path), writable=True)
-    except ValueError:
-        return None  # it is still being made
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-    return found
 
 
 @pytest.mark.parametrize(("fault", "data"), [("flipped bit", "callable"), ("nan", "callable"), ("nan", "loader")])

@@ -72,7 +72,7 @@ def all_code() -> list[Code]:
 def files() -> set[str]:
     """Every file and folder of the project, relative to its root."""
     found = {".ci/run"}
-    for folder in (*SOURCES, "tests", "docs"):
+    for folder in (*SOURCES, "deploy", "tests", "docs"):
         found |= {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts}
         found.add(folder)
     return found | {path.name for path in ROOT.iterdir() if path.is_file()}
@@ -82,5 +82,6 @@ def files() -> set[str]:
 def words() -> set[str]:
     """Every identifier in the sources, tests left out."""
     texts = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".js"}]
+    texts += [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
     texts += [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml", "docs/openapi.json")]
     return {word for path in texts for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", path.read_text())}

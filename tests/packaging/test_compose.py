@@ -84,6 +84,15 @@ def test_every_setting_in_the_environment_exists(name: str) -> None:
     assert set(OURS[name].get("environment", {})) <= known
 
 
+def test_the_roles_share_one_secret_key_that_no_job_can_read() -> None:
+    roles = {name for name, service in OURS.items() if service["command"][0] in ("api", "stream", "notify")}
+    assert {name for name, service in OURS.items() if "key:/var/lib/rankwatch" in service.get("volumes", [])} == roles
+    files = {OURS[name]["environment"]["RANKWATCH_SECRET_KEY_FILE"] for name in roles}
+    assert files == {"/var/lib/rankwatch/secret.key"}
+    (prepared,) = [line for line in instructions("RUN") if "install -d -o rankwatch" in line]
+    assert "/var/lib/rankwatch" in prepared, "a volume takes its owner from the image's folder"
+
+
 def instructions(name: str) -> list[str]:
     joined = DOCKERFILE.replace("\\\n", " ")
     return [line.partition(" ")[2] for line in joined.splitlines() if line.startswith(name + " ")]

@@ -48,9 +48,14 @@ OUTSIDE = {
     "--group",
     "--topic",
     "--clean",
+    "--extra-index-url",
+    "--requeue",
 }
 """Options of other programs."""
-NAMES_OUTSIDE = {"pg_dump", "pg_restore", "rankwatch.toml", "Secure"}
+NAMES_OUTSIDE = {
+    *("limit_conn", "pg_dump", "pg_restore", "rankwatch.toml", "Secure"),
+    *("logging_nan_inf_filter", "save_top_k", "save_total_limit", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+}
 """Names of other programs and of the user's own files."""
 WIDTH = 120
 
@@ -132,6 +137,7 @@ def options(command: Any) -> set[str]:
 def wrong_with(arguments: list[str]) -> str:
     """What a call of `rankwatch` names that is not there; "" if all of it is."""
     verbs = arguments[0].split("|") if arguments else []
+    arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is another program's
     for verb in verbs:
         command, rest = below(command_line()).get(verb), arguments[1:]
         if command is None:
@@ -168,6 +174,8 @@ def test_every_benchmark_exists_with_its_options() -> None:
     for code, arguments in called("python"):
         script = next((word for word in arguments if word.endswith(".py")), None)
         if script is None:
+            continue
+        if script == "train.py":  # the user's own
             continue
         source = (ROOT / script).read_text() if (ROOT / script).exists() else ""
         named = [word.partition("=")[0] for word in arguments if word.startswith("--")]
@@ -350,3 +358,27 @@ def test_spans_and_blocks_are_told_apart(tmp_path: Path) -> None:
         (3, "$ make test", "console"),
         (5, "one", None),
     ]
+
+
+def _loads(path: Path) -> Iterator[str]:
+    """Every call of torch.load in a file, up to its closing parenthesis."""
+    text = path.read_text()
+    for found in re.finditer(r"torch\.load\(", text):
+        depth, end = 1, found.end()
+        while depth and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        yield text[found.start() : end]
+
+
+def test_the_threat_model_names_every_attack_that_is_tried() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    attacks = {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "attacks").glob("test_*.py")}
+    assert attacks == set(re.findall(r"tests/attacks/test_\w+\.py", page))
+
+
+def test_nothing_that_we_ship_unpickles_a_checkpoint() -> None:
+    files = [path for kind in ("*.py", "*.md") for path in ROOT.rglob(kind) if ".venv" not in path.parts]
+    calls = [(path, call) for path in files if path != Path(__file__) for call in _loads(path)]
+    assert {path.name for path, _ in calls} >= {"train_gpt.py", "training.py", "elastic.py", "sdk.md"}
+    assert [(path, call) for path, call in calls if "weights_only=True" not in call] == []

@@ -99,5 +99,6 @@ def test_who_does_not_use_kafka_does_not_need_its_client(module):
 
 
 def test_torch_is_imported_only_where_tensors_are():
-    allowed = ("collectors/rankwatch/torch_probe/", "service/rankwatch_service/demo/")
+    training = ("integrations/", "run/training.py", "run/site/", "torch_probe/")
+    allowed = (*(f"collectors/rankwatch/{place}" for place in training), "service/rankwatch_service/demo/")
     assert not {path for path in files_that_import("torch") if not path.startswith(allowed)}

@@ -38,7 +38,7 @@ def test_a_default_that_is_a_plain_value_is_the_one_of_the_page(name: str, field
     (row,) = (line for line in section("Settings").splitlines() if line.startswith(f"| `{name}`"))
     default = row.split("|")[2].strip()
     if isinstance(field.default, bool | int) or (isinstance(field.default, str) and field.default):
-        assert default == str(field.default).replace("True", "true")
+        assert default == str(field.default).replace("True", "true").replace("False", "false")
 
 
 def test_every_metric_of_the_real_page_is_explained_and_no_other(tmp_path: Path) -> None:

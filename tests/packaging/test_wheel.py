@@ -1,10 +1,15 @@
 """The wheel and the sdist hold what an installed service needs and nothing of the workshop."""
 
+import subprocess
+import sys
 import tarfile
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+
+from rankwatch_service.own_wheel import own_wheel
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +46,31 @@ def test_the_sdist_has_what_it_takes_to_build_the_wheel_and_to_read_about_it(bui
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docs/design.md"} <= names
     assert {"collectors/rankwatch/__init__.py", "service/rankwatch_service/__init__.py"} <= names
     assert not any(name.startswith((".ci/", ".git/", ".venv/")) for name in names)
+
+
+def test_a_service_packs_of_its_checkout_what_a_release_has(built):
+    with zipfile.ZipFile(built.wheel) as archive, zipfile.ZipFile(BytesIO(own_wheel().content)) as own:
+        assert built.wheel.name == own_wheel().name
+        assert sorted(archive.namelist()) == sorted(own.namelist())
+        code = [name for name in own.namelist() if ".dist-info/" not in name]
+        assert [name for name in code if archive.read(name) != own.read(name)] == []
+
+
+def test_a_release_names_the_hashes_of_its_files(built):
+    command = ["sha256sum", "--check", "SHA256SUMS"]
+    done = subprocess.run(command, cwd=built.wheel.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{built.wheel.name}: OK", f"{built.sdist.name}: OK"]
+
+
+@pytest.mark.integration
+def test_a_training_script_runs_in_an_environment_that_has_the_wheel_alone(built, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=300)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(built.wheel)], check=True, timeout=300)
+    script = 'import rankwatch\nwatch = rankwatch.start(job="bare", agent=False)\nprint(list(watch.steps(3)))'
+    environment = {"PATH": "/usr/bin:/bin", "RANKWATCH_DIR": str(tmp_path / "rings")}
+    done = subprocess.run(
+        [python, "-I", "-c", script], check=True, capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stdout == "[0, 1, 2]\n"

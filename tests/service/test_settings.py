@@ -2,6 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from rankwatch_service.settings import PORT, Settings
+from rankwatch_service.up import as_environment
 
 
 @pytest.fixture(autouse=True)
@@ -9,7 +10,7 @@ def elsewhere(tmp_path, monkeypatch):
     """No configuration of whoever runs the tests counts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name in ("DATA_DIR", "DATABASE_URL", "HOST", "PORT", "PUBLIC_URL", "KAFKA"):
+    for name in ("DATA_DIR", "DATABASE_URL", "HOST", "PORT", "PUBLIC_URL", "KAFKA", "INSECURE"):
         monkeypatch.delenv(f"RANKWATCH_{name}", raising=False)
     return tmp_path
 
@@ -46,9 +47,84 @@ def test_the_public_url_is_one_that_can_be_opened(host, url):
     assert Settings(host=host, port=9).public_url == url
 
 
+def test_with_a_certificate_the_public_url_is_https(tmp_path):
+    files = {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}
+    assert Settings(host="0.0.0.0", port=9, **files).public_url == "https://127.0.0.1:9"
+    with pytest.raises(ValidationError, match="https alone"):
+        Settings(public_url="http://h", **files)
+    for name, file in files.items():
+        with pytest.raises(ValidationError, match="set both or none"):
+            Settings(**{name: file})
+
+
+@pytest.mark.parametrize(
+    ("host", "exposed"),
+    [
+        ("127.0.0.1", False),
+        ("localhost", False),
+        ("::1", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("", True),
+        ("h", True),
+    ],
+)
+def test_the_api_is_exposed_where_others_reach_it_without_tls(tmp_path, host, exposed):
+    assert Settings(host=host).exposed == exposed
+    assert not Settings(host=host, insecure=True).exposed
+    assert not Settings(host=host, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem").exposed
+
+
+def test_trusted_proxies_are_addresses_and_networks():
+    assert Settings(trusted_proxies="10.0.0.0/8, 2001:db8::1").trusted_proxies
+    with pytest.raises(ValidationError, match=r"proxy\.example"):
+        Settings(trusted_proxies="10.0.0.1,proxy.example")
+
+
 def test_settings_do_not_change():
     with pytest.raises(ValidationError):
         Settings().port = 1
+
+
+OIDC = {"oidc_issuer": "https://sso.example.com", "oidc_client_id": "rankwatch"}
+GROUPS = {"ml": {"scopes": ["read"], "jobs": ["llm-*"]}}
+
+
+def test_groups_are_a_table_of_the_file_and_json_in_the_environment(elsewhere, monkeypatch):
+    (elsewhere / "rankwatch.toml").write_text(
+        'oidc_issuer = "https://sso.example.com"\noidc_client_id = "rankwatch"\noidc_client_secret = "hush"\n'
+        '[oidc_groups."ml/llm"]\nscopes = ["read", "command"]\njobs = ["llm-*"]\n'
+        '[oidc_groups.ops]\nscopes = ["admin"]\n'
+    )
+    settings = Settings()
+    assert "hush" not in repr(settings)
+    assert settings.oidc_groups["ml/llm"].jobs == ("llm-*",)
+    assert settings.oidc_groups["ops"].scopes == {"admin"}
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    (elsewhere / "rankwatch.toml").unlink()
+    assert Settings() == settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"oidc_issuer": "http://sso.example.com"}, "https"),
+        ({"oidc_issuer": "sso.example.com"}, "https"),
+        ({"oidc_issuer": "https://sso.example.com?x=1"}, "https"),
+        ({"oidc_client_id": ""}, "oidc_client_id"),
+        ({"oidc_groups": {}}, "oidc_groups"),
+        ({"oidc_groups": {"ml": {"scopes": ["command"]}}}, "read"),
+        ({"oidc_groups": {"ml": {"scopes": ["ingest", "read"]}}}, "ingest|admin"),
+        ({"oidc_groups": {"ml": {"scopes": ["read"], "job": "x"}}}, "job"),
+        ({"oidc_groups": {"ml": {"scopes": ["read"], "jobs": [""]}}}, "jobs"),
+    ],
+)
+def test_a_provider_by_which_nobody_could_log_in_is_refused(wrong, told):
+    assert Settings(**OIDC, oidc_groups=GROUPS).oidc_issuer
+    assert Settings(**(OIDC | {"oidc_issuer": "http://127.0.0.1:8080/realms/x"}), oidc_groups=GROUPS)
+    with pytest.raises(ValidationError, match=told):
+        Settings(**({**OIDC, "oidc_groups": GROUPS} | wrong))
 
 
 def test_without_a_broker_telemetry_flows_through_the_database():

@@ -1,5 +1,5 @@
 """The agent's command line:
-`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT]`.
+`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT] [--insecure]`.
 
 With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
 supervises a worker. Without a job it is a daemon that starts an agent for every job in the directory.
@@ -19,6 +19,7 @@ from rankwatch.agent.lock import take_lock
 from rankwatch.folders import others_reach
 
 if TYPE_CHECKING:
+    from rankwatch.agent.access.enrolment import Enrolment
     from rankwatch.agent.sender import Publish
 
 NICENESS: Final = 10
@@ -35,11 +36,16 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     parser.add_argument("--url", help="base URL of the service")
     parser.add_argument("--token-file", type=Path, help="file with an ingest token")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="brokers that telemetry goes to; else RANKWATCH_KAFKA")
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow plain http to other machines; else RANKWATCH_INSECURE"
+    )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.dir = options.dir.absolute()
     if options.kafka:
         environment = {**environment, "RANKWATCH_KAFKA": options.kafka}
+    if options.insecure:
+        environment = {**environment, "RANKWATCH_INSECURE": "true"}
     if options.job is None:
         from rankwatch.agent.daemon import serve_all  # noqa: PLC0415 - each role loads only what it needs
 
@@ -71,6 +77,7 @@ def _supervise(options: argparse.Namespace) -> int:
     command += ["--url", options.url] if options.url else []
     command += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
     command += ["--kafka", options.kafka] if options.kafka else []
+    command += ["--insecure"] if options.insecure else []
     status = 0
     while lock is not None:
         status = supervise([*command, "--worker"], lock, tell)
@@ -86,14 +93,16 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     import logging.handlers  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
+    from rankwatch.agent.access.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.clock import HostClock  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.gpu import GpuSampler  # noqa: PLC0415
+    from rankwatch.agent.line import Line  # noqa: PLC0415
     from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
     from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
-    from rankwatch.agent.uplink import HttpPublisher, Line  # noqa: PLC0415
+    from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
     from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
 
     handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)
@@ -108,15 +117,18 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return find_endpoint(options.url, options.token_file, environment)
 
     by_kafka = environment.get("RANKWATCH_KAFKA", "")
-    publish = _to_kafka(options.job, environment) if by_kafka else one_by_one(HttpPublisher(Line(find)))
+    identity_path = Path(layout.agent_identity_path(str(options.dir), options.job))
+    enrolment = Enrolment(identity_path, options.job, Line(find))
+    to_http = one_by_one(HttpPublisher(Line(find), enrolment))
+    publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
     sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
     gpu = GpuSampler(open_gpus, clock)
-    setting = Setting(options.dir, options.job, clock, find, sender, gpu, restarts=options.worker)
+    setting = Setting(options.dir, options.job, clock, find, enrolment, sender, gpu, restarts=options.worker)
     Worker(setting, lambda: bool(stopping)).run()
     return 0
 
 
-def _to_kafka(job: str, environment: Mapping[str, str]) -> Publish:
+def _to_kafka(job: str, environment: Mapping[str, str], enrolment: Enrolment) -> Publish:
     """Publish to Kafka. With invalid settings everything waits in the spool, and the log says why."""
     from rankwatch.kafka.settings import from_environment  # noqa: PLC0415
     from rankwatch.outcome import Later  # noqa: PLC0415
@@ -126,7 +138,7 @@ def _to_kafka(job: str, environment: Mapping[str, str]) -> Publish:
 
         settings = from_environment(environment)
         assert settings is not None
-        return KafkaPublisher(settings, job)
+        return KafkaPublisher(settings, job, enrolment)
     except (ValueError, ImportError) as error:
         trouble = Later(str(error))
         return lambda _bodies: [trouble]

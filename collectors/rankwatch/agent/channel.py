@@ -6,12 +6,14 @@ Every wait has a time-out and every answer a size limit. A channel belongs to on
 from __future__ import annotations
 
 import http.client
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.trust import doubt
 
 REQUEST_TIMEOUT_S: Final = 10.0
 """How long a request waits for a service that accepts connections and never answers; the spool fills meanwhile."""
@@ -27,7 +29,7 @@ class Unreachable(Exception):  # noqa: N818 - a fact about the network, not a mi
 
 
 class Unconfigured(Unreachable):
-    """No service is configured, or its configuration is invalid."""
+    """No service is configured, its configuration is invalid, or what answers is not the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +45,31 @@ class Channel:
     """A connection to the service, opened when first needed and again after a failure."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Connect with the first request.
+
+        Raises:
+            ValueError: the file of trusted authorities cannot be used.
+        """
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
-        self._path = urlsplit(endpoint.url).path
+        parts = urlsplit(endpoint.url)
+        self._path = parts.path
+        self._tls = endpoint.trust.context() if parts.scheme == "https" else None
 
     def post(self, path: str, body: bytes, content_type: str) -> Reply:
         """POST one body and read the answer.
 
         Raises:
             Unreachable: the service did not answer, or its answer cannot be read.
+            Unconfigured: the service did not prove itself, and was sent nothing.
         """
         reused = self._connection is not None
         try:
             return self._post(path, body, content_type)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise Unconfigured(doubt(self._endpoint.url, error)) from error
         except (ConnectionError, http.client.RemoteDisconnected) as error:
             self.close()
             if not reused:
@@ -73,6 +86,7 @@ class Channel:
 
         Raises:
             Unreachable: the service did not answer, or sent nothing for `STREAM_SILENCE_S`.
+            Unconfigured: the service did not prove itself, and was sent nothing.
         """
         self.close()
         connection = self._open(STREAM_SILENCE_S)
@@ -82,6 +96,8 @@ class Channel:
             if response.status != http.client.OK:
                 raise Unreachable(f"status {response.status}")
             yield from _events(response)
+        except ssl.SSLCertVerificationError as error:
+            raise Unconfigured(doubt(self._endpoint.url, error)) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         finally:
@@ -108,9 +124,11 @@ class Channel:
 
     def _open(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self._endpoint.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        host = parts.hostname or ""
+        if self._tls is None:
+            self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        else:
+            self._connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=self._tls)
         return self._connection
 
     def _headers(self, more: dict[str, str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 from rankwatch import wire
 from rankwatch.agent.columns import Rows
@@ -92,10 +92,10 @@ class Draft:
         self._events.append(event)
         self._bulk_bytes += len(event.fields.get("stack", ""))
 
-    def introduce(self, rank: LocalRank) -> None:
+    def introduce(self, rank: LocalRank, checkpoint_roots: tuple[str, ...]) -> None:
         """Add a rank's identity to the batch."""
         identity = rank.identity
-        topology = {name: int(identity.get(name) or 0) for name in ("dp", "tp", "pp", "cp", "ep")}
+        topology: dict[str, Any] = {name: int(identity.get(name) or 0) for name in ("dp", "tp", "pp", "cp", "ep")}
         self._ranks[rank.rank] = wire.RankInfo(
             rank=rank.rank,
             world_size=int(identity.get("world_size", 1)),
@@ -109,6 +109,9 @@ class Draft:
             optimizers=int(identity.get("optimizers") or 0),
             watched=str(identity.get("watched") or ""),
             lockstep=bool(identity.get("lockstep", True)),
+            checkpoint_roots=checkpoint_roots,
+            checkpoint_shards=rank.shards,
+            slices=_slices(identity.get("slices")),
             **topology,
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))
@@ -150,6 +153,10 @@ class Draft:
         self._only_train = self._only_train and entry.kind == 0
         self._steps.add(entry.step, rank, floats, integers)
         return refused
+
+
+def _slices(declared: Any) -> tuple[wire.Slice, ...] | None:
+    return None if declared is None else tuple(wire.Slice(str(text), int(rank)) for text, rank in declared)
 
 
 def _split(entry: StepEntry | ValuesEntry) -> tuple[list[tuple[str, float]], dict[str, int], int]:

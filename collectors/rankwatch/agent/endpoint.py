@@ -8,29 +8,32 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from rankwatch.trust import Trust, split_token, trust_of
 
 CONFIGURATION = "rankwatch/ingest.json"
 """Under the user's configuration folder; `rankwatch up` writes it."""
+LOGIN = "rankwatch/client.json"
+"""In the same folder; `rankwatch login` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The service's base URL and an ingest token."""
+    """The service's base URL, an ingest token, and what the service has to prove before it gets the token."""
 
     url: str
     token: str = field(repr=False)
-    """Left out of repr, so that it is never logged."""
+    """As it is sent, without what follows its dot. Left out of repr, so that it is never logged."""
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
-        """Validate both.
+        """Validate all.
 
         Raises:
-            ValueError: the URL is not http or https, or has no host; or the token is no valid header value.
+            ValueError: the URL is not http or https, has no host, or is not safe enough; or the token is no valid
+                header value.
         """
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http or https URL with a host: {self.url!r}")
+        self.trust.check(self.url)
         if not self.token.isascii() or any(character.isspace() for character in self.token):
             raise ValueError("the token must be ASCII without spaces")
 
@@ -40,9 +43,12 @@ def configuration_path(environment: Mapping[str, str]) -> Path:
     named = environment.get("RANKWATCH_INGEST_CONFIG", "")
     if named:
         return Path(named)
+    return _configuration_folder(environment) / CONFIGURATION
+
+
+def _configuration_folder(environment: Mapping[str, str]) -> Path:
     base = environment.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base else _home(environment) / ".config"
-    return folder / CONFIGURATION
+    return Path(base) if base else _home(environment) / ".config"
 
 
 def _home(environment: Mapping[str, str]) -> Path:
@@ -69,24 +75,44 @@ def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping
     url = url or environment.get("RANKWATCH_URL") or None
     if url is not None:
         if token_file is not None:
-            return Endpoint(url.rstrip("/"), token_file.read_text().strip())
+            return _endpoint(url, token_file.read_text(), environment)
         token = environment.get("RANKWATCH_TOKEN", "")
         if not token:
-            local = _configured(configuration_path(environment))
+            local = _stored(configuration_path(environment), environment)
             if local is None or local.url != url.rstrip("/"):
                 raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or pass a token file")
             return local
-        return Endpoint(url.rstrip("/"), token.strip())
-    return _configured(configuration_path(environment))
+        return _endpoint(url, token, environment)
+    return _stored(configuration_path(environment), environment)
 
 
-def _configured(path: Path) -> Endpoint | None:
+def login_endpoint(environment: Mapping[str, str]) -> Endpoint | None:
+    """The service at which this user has logged in, with the token of the login; None without a login.
+
+    Raises:
+        ValueError: the login cannot be used.
+        OSError: its file cannot be read.
+    """
+    return _stored(_configuration_folder(environment) / LOGIN, environment)
+
+
+def _stored(path: Path, environment: Mapping[str, str]) -> Endpoint | None:
     try:
         text = path.read_text()
     except FileNotFoundError:
         return None
     try:
         found = json.loads(text)
-        return Endpoint(str(found["url"]).rstrip("/"), str(found["token"]))
+        url, token = str(found["url"]), str(found["token"])
+        certificate, insecure = str(found.get("certificate", "")), found.get("insecure") is True
+        return _endpoint(url, token, environment, certificate, insecure=insecure)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _endpoint(
+    url: str, text: str, environment: Mapping[str, str], certificate: str = "", *, insecure: bool = False
+) -> Endpoint:
+    text = text.strip()
+    trust = trust_of(text, environment, certificate, insecure=insecure)
+    return Endpoint(url.rstrip("/"), split_token(text).token, trust)

@@ -71,8 +71,10 @@ class LocalRank:
     exit_order: int | None = None
     """Place among the ranks of this launch and host in which its process ended; 0 is the first mover."""
     exit_told: bool = False
-    introduced: tuple[str, int] = ("", 0)
-    """The attempt and identity number with which this rank was last introduced to the service."""
+    shards: int = 0
+    """How many ranks save a part of a checkpoint, by its own newest note that says so; 0: every rank."""
+    introduced: tuple[str, int, tuple[str, ...], int] = ("", 0, (), 0)
+    """The attempt, identity number, checkpoint roots and shards with which it was last introduced to the service."""
     directive: Directive | None = None
     """The directive in its slot."""
     renewal: int = 0

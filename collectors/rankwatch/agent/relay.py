@@ -3,6 +3,8 @@
 Orders are state, not events, and arrive on two paths (the command stream, and answers to views), so an older state may
 arrive after a newer one. The relay therefore never goes back to an earlier phase of an order, never writes an order to
 a rank of another attempt, and reads from the slots what an earlier worker wrote.
+
+Locations of checkpoints, which ranks would load, are passed on only if they are below a checkpoint root of this host.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import logging
 import os
 import signal
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -40,23 +42,45 @@ _IN_SLOT: Final = ("hold", "do", "go", "release")
 _log = logging.getLogger(__name__)
 
 
+class RefusedLocation(NamedTuple):
+    """A location that was not passed on to the ranks."""
+
+    checkpoint: str
+    location: str
+    reason: str
+
+
 class Relay:
     """Applies orders of one job to its local ranks. Used by one thread."""
 
-    def __init__(self, ranks: Iterable[LocalRank], resume_file: Path, job: str) -> None:
+    def __init__(
+        self, ranks: Iterable[LocalRank], resume_file: Path, job: str, why_not: Callable[[str], str | None]
+    ) -> None:
+        """See `CheckpointRoots.why_not`: why a location must not be passed on, or None while that is not known."""
         self._ranks = ranks
         self._resume_file = resume_file
         self._job = job
+        self._why_not = why_not
         self._newest: OrderedDict[str, wire.OrderView] = OrderedDict()
         self._open: tuple[wire.OrderView, ...] = ()
         self._resume: wire.ResumeAdvice | None = None
         self.late = 0
         """Phases that arrived after a later one, and were not written."""
+        self.trouble = ""
+        """For people: why the newest advice for a relaunch is not written."""
+        self._refused: dict[str, str] = {}
+        """By open order, why its location is not passed on."""
+        self._refused_last: RefusedLocation | None = None
+        self._untold: list[RefusedLocation] = []
 
     @property
     def urgent(self) -> bool:
         """True while an order is open: then views are due every 50 ms."""
         return bool(self._open)
+
+    def ready(self, orders: wire.Orders) -> bool:
+        """Whether the advice for a relaunch can be written or refused now: its file system has answered."""
+        return orders.resume in (None, self._resume) or self._why_not(orders.resume.location) is not None
 
     def apply(self, orders: wire.Orders) -> None:
         """Carry out all open orders. Applying the same orders again changes nothing."""
@@ -73,7 +97,23 @@ class Relay:
             self._newest.popitem(last=False)
         told = (self._newest.get(view.order) for view in orders.orders)
         self._open = tuple(view for view in told if view is not None and view.phase != "closed")
+        self._refused = {view.order: self._refused[view.order] for view in self._open if view.order in self._refused}
         self._tell_proven(orders.proven)
+
+    def take_refused(self) -> list[RefusedLocation]:
+        """The locations refused since the last call, each once in a row."""
+        refused, self._untold = self._untold, []
+        return refused
+
+    def seen_by_service(self, rank: LocalRank, progress: wire.Progress) -> wire.Progress:
+        """A rank's progress for a view: an order that was not passed on to it because of its location has failed."""
+        for view in self._open:
+            why = self._refused.get(view.order)
+            if why and rank.gone_since_s is None and progress.order != view.order and self._concerns(view, rank):
+                return msgspec.structs.replace(
+                    progress, order=view.order, answer="failed", answer_step=progress.step, answer_detail=why
+                )
+        return progress
 
     def attempt_of(self, rank: LocalRank, k: int, answered: str) -> str:
         """The attempt under which this rank is shown to the service in views.
@@ -122,8 +162,22 @@ class Relay:
                 if rank.directive is not None and rank.directive.order == view.order:
                     rank.reader.directives.clear(view.order, view.attempt, rank.proven)
                     rank.directive, rank.renewal = None, 0
-            elif view.phase in _IN_SLOT:
+            elif view.phase in _IN_SLOT and (_has_location(rank, view) or self._may_load(view)):
                 _write(rank, view)
+
+    def _may_load(self, view: wire.OrderView) -> bool:
+        """Whether ranks may load from the location of an order; False as well while that is not known yet."""
+        why = self._why_not(view.location)
+        if why:
+            self._refused[view.order] = f"this host does not load from {view.location!r}: {why}"
+            self._refuse(RefusedLocation(view.checkpoint, view.location, why))
+        return why == ""
+
+    def _refuse(self, refused: RefusedLocation) -> None:
+        if refused != self._refused_last:
+            self._refused_last = refused
+            self._untold.append(refused)
+            _log.warning("checkpoint %s: %r is not passed on: %s", *refused)
 
     def _concerns(self, view: wire.OrderView, rank: LocalRank) -> bool:
         if rank.directive is not None and rank.directive.order == view.order:
@@ -140,6 +194,13 @@ class Relay:
                 rank.proven = mine
 
     def _write_resume(self, advice: wire.ResumeAdvice) -> None:
+        why = self._why_not(advice.location) if advice.checkpoint else ""
+        if why is None:
+            return  # the next orders come within a second
+        self.trouble = f"the next launch does not get {advice.checkpoint} at {advice.location!r}: {why}" if why else ""
+        if why:
+            self._refuse(RefusedLocation(advice.checkpoint, advice.location, why))
+            return
         text = json.dumps(
             {"job": advice.job, "checkpoint": advice.checkpoint, "location": advice.location, "step": advice.step}
         )
@@ -154,6 +215,12 @@ class Relay:
             _log.warning("the advice for a relaunch was not written: %s", error)
             return
         self._resume = advice
+
+
+def _has_location(rank: LocalRank, view: wire.OrderView) -> bool:
+    """Whether the slot has this location already, from an earlier phase of the order."""
+    slot = rank.directive
+    return slot is not None and (slot.order, slot.location) == (view.order, view.location)
 
 
 def _write(rank: LocalRank, view: wire.OrderView) -> None:

@@ -31,6 +31,8 @@ TELL_AFTER_S: Final = 10.0
 """A service that restarts is back sooner; an outage longer than this is shown in the training output."""
 RETRY_AFTER_MAX_S: Final = 30.0
 """The longest wait that a service can ask for."""
+REASONS_LOGGED_MAX: Final = 16
+"""Different reasons of one outage that are logged: a reason may contain a time or a number."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class Sender(threading.Thread):
         self._deadline_s: float | None = None
         self._failures = 0
         self._failing_since_s = 0.0
+        self._reasons_logged: set[str] = set()
+        self._answered = False
         self._way_trouble = ""
         self._refused = ""
         self._spool_trouble = ""
@@ -84,6 +88,16 @@ class Sender(threading.Thread):
     def trouble(self) -> str:
         """What a person must know about the connection to the service; "" if all is well."""
         return "; ".join(text for text in (self._way_trouble, self._refused, self._spool_trouble) if text)
+
+    @property
+    def answered(self) -> bool:
+        """Whether it is known if the service accepts telemetry: True from the first batch that it took or refused."""
+        return self._answered
+
+    @property
+    def held(self) -> bool:
+        """True while telemetry stays on this host, and a person must know it."""
+        return bool(self._way_trouble)
 
     @property
     def idle(self) -> bool:
@@ -176,6 +190,8 @@ class Sender(threading.Thread):
         self._failures += 1
         if self._failures == 1:
             self._failing_since_s = self._clock.monotonic_s()
+        if outcome.reason not in self._reasons_logged and len(self._reasons_logged) < REASONS_LOGGED_MAX:
+            self._reasons_logged.add(outcome.reason)
             _log.warning("the service does not accept telemetry: %s; spooling", outcome.reason)
         lasting = self._clock.monotonic_s() - self._failing_since_s >= TELL_AFTER_S
         if outcome.for_a_person or lasting:
@@ -196,6 +212,8 @@ class Sender(threading.Thread):
         if self._failures:
             _log.info("the service accepts telemetry again after %d failures", self._failures)
         self._failures = 0
+        self._reasons_logged.clear()
+        self._answered = True
         self._way_trouble = ""
 
     def _spill(self) -> None:

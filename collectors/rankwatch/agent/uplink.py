@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator
 from typing import Final
 from urllib.parse import urlencode
 
-import msgspec
-
 from rankwatch import wire
-from rankwatch.agent.channel import Channel, Reply, Unconfigured, Unreachable
-from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.access.enrolment import ENROL_AGAIN, Enrolment, NotEnrolledError
+from rankwatch.agent.access.order_check import OrderCheck
+from rankwatch.agent.channel import Unconfigured, Unreachable
+from rankwatch.agent.draft import Numbering
+from rankwatch.agent.line import FOR_A_PERSON, FindEndpoint, Line, detail
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
+from rankwatch.signed import Purpose
 
 MSGPACK: Final = "application/msgpack"
 NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))
 """Statuses after which this message will never be accepted. All others may change: 401 with a new token, 404 with the
-right service behind the URL, 429 and 5xx by waiting."""
-FOR_A_PERSON: Final = frozenset((401, 403, 404))
-"""Statuses that a person must fix; waiting alone does not help."""
+right service behind the URL, 409 by enrolling again, 429 and 5xx by waiting."""
 INBOX_MAX: Final = 64
 """Orders waiting for the main loop, which reads several times a second; each is the whole state, so the oldest can be
 dropped."""
@@ -40,93 +40,39 @@ VIEW_TIMEOUT_S: Final = 2.0
 """A view older than this is useless: by then the api considers the agent silent."""
 
 _log = logging.getLogger(__name__)
-_ORDERS: Final = msgspec.json.Decoder(wire.Orders)
-
-FindEndpoint = Callable[[], Endpoint | None]
-
-
-class Line:
-    """A channel to the service; after each failure it looks up the service's address and token again."""
-
-    def __init__(self, find: FindEndpoint, timeout_s: float | None = None) -> None:
-        self._find = find
-        self._timeout_s = timeout_s
-        self._channel: Channel | None = None
-        self.url = ""
-        """Base URL of the service that was called last."""
-
-    def post(self, path: str, body: bytes) -> Reply:
-        """POST a msgpack body.
-
-        Raises:
-            Unreachable: no service is configured, or it did not answer.
-        """
-        try:
-            answer = self._open().post(path, body, MSGPACK)
-        except Unreachable:
-            self.close()
-            raise
-        if answer.status in FOR_A_PERSON:
-            self.close()  # the next request reads address and token anew: a person may have changed them
-        return answer
-
-    def stream(self, path: str) -> Iterator[tuple[str, str]]:
-        """GET an event stream.
-
-        Raises:
-            Unreachable: no service is configured, or it did not answer or fell silent.
-        """
-        try:
-            yield from self._open().stream(path)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Close the channel."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _open(self) -> Channel:
-        if self._channel is None:
-            try:
-                endpoint = self._find()
-            except (ValueError, OSError) as error:
-                raise Unconfigured(str(error)) from error
-            if endpoint is None:
-                raise Unconfigured("no service is configured: start `rankwatch up` here, or set RANKWATCH_URL")
-            self.url = endpoint.url
-            self._channel = Channel(endpoint) if self._timeout_s is None else Channel(endpoint, self._timeout_s)
-        return self._channel
 
 
 class HttpPublisher:
     """Publishes batches by `POST /api/v1/telemetry`."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, enrolment: Enrolment) -> None:
         self._line = line
+        self._enrolment = enrolment
 
     def __call__(self, body: bytes) -> Outcome:
         """Send one encoded batch; see `sender.Publish`."""
         try:
-            answer = self._line.post("/api/v1/telemetry", body)
+            identity = self._enrolment.identity()
+            sent = identity.sign(Purpose.BATCH, body) if identity else body
+            answer = self._line.post("/api/v1/telemetry", sent)
         except Unreachable as error:
-            return Later(str(error), for_a_person=isinstance(error, Unconfigured))
+            return not_sent(error)
         if 200 <= answer.status < 300:
             return Accepted()
+        if answer.status == ENROL_AGAIN and identity:
+            self._enrolment.forget(identity)
         if answer.status in NEVER_ACCEPTED:
             return Refused(f"refused_{answer.status}", answer.body[:500].decode("utf-8", "replace"))
         if answer.status in FOR_A_PERSON:
-            return Later(f"{self._line.url} says {answer.status}: {_detail(answer)}", answer.retry_after_s, True)
+            return Later(f"{self._line.url} says {answer.status}: {detail(answer)}", answer.retry_after_s, True)
         return Later(f"status {answer.status}", answer.retry_after_s)
 
 
-def _detail(answer: Reply) -> str:
-    """The `detail` of a problem response."""
-    try:
-        return str(msgspec.json.decode(answer.body)["detail"])
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError):
-        return "no reason given"
+def not_sent(error: Unreachable) -> Later:
+    """The outcome of a message for which the service did not answer, or did not enrol this agent."""
+    if isinstance(error, NotEnrolledError):
+        return Later(str(error), error.after_s, error.for_a_person)
+    return Later(str(error), for_a_person=isinstance(error, Unconfigured))
 
 
 class Inbox:
@@ -154,10 +100,12 @@ class Inbox:
 class ViewPoster(threading.Thread):
     """Posts the newest view of each attempt; an older one that still waits is dropped, since a view is state."""
 
-    def __init__(self, find: FindEndpoint, inbox: Inbox) -> None:
+    def __init__(self, find: FindEndpoint, inbox: Inbox, enrolment: Enrolment, check: OrderCheck) -> None:
         super().__init__(name="views", daemon=True)
         self._line = Line(find, VIEW_TIMEOUT_S)
         self._inbox = inbox
+        self._enrolment = enrolment
+        self._check = check
         self._condition = threading.Condition()
         self._views: dict[str, wire.View] = {}
         self._closed = False
@@ -190,12 +138,17 @@ class ViewPoster(threading.Thread):
         self._line.close()
 
     def _post(self, view: wire.View) -> bool:
+        body = wire.encode(view)
         try:
-            answer = self._line.post("/api/v1/agents/view", wire.encode(view))
+            identity = self._enrolment.identity()
+            sent = identity.sign(Purpose.VIEW, body) if identity else body
+            answer = self._line.post("/api/v1/agents/view", sent)
+            if answer.status == ENROL_AGAIN and identity:
+                self._enrolment.forget(identity)
             if not 200 <= answer.status < 300:
                 return False
-            self._inbox.put(_ORDERS.decode(answer.body))
-        except (Unreachable, msgspec.DecodeError) as error:
+            self._inbox.put(self._check.answer(identity, answer.body, sent))
+        except Unreachable as error:
             _log.debug("view not posted: %s", error)
             return False
         return True
@@ -204,11 +157,21 @@ class ViewPoster(threading.Thread):
 class OrderStream(threading.Thread):
     """Holds the command stream of one job open and opens it again when it ends."""
 
-    def __init__(self, find: FindEndpoint, inbox: Inbox, job: str, host: str, boot: str) -> None:
+    def __init__(
+        self,
+        find: FindEndpoint,
+        inbox: Inbox,
+        enrolment: Enrolment,
+        check: OrderCheck,
+        job: str,
+        numbering: Numbering,
+    ) -> None:
         super().__init__(name="orders", daemon=True)
         self._line = Line(find)
         self._inbox = inbox
-        self._path = "/api/v1/agents/orders?" + urlencode({"job": job, "host": host, "boot": boot})
+        self._enrolment = enrolment
+        self._check = check
+        self._asked = {"job": job, "host": numbering.host, "boot": numbering.boot}
         self._condition = threading.Condition()
         self._closed = False
 
@@ -223,13 +186,27 @@ class OrderStream(threading.Thread):
         pause = Pause(self._condition, lambda: self._closed, RECONNECT_MAX_S)
         while not self._closed:
             try:
-                for event, data in self._line.stream(self._path):
-                    if event == "orders":
-                        self._inbox.put(_ORDERS.decode(data))
-                        pause.reset()
-            except (Unreachable, msgspec.DecodeError) as error:
+                for orders in self._orders():
+                    self._inbox.put(orders)
+                    pause.reset()
+            except Unreachable as error:
                 _log.debug("command stream ended: %s", error)
             pause.wait()
+
+    def _orders(self) -> Iterator[wire.Orders]:
+        """Open the stream once, and yield what it brings.
+
+        Raises:
+            Unreachable: the service did not answer or fell silent, or an event is not from it.
+        """
+        identity = self._enrolment.identity()
+        nonce = os.urandom(16).hex()
+        asked = self._asked | ({"agent": identity.agent, "nonce": nonce} if identity else {})
+        sequence = -1
+        for event, data in self._line.stream(f"/api/v1/agents/orders?{urlencode(asked)}"):
+            if event == "orders":
+                orders, sequence = self._check.event(identity, data, nonce, sequence)
+                yield orders
 
 
 class Pause:

@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch import wire
+from rankwatch.agent.access.checkpoint_roots import CheckpointRoots, roots_file
+from rankwatch.agent.access.enrolment import Enrolment
+from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.gpu import GpuSampler
+from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, resume_file
 from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.stacks import Stacks
-from rankwatch.agent.uplink import FindEndpoint, Inbox, OrderStream, ViewPoster
+from rankwatch.agent.uplink import Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.reader import Note, ProgressBlock
 
@@ -59,6 +63,7 @@ class Setting:
     job: str
     clock: AgentClock
     find_endpoint: FindEndpoint
+    enrolment: Enrolment
     sender: Sender
     gpu: GpuSampler
     restarts: int = 0
@@ -77,7 +82,9 @@ class Worker:
         self._by_fd: dict[int, LocalRank] = {}
         self._inbox = Inbox()
         self._exits.add_wakeup(self._inbox.fd)
-        self._relay = Relay(self._ranks, resume_file(setting.directory, setting.job), setting.job)
+        self._roots = CheckpointRoots(roots_file(setting.directory, setting.job), setting.clock.monotonic_s)
+        advice = resume_file(setting.directory, setting.job)
+        self._relay = Relay(self._ranks, advice, setting.job, self._roots.why_not)
         self._stacks = Stacks(setting.clock)
         self._held_back: wire.Orders | None = None
         self._drafts: dict[str, Draft] = {}
@@ -119,7 +126,7 @@ class Worker:
     def turn(self) -> None:
         """Wait until something is due or arrives, and do it."""
         next_s = min(self._next_tail_s, self._next_view_s)
-        if self._stacks.pending:
+        if self._stacks.pending or self._held_back is not None:
             next_s = min(next_s, self._clock.monotonic_s() + VIEW_EVERY_S)
         for fd in self._exits.wait(next_s - self._clock.monotonic_s()):
             if fd in self._by_fd:
@@ -139,8 +146,9 @@ class Worker:
                 self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
                 self._tell_progress(now_s)
         self._tell_stacks()
-        if self._held_back is not None and not self._stacks.pending:
+        if self._held_back is not None:
             self._obey(self._held_back)
+        self._tell_refused_locations()
         self._flush()
         if now_s >= self._next_view_s:
             self._next_view_s = now_s + (VIEW_EVERY_S if self._relay.urgent else PROGRESS_EVERY_S)
@@ -151,13 +159,14 @@ class Worker:
 
     def _show_trouble(self) -> None:
         """Write a notice for the training output, and clear it once the trouble is over."""
-        trouble = self._setting.sender.trouble
-        if trouble == self._shown:
-            return
+        sender = self._setting.sender
+        trouble = "; ".join(filter(None, (sender.trouble, self._roots.trouble, self._relay.trouble)))
+        if trouble == self._shown or not (trouble or sender.answered):
+            return  # until the service has answered, the notice of the worker before may still hold
         self._shown = trouble
         path = notice_path(str(self._setting.directory), self._setting.job)
         try:
-            write_notice(path, Notice(self._setting.job, trouble, self._clock.unix_ns()))
+            write_notice(path, Notice(self._setting.job, trouble, self._clock.unix_ns(), sender.held))
         except OSError as error:
             _log.warning("the notice cannot be written: %s", error)
 
@@ -170,14 +179,17 @@ class Worker:
             if rank.process is not None:
                 self._by_fd[rank.process.fd] = rank
                 self._exits.add(rank.process)
+                self._roots.meet(rank)
             self._alone_since_s = self._clock.monotonic_s()
+            self._shown = None  # a launch prints only what is written after it began
             _log.info("rank %d of attempt %s, pid %d", rank.rank, rank.attempt(0), rank.header.pid)
 
     def _introduce_ourselves(self, host: str) -> None:
         self._numbering = Numbering(host)
-        find = self._setting.find_endpoint
-        self._views = ViewPoster(find, self._inbox)
-        self._stream = OrderStream(find, self._inbox, self._setting.job, host, self._numbering.boot)
+        find, enrolment, check = self._setting.find_endpoint, self._setting.enrolment, OrderCheck()
+        enrolment.introduce(host)
+        self._views = ViewPoster(find, self._inbox, enrolment, check)
+        self._stream = OrderStream(find, self._inbox, enrolment, check, self._setting.job, self._numbering)
         self._views.start()
         self._stream.start()
 
@@ -262,6 +274,8 @@ class Worker:
             for reason, count in poll.lost.items():
                 self._losses[self._setting.job, rank.attempt(rank.reader.progress().k), reason] += count
             for entry in poll.entries:
+                if isinstance(entry, Note):
+                    self._roots.learn(rank, entry)  # before the event, so that the service knows them when it comes
                 draft = self._draft_of(rank, entry.k)
                 refused = draft.add(rank, entry)
                 if refused:
@@ -283,6 +297,11 @@ class Worker:
     def _tell_stacks(self) -> None:
         for attempt, event in self._stacks.take():
             self._draft(attempt).tell(event)
+
+    def _tell_refused_locations(self) -> None:
+        for refused in self._relay.take_refused() if self._newest_attempt else ():
+            event = wire.Event("location_refused", self._clock.unix_ns(), fields=refused._asdict())
+            self._draft(self._newest_attempt).tell(event)
 
     def _tell_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
@@ -309,12 +328,12 @@ class Worker:
         if draft.full:
             self._flush()
             draft = self._draft(attempt)
-        state = (attempt, rank.header.identity_number)
+        state = (attempt, rank.header.identity_number, self._roots.roots, rank.shards)
         if rank.introduced != state:
             if not rank.introduced[0] and not rank.settled:
                 draft.tell(start_event(rank))
             rank.introduced = state
-            draft.introduce(rank)
+            draft.introduce(rank, self._roots.roots)
             if attempt != self._newest_attempt:
                 self._newest_attempt = attempt
                 fields = {"restarts": self._setting.restarts}
@@ -336,7 +355,9 @@ class Worker:
                 if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
                     self._stacks.begin(request.request, rank)
         # Stacks come before a kill, since a dead process has none. They take 0.1 s, or `STACK_WAIT_S` if none comes.
-        if self._stacks.pending and any(view.phase == "kill" for view in orders.orders):
+        # So does the advice for a relaunch, which takes up to `ANSWER_WITHIN_S` where a file system does not answer.
+        first = self._stacks.pending or not self._relay.ready(orders)
+        if first and any(view.phase == "kill" for view in orders.orders):
             self._held_back = orders
             return
         self._held_back = None
@@ -353,7 +374,8 @@ class Worker:
         for rank in sorted(self._ranks, key=lambda rank: rank.header.start_unix_ns):
             block = rank.reader.progress()
             attempt = self._relay.attempt_of(rank, block.k, block.answer.order)
-            shown.setdefault(attempt, {})[rank.rank] = progress_of(rank, block, now_s)
+            progress = self._relay.seen_by_service(rank, progress_of(rank, block, now_s))
+            shown.setdefault(attempt, {})[rank.rank] = progress
         unix_ns, numbering = self._clock.unix_ns(), self._numbering
         self._views.offer(
             [

@@ -59,6 +59,39 @@ class Handed:
         return Handed(models, optimizers, self.scaler, self.replicated)
 
 
+def check_parts(fingerprint_every: int, on_nonfinite: str, overhead_max: float) -> None:
+    """Check what is to be measured.
+
+    Raises:
+        ValueError: a number is out of range, or a word is not known.
+    """
+    if not overhead_max > 0:
+        raise ValueError(f"overhead_max must be more than 0, not {overhead_max}")
+    if fingerprint_every < 0:
+        raise ValueError(f"fingerprint_every must be 0 or more, not {fingerprint_every}")
+    if on_nonfinite not in ("record", "skip"):
+        raise ValueError(f'on_nonfinite must be "record" or "skip", not {on_nonfinite!r}')
+
+
+def check_skip(*, divided: bool, grad_norm: bool) -> None:
+    """Check that all ranks of a job with `on_nonfinite="skip"` decide alike.
+
+    Args:
+        divided: a rank knows only the gradients of a part of the model.
+        grad_norm: it is to decide by the norm that it measures.
+
+    Raises:
+        ValueError: they would not, or there is no norm to decide by.
+    """
+    if divided and grad_norm:
+        raise ValueError(
+            'on_nonfinite="skip": each rank has gradients of a part of this model alone: ranks would not decide alike. '
+            "Pass grad_norm=False, and log the norm of the whole as grad_norm before the optimizer steps"
+        )
+    if not divided and not grad_norm:
+        raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
+
+
 def _named(given: Any) -> tuple[tuple[str, Any], ...]:
     if isinstance(given, torch.nn.Module | Optimizer):  # first, because a ModuleList is a module and iterable
         return (("", given),)

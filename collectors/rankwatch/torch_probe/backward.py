@@ -7,7 +7,7 @@ So a callback queued before it sees local gradients, and one queued by that call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ class BackwardMarks:
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
+        leaves: Iterable[tuple[int, torch.Tensor]],
         *,
-        gradient: Callable[[int, torch.Tensor], None],
+        gradients: Callable[[dict[int, torch.Tensor]], None],
+        summands: Callable[[dict[int, torch.Tensor]], None],
         computed: Callable[[], None],
         reduced: Callable[[], None],
         failed: Callable[[Exception], None],
@@ -33,26 +34,46 @@ class BackwardMarks:
         """Register the hooks. DDP's own communication hook stays free for the job.
 
         Args:
-            parameters: the parameters, in the order of the indices.
-            gradient: called with index and gradient when a gradient is complete on this rank and not yet reduced.
+            leaves: tensors whose gradients are accumulated, each with its index.
+            gradients: called with gradients by index, complete on this rank and not yet reduced, in the order in which
+                backward reached them.
+            summands: called instead with gradients of this backward alone, which others take once they are accumulated.
             computed: called when the rank has computed all its gradients; from then on it waits for others.
             reduced: called when the gradients are final for the optimizer.
             failed: called with what any of the three raises; the backward itself goes on.
         """
-        self._gradient = gradient
+        self.at_once = False
+        """Pass on each gradient when it is complete. Otherwise all are passed on together when the last one is, which
+        costs less, but is correct only if they are still local by then."""
+        self._gradients = gradients
+        self._summands = summands
+        self._buffered: set[int] = set()
+        """Parameters whose gradients Megatron may have added to its own buffers already."""
+        self._found: dict[int, torch.Tensor] = {}
         self._computed = computed
         self._reduced = reduced
         self._failed = failed
         self._under_way = False
-        self._handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(parameters)
-            if parameter.requires_grad
-        ]
+        self._handles: list[RemovableHandle] = []
+        for index, leaf in leaves:
+            self.mark(index, leaf)
+
+    def mark(self, index: int, leaf: torch.Tensor) -> None:
+        """Register the hook of one tensor whose gradient is accumulated, if it has one."""
+        if not leaf.requires_grad:
+            return
+        if hasattr(leaf, "main_grad"):
+            self._buffered.add(index)
+        elif _is_taken(leaf):
+            self._handles.append(leaf.register_hook(partial(self._arrives, index)))  # type: ignore[no-untyped-call]
+            return
+        hook = partial(self._accumulated, index)
+        self._handles.append(leaf.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Discard a backward that an exception ended."""
         self._under_way = False
+        self._found = {}
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -60,19 +81,44 @@ class BackwardMarks:
             handle.remove()
         self._handles.clear()
 
-    def _accumulated(self, index: int, parameter: torch.Tensor) -> None:
+    def _arrives(self, index: int, gradient: torch.Tensor) -> None:
         try:
-            if not self._under_way:
-                self._under_way = True
-                _after_backward(self._end_of_computing)
-            if parameter.grad is not None:
-                self._gradient(index, parameter.grad)
+            self._begin()
+            self._summands({index: gradient.detach()})
         except Exception as error:  # noqa: BLE001 -- an error of the probe must not end a user's backward
             self._failed(error)
+
+    def _accumulated(self, index: int, parameter: torch.Tensor) -> None:
+        # Called for each parameter, so what is done for all of them together is done later.
+        gradient = parameter.grad
+        if gradient is None or (index in self._buffered and getattr(parameter, "grad_added_to_main_grad", False)):
+            gradient = getattr(parameter, "main_grad", None)
+            self.at_once |= gradient is not None  # it may be reduced before the end
+        if gradient is not None:
+            self._found[index] = gradient
+        if self._under_way and not self.at_once:
+            return
+        try:
+            self._begin()
+            if self.at_once:
+                self._pass_on()
+        except Exception as error:  # noqa: BLE001 -- an error of the probe must not end a user's backward
+            self._failed(error)
+
+    def _begin(self) -> None:
+        if not self._under_way:
+            self._under_way = True
+            _after_backward(self._end_of_computing)
+
+    def _pass_on(self) -> None:
+        found, self._found = self._found, {}
+        if found:
+            self._gradients(found)
 
     def _end_of_computing(self) -> None:
         self._under_way = False
         try:
+            self._pass_on()
             self._computed()
             # Queued from a queued callback, to run last: with a static graph DDP begins its first reduction in a
             # callback too, which is queued only now.
@@ -85,6 +131,13 @@ class BackwardMarks:
             self._reduced()
         except Exception as error:  # noqa: BLE001 -- the same
             self._failed(error)
+
+
+def _is_taken(leaf: torch.Tensor) -> bool:
+    """Whether others, such as DeepSpeed, take the gradient in a hook of their own, which runs before a new one."""
+    hooks = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    owners = [getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks.values()]
+    return not all(isinstance(owner, BackwardMarks) for owner in owners)
 
 
 def _after_backward(callback: Callable[[], Any]) -> None:

@@ -7,12 +7,15 @@ costs one pass over the bits. It does not detect two changes that cancel out, su
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
 
 WORD_BYTES: Final = 8
+SMALL_WORDS: Final = 2_048
+"""Tensors of at most so many whole words are copied together and summed in one call: the calls for a tensor of its own
+take 8 us, and on an accelerator one kernel."""
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
@@ -28,7 +31,17 @@ def bit_sum(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     Returns:
         None if there is no tensor with elements.
     """
-    sums = [part for tensor in tensors if tensor.numel() for part in _word_sums(tensor.detach())]
+    together: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    alone = []
+    for tensor in tensors:
+        words, rest = divmod(tensor.numel() * tensor.element_size(), WORD_BYTES)
+        if words <= SMALL_WORDS and not rest and tensor.is_contiguous():
+            together.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        elif tensor.numel():
+            alone.append(tensor)
+    flatten: Callable[[list[torch.Tensor]], torch.Tensor] = torch._utils._flatten_dense_tensors
+    alone += map(flatten, together.values())
+    sums = [part for tensor in alone if tensor.numel() for part in _word_sums(tensor.detach())]
     if not sums:
         return None
     home = sums[0].device

@@ -8,6 +8,7 @@ needed again is dropped and counted.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -20,6 +21,10 @@ ROWS: Final = 8
 
 WORDS_MAX: Final = 64
 """Values in one row, as many as the recorder has names for. 8 rows x 64 words x 8 bytes = 4 KiB of pinned memory."""
+
+DRAIN_S: Final = 1.0
+"""The longest wait for a device at the end of a process: many steps, and less than any launcher's grace."""
+DRAIN_POLL_S: Final = 0.002
 
 _WORD: Final = struct.Struct("<q")
 _FLOAT: Final = struct.Struct("<d")
@@ -141,6 +146,14 @@ class LateValues:
                 return  # a stream works in order, so later rows have not arrived either
             del self._rows[number % ROWS]
             self._hand_on(row, self._memory[number % ROWS].tolist())
+
+    def drain(self) -> None:
+        """Hand on all that arrives within `DRAIN_S`; for the end of a process, whose device may be broken."""
+        until_s = time.monotonic() + DRAIN_S
+        self.collect()
+        while self._rows and time.monotonic() < until_s:
+            time.sleep(DRAIN_POLL_S)
+            self.collect()
 
     def _hand_on(self, row: _Row, words: list[int]) -> None:
         bits = (_FLOAT.unpack(_WORD.pack(word))[0] for word in words)

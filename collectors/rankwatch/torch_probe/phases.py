@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any, Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from rankwatch.meter import Sink
+from rankwatch.sink import Sink
 from rankwatch.torch_probe.late import Device, Moment, Span
 
 SPANS_MAX: Final = 32
 """Periods of device time in one step: 8 micro-batches of 4 phases. Further ones are dropped and counted."""
+
+OUTPUTS_MAX: Final = 4
+"""Tensors in a model's output that are watched for the start of backward: it need not begin at the first, such as a
+loss that the loop does not use. One takes 2 us."""
 
 EVAL: Final = "eval"
 
@@ -64,7 +69,7 @@ class AutomaticPhases:
 
     def enter(self, name: str) -> None:
         """A phase begins; no effect if it is open already, also by the loop."""
-        if any(name == opened for opened, _, _ in self._open):
+        if self._is_open(name):
             return
         phase = self._sink.phase(name)
         phase.__enter__()
@@ -72,11 +77,14 @@ class AutomaticPhases:
 
     def leave(self, name: str) -> None:
         """A phase ends; no effect if it is not open."""
-        while any(name == opened for opened, _, _ in self._open):
+        while self._is_open(name):
             opened, phase, begun = self._open.pop()
             phase.__exit__(None, None, None)
             if begun is not None and self._device is not None:
                 self._keep(Span(f"device.{opened}", begun, self._device.now()))
+
+    def _is_open(self, name: str) -> bool:
+        return bool(self._open) and name in [opened for opened, _, _ in self._open]
 
     def take_spans(self) -> tuple[Span, ...]:
         """The step's periods of device time, in the order in which they ended."""
@@ -109,8 +117,7 @@ class AutomaticPhases:
 
     def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         self.leave("forward")
-        tensor = next(_with_graph(output), None)
-        if tensor is not None:
+        for tensor in islice(_with_graph(output), OUTPUTS_MAX):
             tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, *_: Any) -> None:

@@ -14,15 +14,19 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from rankwatch.meter import EXACT_METRICS, Sink
-from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler
+from rankwatch.meter import EXACT_METRICS
+from rankwatch.sink import Sink
+from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler, check_parts, check_skip
 from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
-from rankwatch.torch_probe.gradients import LocalGradients, Scalar, total_norm
+from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
 from rankwatch.torch_probe.phases import EVAL, AutomaticPhases, Mark
-from rankwatch.torch_probe.share import PLACE, SHARED, Share, together
+from rankwatch.torch_probe.sampling import OVERHEAD_MAX, Sampling
+from rankwatch.torch_probe.sharded import ShardedModels, sharded_models
+from rankwatch.torch_probe.share import Share, judge, keep_faults, measured, shared_out
 from rankwatch.torch_probe.start import Start
+from rankwatch.torch_probe.topology import placed_by
 from rankwatch.torch_probe.updates import Updates
 from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels, active_ddp, gradients
 
@@ -31,16 +35,16 @@ FINGERPRINT_STEPS: Final = 10
 step this is 0.2 %, and a corrupted replica is found before many steps depend on it."""
 
 _FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
-_OF: Final = "\0"
-"""Separates a value's name from the number of its optimizer; occurs in no metric's name."""
+_NO_STEP: Final = -1, -1
 _LOG: Final = logging.getLogger("rankwatch")
 
 
 class TorchProbe:
-    """Measures a rank through torch while it trains. Implements `rankwatch.meter.Probe`.
+    """Measures a rank through torch while it trains. Implements `rankwatch.sink.Probe`.
 
     Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
-    `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint`, `optimizer_skipped` (1 in steps
+    `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint` (of sharded models `grad_norm.N`
+    and `fingerprint.N`, each rank's own slices, of which the service makes the total), `optimizer_skipped` (1 in steps
     whose update was skipped because gradients were not finite), `loss_scale`, `device.PHASE` (seconds of device time).
     Norms are divided by the loss scale, and an overflow caused by the scale is a skip, not a non-finite gradient.
     With several optimizers a norm covers all their updates of the step.
@@ -61,14 +65,12 @@ class TorchProbe:
         fingerprint_every: int = FINGERPRINT_STEPS,
         replicated: bool | None = None,
         on_nonfinite: Literal["record", "skip"] = "record",
+        overhead_max: float = OVERHEAD_MAX,
         device: Device | None = None,
-        placed: bool = True,
+        place: tuple[bool, int] = (True, 0),
         earlier: tuple[Handed, ...] = (),
     ) -> None:
         """Register the hooks on models and optimizers. After the arguments are checked, nothing raises.
-
-        If parameters are sharded (DTensor, FSDP), their norm would need a collective, so both gradient parts are left
-        out, and the fingerprint covers the rank's own shards.
 
         Args:
             sink: where values go.
@@ -86,16 +88,20 @@ class TorchProbe:
             replicated: whether ranks of a peer group hold bit-equal parameters, so that fingerprints can be compared;
                 None: true under DDP. Pass True if the loop itself keeps replicas equal.
             on_nonfinite: "skip" skips the update of a step whose total norm is not finite. After the reduction every
-                rank has the same norm, so all decide alike. On an accelerator this waits for the norm.
+                rank has the same norm, so all decide alike. On an accelerator this waits for the norm. Of a model that
+                is divided over ranks it takes the norm that the script logs, with `grad_norm=False`.
+            overhead_max: largest part of the training time that the total norm may take; where steps are too short for
+                it, it is left out in some; not with "skip", a loss scaler, several optimizers or no local gradients.
             device: the accelerator; if None, the device of the parameters.
-            placed: the topology was declared, so that it is known which ranks are replicas of each other.
+            place: whether the topology was declared, so that it is known which ranks are replicas of each other, and
+                the pipeline stage in it. A topology that was not is read from meshes and frameworks, and declared.
             earlier: earlier calls of `watch.torch`.
 
         Raises:
             TypeError: an argument is not a model or not an optimizer.
             ValueError: the arguments contradict each other.
         """
-        _check(fingerprint_every, on_nonfinite, grad_norm)
+        check_parts(fingerprint_every, on_nonfinite, overhead_max)
         newest = Handed.of(model, optimizer, scaler, replicated)
         self.handed = (*(call.without(newest) for call in earlier), newest)
         self._sink = sink
@@ -106,46 +112,44 @@ class TorchProbe:
         self._logged_norm: Scalar | None = None
         self._norm_was_logged = False
         self._made = 0
+        self._cut_short = _NO_STEP
+        placed, stage = place
         self._model = models = WatchedModels(self.handed, placed=placed)
+        if self._skips:
+            check_skip(divided=models.divided, grad_norm=grad_norm)
         self._one = torch.ones((), dtype=torch.float64, device=models.home)
-        self._norm_wanted = grad_norm and not models.sharded
-        self._local_wanted = local_gradients and not models.sharded
+        self._topology = {} if placed else placed_by(models, self._failed)
+        self._sharded = sharded_models(models, self._topology.get("pp", stage), self._failed)
+        known = self._sharded is not None or not models.sharded
+        self._norm_wanted, self._local_wanted = grad_norm and known, local_gradients and known
         self._device = device or (CudaDevice() if models.home.type == "cuda" else None)
         self._late = self._ring(self._device) if self._device is not None else None
         self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
         self._updates = Updates(sink)
-        self._shares, self._owner = self._shared_out()
-        self._start = Start(models, self._shares, grad_norm, local_gradients, fingerprint_every)
+        owned = models.parameters if self._sharded is None else self._sharded.owned
+        self._shares, self._owner = shared_out(self.handed, models.parameters, owned, self._new_local)
+        self._sampling = Sampling(overhead_max)
+        wanted = grad_norm, local_gradients, fingerprint_every
+        self._start = Start(models, self._sharded, self._shares, wanted, self._sampling)
         self._handles: list[RemovableHandle] = []
         self._place_hooks()
         self._declare()
         for name in _FIRST_METRICS:  # named first, so that their values fit into the step entry (page 0)
             sink.metric(name, exact=name in EXACT_METRICS)
 
-    def _shared_out(self) -> tuple[list[Share], list[Share]]:
-        """Each optimizer's share; and each parameter's share by its index, the first one if no optimizer has it."""
-        given = [(optimizer, call.scaler) for call in self.handed for optimizer in call.optimizers]
-        owner: dict[int, int] = {}
-        for number, (optimizer, _) in enumerate(given):
-            owner |= {id(parameter): number for group in optimizer.param_groups for parameter in group["params"]}
-        numbers = [owner.get(id(parameter), 0) for parameter in self._model.parameters]
-        shares = []
-        for number, (optimizer, scaler) in enumerate(given):
-            own = [one for one, whose in zip(self._model.parameters, numbers, strict=True) if whose == number]
-            local = None
-            if self._local_wanted:
-                local = LocalGradients(at_once=self._model.reduces_early, on_host=self._device is None)
-            shares.append(Share(optimizer, own, scaler, local))
-        return shares, [shares[number] for number in numbers]
+    def _new_local(self) -> LocalGradients | None:
+        return LocalGradients(on_host=self._device is None) if self._local_wanted else None
 
     def _place_hooks(self) -> None:
         self._marks = BackwardMarks(
-            self._model.parameters,
-            gradient=self._on_gradient,
+            enumerate(self._model.parameters) if self._sharded is None else self._sharded.leaves(),
+            gradients=self._on_gradients,
+            summands=partial(self._on_gradients, summands=True),
             computed=self._on_computed,
             reduced=self._on_reduced,
             failed=self._failed,
         )
+        self._marks.at_once = self._reduces_early
         for share in self._shares:
             try:
                 self._handles += [
@@ -156,26 +160,26 @@ class TorchProbe:
                 self._failed(error)
         for model in self._model.each:
             if model.ddp is None:
-                look = Mark(partial(self._look_around, model), self._failed)
-                self._handles.append(model.module.register_forward_pre_hook(look))
+                mark = Mark(partial(self._look_around, model), self._failed)
+                self._handles.append(model.module.register_forward_pre_hook(mark))
             if self._phases is not None:
                 self._handles += self._phases.watch_model(model.module, model.bare)
+            if self._sharded is not None:
+                mark = Mark(partial(self._mark_gathered, self._sharded), self._failed)
+                self._handles.append(model.module.register_forward_hook(mark))
 
     def _declare(self) -> None:
-        self._sink.declare(
-            {
-                "parameters": self._model.names,
-                "replicated": self._model.replicated,
-                "optimizers": len(self._shares),
-            }
-        )
+        fields = {"parameters": self._model.names} if self._sharded is None else self._sharded.declaration()
+        fields |= {"replicated": self._model.replicated, "optimizers": len(self._shares)}
+        self._sink.declare({**fields, **self._topology})
 
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 
     def step_begin(self, step: int, k: int) -> None:
         """A step begins; values of a step that an exception ended are discarded."""
-        del step, k
+        del k
         self._updates.step_begins()
+        self._sampling.step_begins(step)
         if self._phases is not None:
             self._phases.step_begins()
         self._clear()
@@ -184,22 +188,23 @@ class TorchProbe:
         """Hand over what was measured in the step: host values at once, device values when they have arrived."""
         if self._phases is not None:
             self._phases.leave(EVAL)
-        floats, ints = self._measured(step)
-        if self._late is None:
-            self._put({name: float(value) for name, value in floats.items()}, {n: int(v) for n, v in ints.items()})
-        else:
-            self._late.collect()
-            spans = self._phases.take_spans() if self._phases is not None else ()
-            self._late.send(step, k, floats, ints, spans)
-        if not self._start.told:
-            self._start.tell(self._sink)
+        floats, ints = self._measured()
+        self._hand_over(step, k, floats, ints | self._fingerprints(step))
+        self._start.step_ends(self._sink)
+
+    def cut_short(self, step: int, k: int) -> None:
+        """See `Probe`. Waits for the values of a device, for a short time."""
+        self._cut_short = step, k
+        self._hand_over(step, k, *self._measured())
+        if self._late is not None:
+            self._late.drain()
 
     def log(self, name: str, value: Any) -> None:
         """Record a tensor of one element under the user's name, without waiting for its device."""
         value = value.detach()  # otherwise it would keep its step's whole graph in memory
         on_host = value.device.type == "cpu"
         if name == "grad_norm":
-            # Kept for `_judge`: a loss scaler's overflow appears in the loop's norm too.
+            # Kept for `judge`: a loss scaler's overflow appears in the loop's norm too.
             self._logged_norm = float(value) if on_host else value
         elif on_host:
             self._sink.put(self._sink.metric(name), float(value))
@@ -209,13 +214,11 @@ class TorchProbe:
             self._late = self._ring(CudaDevice())
 
     def after_restore(self) -> int:
-        """Parameters were replaced: discard the values of the interrupted step.
-
-        Returns:
-            Their fingerprint; 0 if ranks need not be equal. Waits for the device, which is harmless while held.
-        """
+        """Discard the values of the interrupted step; see `Probe`. Waits for the device: harmless while held."""
         self._clear()
-        return fingerprint(self._model.own_parts) if self._model.replicated else 0
+        if self._model.replicated:
+            return fingerprint(self._model.own_parts)
+        return 0 if self._sharded is None else self._sharded.shared_fingerprint()
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -229,19 +232,29 @@ class TorchProbe:
         """Before a forward: find the DDP wrapper of a model that was passed without it."""
         ddp = active_ddp()
         if ddp is not None and model.found_within(ddp):
-            for share in self._shares:
-                if share.local is not None:
-                    share.local.at_once = self._model.reduces_early
+            self._marks.at_once = self._reduces_early
             self._declare()
 
-    def _on_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        self._owner[index].gradient(index, gradient)
+    @property
+    def _reduces_early(self) -> bool:  # then a local gradient has to be read as soon as it is complete
+        return self._local_wanted and (self._sharded is not None or self._model.reduces_early)
+
+    def _mark_gathered(self, sharded: ShardedModels, *_: Any) -> None:
+        """After a forward: FSDP2 has created the parameters whose gradients are this rank's own."""
+        for index, leaf in sharded.gathered():
+            self._marks.mark(index, leaf)
+
+    def _on_gradients(self, found: dict[int, torch.Tensor], *, summands: bool = False) -> None:
+        if self._sharded is not None:
+            found = dict(part for index, gradient in found.items() for part in self._sharded.parts(index, gradient))
+        one = len(self._shares) == 1
+        for share in self._shares:
+            own = found if one else {index: part for index, part in found.items() if self._owner[index] is share}
+            if own:
+                share.gradients(own, summands=summands)
 
     def _on_computed(self) -> None:
         self._updates.gradients_are_computed()
-        for share in self._shares:
-            if share.local is not None:
-                share.local.flush()
         if self._phases is not None:
             self._phases.leave("backward")
         if self._model.reduces:
@@ -256,9 +269,9 @@ class TorchProbe:
             if not share.touched:
                 continue
             share.reduced(self._one)
-            if self._model.is_whole_after_backward and self._takes_norm():
-                local = None if self._model.reduced_by_ddp else share.now.local
-                share.now.norm = local.norm if local is not None else self._total_norm(share)
+            whole = self._model if self._sharded is None else self._sharded
+            if whole.is_whole_after_backward and self._takes_norm():
+                self._take_norm(share, share.now.local if self._model.unreduced else None)
             if share.in_closure:
                 self._gradients_are_final(share)
 
@@ -278,8 +291,9 @@ class TorchProbe:
         if self._phases is not None:
             self._phases.enter("optimizer")
         now = share.now
-        if not self._model.is_whole_after_backward and self._takes_norm():
-            now.norm = self._total_norm(share)
+        measured = now.slices if self._sharded is not None else self._model.is_whole_after_backward
+        if not measured and self._takes_norm():
+            self._take_norm(share)
             if getattr(share.optimizer, "grad_scale", None) is None:
                 now.norm_scaled = False
         norm = now.norm if self._logged_norm is None else self._logged_norm
@@ -300,45 +314,34 @@ class TorchProbe:
 
     # ---- what the marks found ----------------------------------------------------------------------------------------
 
-    def _measured(self, step: int) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Values and 64-bit integers by name; names of all optimizers but the first have their number."""
-        floats, ints = dict(self._logged), dict[str, Scalar]()
-        for number, share in enumerate(self._shares):
-            own_floats, own_ints = share.values()
-            if self._logged_norm is not None:
-                own_floats.pop("grad_norm", None)
-            if len(self._shares) > 1:
-                own_ints[PLACE] = share.place
-            if number:
-                own_floats = {f"{name}{_OF}{number}": value for name, value in own_floats.items()}
-                own_ints = {f"{name}{_OF}{number}": value for name, value in own_ints.items()}
-            floats |= own_floats
-            ints |= own_ints
-        if self._logged_norm is not None:
-            floats["grad_norm"] = self._logged_norm
-        if self._fingerprint_every and step % self._fingerprint_every == 0:
-            total = bit_sum(self._model.own_parts)
-            if total is not None:
-                ints["fingerprint"] = total
-        return floats, ints
+    def _measured(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        floats, ints = measured(self._shares, self._logged_norm)
+        return self._logged | floats, ints
 
-    def _judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
-        """Turn measured values into recorded ones, in place."""
-        if len(self._shares) == 1:
-            self._shares[0].judge(floats, ints)
-            return
-        judged = []
-        for number, share in enumerate(self._shares):
-            own = _own(floats, number), _own(ints, number)
-            share.judge(*own)
-            judged.append(own)
-        all_floats, all_ints = together(judged)
-        floats |= all_floats
-        ints |= all_ints
+    def _fingerprints(self, step: int) -> dict[str, Scalar]:
+        if not self._fingerprint_every or step % self._fingerprint_every:
+            return {}
+        if self._sharded is not None and not self._model.replicated:
+            return self._sharded.fingerprints()
+        total = bit_sum(self._model.own_parts)
+        return {} if total is None else {"fingerprint": total}
 
-    def _put(self, floats: dict[str, float], ints: dict[str, int]) -> None:
+    def _hand_over(self, step: int, k: int, floats: dict[str, Scalar], ints: dict[str, Scalar]) -> None:
+        if self._late is None:
+            self._put(step, k, {n: float(one) for n, one in floats.items()}, {n: int(one) for n, one in ints.items()})
+        else:
+            self._late.collect()
+            spans = self._phases.take_spans() if self._phases is not None else ()
+            self._late.send(step, k, floats, ints, spans)
+
+    def _judge(self, step: tuple[int, int], floats: dict[str, float], ints: dict[str, int]) -> None:
+        judge(self._shares, floats, ints)
+        if step == self._cut_short:
+            keep_faults(floats, ints)
+
+    def _put(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Record host values of the step that ends now."""
-        self._judge(floats, ints)
+        self._judge((step, k), floats, ints)
         for name, value in floats.items():
             self._sink.put(self._sink.metric(name), value)
         for name, number in ints.items():
@@ -346,7 +349,7 @@ class TorchProbe:
 
     def _arrived(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Record device values of a step that has ended."""
-        self._judge(floats, ints)
+        self._judge((step, k), floats, ints)
         self._sink.late(step, k, {self._sink.metric(name): value for name, value in floats.items()}, ints)
 
     def _clear(self) -> None:
@@ -372,24 +375,19 @@ class TorchProbe:
 
     def _takes_norm(self) -> bool:
         """Whether to measure the total norm; a loop that logged its own in the last step is expected to do so again."""
-        return self._norm_wanted and (self._skips or not self._norm_was_logged)
+        if not self._norm_wanted or self._skips:
+            return self._norm_wanted
+        may_wait = self._local_wanted and len(self._shares) == 1 and not self._shares[0].scales
+        return not self._norm_was_logged and (self._sampling.due or not may_wait)
 
-    def _total_norm(self, share: Share) -> Scalar | None:
-        return total_norm(gradients(share.parameters), on_host=self._device is None)
-
-
-def _own(values: dict[str, Any], number: int) -> dict[str, Any]:
-    """Remove the values of one optimizer from a step's values, and return them."""
-    if number:
-        names = [name for name in values if name.endswith(f"{_OF}{number}")]
-        return {name.partition(_OF)[0]: values.pop(name) for name in names}
-    return {name: values.pop(name) for name in SHARED if name in values}
-
-
-def _check(fingerprint_every: int, on_nonfinite: str, grad_norm: bool) -> None:
-    if fingerprint_every < 0:
-        raise ValueError(f"fingerprint_every must be 0 or more, not {fingerprint_every}")
-    if on_nonfinite not in ("record", "skip"):
-        raise ValueError(f'on_nonfinite must be "record" or "skip", not {on_nonfinite!r}')
-    if on_nonfinite == "skip" and not grad_norm:
-        raise ValueError('on_nonfinite="skip" decides by the total gradient norm: leave grad_norm on')
+    def _take_norm(self, share: Share, local: LocalResult | None = None) -> None:
+        """Measure the gradients that the optimizer will use; `local`: they are these, as nobody reduces them."""
+        on_host, begun_ns = self._device is None, self._sampling.now()
+        if self._sharded is not None:
+            share.now.slices = self._sharded.norms(share.parameters, on_host=on_host) or {}
+        elif local is not None:
+            share.now.norm = local.norm
+            return
+        else:
+            share.now.norm = total_norm(gradients(share.parameters), on_host=on_host)
+        self._sampling.took(self._sampling.now() - begun_ns)

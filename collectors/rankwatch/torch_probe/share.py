@@ -8,13 +8,14 @@ cannot be lowered further, or if no scaler was ever seen and too many updates in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 
-from rankwatch.torch_probe.arguments import Optimizer, Scaler
+from rankwatch.layout import SLICES_MAX
+from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler
 from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar
 from rankwatch.torch_probe.scaler import calling_scaler
 
@@ -22,7 +23,9 @@ SKIPS_MAX: Final = 20
 """Skipped updates in a row that a scaler not seen yet may explain: halving 2^16 twenty times leaves less than 1, and at
 such a scale the gradients themselves overflow."""
 
-_NORMS: Final = ("grad_norm", "local_grad_norm")
+TOTALS: Final = ("grad_norm", *(f"grad_norm.{number}" for number in range(SLICES_MAX)))
+"""The norm of all gradients; of sharded models, the norms of this rank's slices instead."""
+_NORMS: Final = (*TOTALS, "local_grad_norm")
 _EXCUSED: Final = "excused"
 """Internal value of a step: the loss scaler skipped the update, and the scale may be the reason."""
 _UNSEEN: Final = "unseen"
@@ -31,6 +34,8 @@ PLACE: Final = "place"
 """Internal value of a step: index of this update among the step's updates, from 0."""
 SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN, PLACE)
 """Names of the values that each optimizer has."""
+OF: Final = "\0"
+"""Separates a value's name from the number of its optimizer; occurs in no metric's name."""
 
 
 @dataclass(slots=True)
@@ -40,8 +45,10 @@ class Measures:
     local: LocalResult | None = None
     norm: Scalar | None = None
     """Total gradient norm."""
+    slices: Mapping[str, Scalar] = field(default_factory=dict)
+    """The norms of slices, by metric; empty if the model is not sharded or they are not known."""
     norm_scaled: bool = True
-    """The norm is that of gradients multiplied by the loss scale."""
+    """The norms are those of gradients multiplied by the loss scale."""
     scale: torch.Tensor | None = None
     """Loss scale of the newest backward; None without a loss scaler."""
     made: bool = False
@@ -54,6 +61,8 @@ class Measures:
         floats, ints = dict[str, Scalar](), dict[str, Scalar]()
         if self.norm is not None:
             floats["grad_norm"] = self._unscaled(self.norm) if self.norm_scaled else self.norm
+        for name, norm in self.slices.items():
+            floats[name] = self._unscaled(norm) if self.norm_scaled else norm
         if self.local is not None:
             floats["local_grad_norm"] = self._unscaled(self.local.norm)
             ints["nonfinite"] = self.local.nonfinite
@@ -96,11 +105,16 @@ class Share:
         self._taken: Measures | None = None
         self._skips = 0
 
-    def gradient(self, index: int, gradient: torch.Tensor) -> None:
-        """A parameter's gradient is complete on this rank."""
+    @property
+    def scales(self) -> bool:
+        """Whether a loss scaler multiplies the gradients."""
+        return self._scaler is not None
+
+    def gradients(self, found: dict[int, torch.Tensor], *, summands: bool) -> None:
+        """Gradients, by the index of their parameter, are complete on this rank; see `LocalGradients.add`."""
         self.touched = self.ever_touched = True
         if self.local is not None:
-            self.local.add(index, gradient)
+            self.local.add(found, summands=summands)
 
     def reduced(self, one: torch.Tensor) -> None:
         """A backward that touched these parameters is reduced; `one` is a tensor 1 on their device."""
@@ -123,7 +137,7 @@ class Share:
 
     def ends(self) -> None:
         """The optimizer has returned: gradients of a later backward belong to the next update."""
-        if self.now.local is not None or self.now.norm is not None:
+        if self.now.local is not None or self.now.norm is not None or self.now.slices:
             self._taken = self.now
         elif self._taken is None:
             return
@@ -148,21 +162,100 @@ class Share:
     def judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Turn a step's measured values into recorded ones, in place. Call it for each step, in order."""
         excused, unseen = ints.pop(_EXCUSED, 0), ints.pop(_UNSEEN, 0)
-        if ints.get("nonfinite") or not math.isfinite(floats.get("grad_norm", 0.0)):
+        if ints.get("nonfinite") or not _is_finite(floats):
             self._skips += 1
             if excused or (unseen and self._skips < SKIPS_MAX):
-                floats.pop("grad_norm", None)
-                floats.pop("local_grad_norm", None)
+                for name in _NORMS:
+                    floats.pop(name, None)
                 if "nonfinite" in ints:
                     ints["nonfinite"] = 0
                 floats["optimizer_skipped"] = 1.0
-        elif "grad_norm" in floats or "nonfinite" in ints:
+        elif "nonfinite" in ints or any(name in floats for name in TOTALS):
             self._skips = 0
         if not ints.get("nonfinite"):
             ints.pop("nonfinite_first", None)
 
 
-def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple[dict[str, float], dict[str, int]]:
+def _is_finite(floats: Mapping[str, float]) -> bool:
+    """Whether the norms after the reduction are."""
+    return all(math.isfinite(floats.get(name, 0.0)) for name in TOTALS)
+
+
+def shared_out(
+    handed: Iterable[Handed],
+    parameters: Sequence[torch.nn.Parameter],
+    owned: Sequence[torch.Tensor],
+    new_local: Callable[[], LocalGradients | None],
+) -> tuple[list[Share], list[Share]]:
+    """Each optimizer's share; and the share of each tensor of `owned`, the first one if no optimizer has it.
+
+    Args:
+        handed: the optimizers with their loss scalers.
+        parameters: all watched parameters.
+        owned: tensors that optimizers have, by the index of their gradients; the first ones belong to `parameters`.
+        new_local: returns what measures a share's local gradients.
+    """
+    given = [(optimizer, call.scaler) for call in handed for optimizer in call.optimizers]
+    owner: dict[int, int] = {}
+    for number, (optimizer, _) in enumerate(given):
+        owner |= {id(parameter): number for group in optimizer.param_groups for parameter in group["params"]}
+    numbers = [owner.get(id(tensor), 0) for tensor in owned]
+    shares = []
+    for number, (optimizer, scaler) in enumerate(given):
+        own = [one for one, whose in zip(parameters, numbers, strict=False) if whose == number]
+        shares.append(Share(optimizer, own, scaler, new_local()))
+    return shares, [shares[number] for number in numbers]
+
+
+def measured(shares: Sequence[Share], logged_norm: Scalar | None) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """A step's values and 64-bit integers by name; names of all optimizers but the first have their number.
+
+    Args:
+        shares: of the optimizers.
+        logged_norm: the total norm that the loop has logged, which replaces the measured one.
+    """
+    floats, ints = dict[str, Scalar](), dict[str, Scalar]()
+    for number, share in enumerate(shares):
+        own_floats, own_ints = share.values()
+        if logged_norm is not None:
+            for name in TOTALS:
+                own_floats.pop(name, None)
+        if len(shares) > 1:
+            own_ints[PLACE] = share.place
+        if number:
+            own_floats = {f"{name}{OF}{number}": value for name, value in own_floats.items()}
+            own_ints = {f"{name}{OF}{number}": value for name, value in own_ints.items()}
+        floats |= own_floats
+        ints |= own_ints
+    if logged_norm is not None:
+        floats["grad_norm"] = logged_norm
+    return floats, ints
+
+
+def judge(shares: Sequence[Share], floats: dict[str, float], ints: dict[str, int]) -> None:
+    """Turn a step's measured values into recorded ones, in place; names of all but the first have their number."""
+    if len(shares) == 1:
+        shares[0].judge(floats, ints)
+        return
+    judged = []
+    for number, share in enumerate(shares):
+        own = _own_values(floats, number), _own_values(ints, number)
+        share.judge(*own)
+        judged.append(own)
+    all_floats, all_ints = _together(judged)
+    floats |= all_floats
+    ints |= all_ints
+
+
+def keep_faults(floats: dict[str, float], ints: dict[str, int]) -> None:
+    """Keep of the recorded values of a step that is not whole those that are not finite, in place."""
+    for name in [name for name, value in floats.items() if math.isfinite(value)]:
+        del floats[name]
+    if not ints.get("nonfinite"):
+        ints.clear()
+
+
+def _together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple[dict[str, float], dict[str, int]]:
     """The values of a step with several optimizers: the norm over all, and the first parameter that is not finite.
 
     An update with non-finite gradients of one rank makes its parameters non-finite on all ranks, and so everything
@@ -173,7 +266,7 @@ def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple
     for one_floats, one_ints in sorted(shares, key=lambda share: share[1].pop(PLACE)):
         if spoilt and one_ints.get("nonfinite"):
             one_ints |= {"nonfinite": 0}
-        spoilt |= bool(one_ints.get("nonfinite")) or not math.isfinite(one_floats.get("grad_norm", 0.0))
+        spoilt |= bool(one_ints.get("nonfinite")) or not _is_finite(one_floats)
         for name, value in one_floats.items():
             known = floats.get(name)
             floats[name] = value if known is None or name not in _NORMS else math.hypot(known, value)
@@ -185,3 +278,11 @@ def together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tuple
         for name in _NORMS:
             floats.pop(name, None)
     return floats, ints
+
+
+def _own_values(values: dict[str, Any], number: int) -> dict[str, Any]:
+    """Remove the values of one optimizer from a step's values, and return them."""
+    if number:
+        names = [name for name in values if name.endswith(f"{OF}{number}")]
+        return {name.partition(OF)[0]: values.pop(name) for name in names}
+    return {name: values.pop(name) for name in SHARED if name in values}

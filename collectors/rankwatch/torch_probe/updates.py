@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from rankwatch.meter import Sink
+from rankwatch.sink import Sink
 
 STEPS_REMEMBERED: Final = 32
 """Steps with an update whose number of updates is remembered: enough for a loop that alternates between two models, one

@@ -10,10 +10,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe.arguments import Handed
+from rankwatch.torch_probe.fsdp import flats, own_part
 
 _CPU: Final = torch.device("cpu")
-_COMPILED: Final = "_orig_mod."
-"""Prefix that torch.compile adds to the names of parameters."""
+_WRAPPERS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch.compile, FSDP1 and activation checkpointing add to the names of parameters."""
 
 
 class WatchedModel:
@@ -30,11 +31,11 @@ class WatchedModel:
         """
         self.module = module
         self.bare = _bare(module)
-        self.named = [(name.replace(_COMPILED, ""), parameter) for name, parameter in self.bare.named_parameters()]
-        self.sharded = any(_is_sharded(parameter) for _, parameter in self.named)
+        self.named = [(_plain(name), parameter) for name, parameter in self.bare.named_parameters()]
+        self.sharded = any(hasattr(parameter, "to_local") for _, parameter in self.named) or bool(flats(module))
         self.ddp: DistributedDataParallel | None = None
         self._said = replicated
-        self._placed = placed
+        self.placed = placed
         for part in module.modules():
             if self.ddp is None and isinstance(part, DistributedDataParallel):
                 self.found_within(part)
@@ -60,12 +61,12 @@ class WatchedModel:
             return self._said
         if self.ddp is None or self.sharded:
             return False
-        return self._placed or self.ddp.process_group.size() == torch.distributed.get_world_size()
+        return self.placed or self.ddp.process_group.size() == torch.distributed.get_world_size()
 
     @property
     def name(self) -> str:
         """Name of the model's class."""
-        return type(self.bare).__name__
+        return type(getattr(self.bare, "_fsdp_wrapped_module", self.bare)).__name__
 
 
 class WatchedModels:
@@ -91,6 +92,11 @@ class WatchedModels:
         self.sharded = any(model.sharded for model in self.each)
         self.home = next((tensor.device for tensor in self.parameters if tensor.device.type != "cpu"), _CPU)
 
+    def place(self) -> None:
+        """The topology became known: it says which ranks are peers."""
+        for model in self.each:
+            model.placed = True
+
     def _prefixes(self, given: list[str]) -> list[str]:
         """Prefixes of parameter names if there are several models: the given name or the class, numbered if equal."""
         if len(self.each) == 1:
@@ -115,6 +121,17 @@ class WatchedModels:
         return all(model.ddp is not None for model in self.each) or not is_distributed()
 
     @property
+    def unreduced(self) -> bool:
+        """Whether nobody reduces gradients: they stay this rank's own."""
+        return not (self.reduced_by_ddp or self.sharded)
+
+    @property
+    def divided(self) -> bool:
+        """Whether a rank has only a part of the reduced gradients: sharded, or DDP unites only a part of the ranks."""
+        groups = [model.ddp.process_group for model in self.each if model.ddp is not None]
+        return self.sharded or any(group.size() < torch.distributed.get_world_size() for group in groups)
+
+    @property
     def reduced_by_ddp(self) -> bool:
         """Whether DDP has reduced some gradients when backward ends."""
         return any(model.ddp is not None for model in self.each)
@@ -126,7 +143,7 @@ class WatchedModels:
         Reading a whole DTensor would be a collective.
         """
         models = [model for model in self.each if model.replicated] or self.each
-        return [_own_part(parameter) for model in models for _, parameter in model.named]
+        return [own_part(parameter) for model in models for _, parameter in model.named]
 
     @property
     def reduces(self) -> bool:
@@ -175,10 +192,7 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _own_part(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor (FSDP2, tensor parallel) or a flat parameter of FSDP1, without importing them."""
-    return hasattr(tensor, "to_local") or getattr(tensor, "_is_flat_param", False)
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name

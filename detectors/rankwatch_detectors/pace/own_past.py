@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.dispatch import DispatchingDetector, finite, where_usable
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -30,7 +30,7 @@ class OwnPastConfig:
 
     blocks: OwnBlocksConfig = field(default_factory=OwnBlocksConfig)
     sigmas: float = 5.5
-    """Counts for one rank by itself: on ten simulated kinds of work 1 block in 100,000 was beyond five."""
+    """Counts for one rank by itself. Means of normal noise would need four; durations have heavier tails."""
     skipped_rows: int = 2
     """First rows of each rank: compilation, caches and connections, not work."""
     clear_share: float = 0.4
@@ -55,6 +55,7 @@ class OwnPastDetector(DispatchingDetector):
         "_effect",
         "_score",
         "_before",
+        "_before_together",
         "_together",
     )
 
@@ -77,14 +78,16 @@ class OwnPastDetector(DispatchingDetector):
         self._score: Floats = np.zeros(ranks)
         """... and how many times what they usually differ by; 0 where they are not slower."""
         self._before: Floats = np.full(ranks, math.nan)
-        """Logarithm of what was usual before a rank, or the job, was reported as slower."""
+        """Logarithm of what was usual before a rank was reported as slower; NaN for the others ..."""
+        self._before_together: Floats = np.full(ranks, math.nan)
+        """... and before the job was; NaN for ranks that were not known then."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._accelerated = any(start.topology.device_uuid)
         if not new_attempt and start.topology.lockstep == self.lockstep:
             return ()
         return self._begin_anew(
-            "The attempt ended." if new_attempt else "Ranks march together.",
+            ATTEMPT_ENDED if new_attempt else "Ranks march together.",
             0 if start.topology.lockstep else start.topology.world_size,
         )
 
@@ -160,34 +163,37 @@ class OwnPastDetector(DispatchingDetector):
             summary=f"Rank {slower.rank} takes {ratio:.2f} times as long for a step as it used to "
             f"({slower.usual_s:.3g} s), since about its step {slower.onset_step}.",
             cause="worker",
-            **self._words(slower, slower.effect, frame, ranks=1),
+            **self._words(slower, frame, ranks=1),
         )
 
     def _open_together(self, slower: SlowRank, frame: Frame) -> list[Finding]:
         """Most ranks are slower: one slowdown, and the level that they have now is what is usual from here on."""
         ranks = np.flatnonzero(self._score)
-        effect = median(self._effect[ranks])
+        usual = self._blocks.usual(np.arange(self.world_size))
+        usual_s = math.exp(median(usual[np.isfinite(usual)]))
+        whole = replace(slower, effect=median(self._effect[ranks]), usual_s=usual_s)
+        words = self._words(whole, frame, ranks=self.world_size)
         findings: list[Finding] = []
-        words = self._words(slower, effect, frame, ranks=self.world_size)
         for scope in self.episodes:
             if self.episodes.told(scope)["detected_time_s"] >= words["onset_time_s"]:
                 why = "Most ranks have become slower, not this one alone."
                 findings += self.episodes.close(scope, self._step_since(self.episodes, scope, frame), self.now_s, why)
-        self._before = self._blocks.usual(np.arange(self.world_size))
+                self._before[scope.number] = math.nan
+        self._before_together = usual
         for rank in range(self.world_size):
             self._blocks.forget(rank, slower.blocks if self._score[rank] else 0)
         self._effect[:] = self._score[:] = 0.0
         findings += self._together.open(
             WHOLE_JOB,
-            summary=f"Steps take {math.exp(effect):.2f} times as long as they used to ({slower.usual_s:.3g} s) on "
+            summary=f"Steps take {math.exp(whole.effect):.2f} times as long as they used to ({usual_s:.3g} s) on "
             f"{ranks.size} of {self.world_size} ranks, since about step {slower.onset_step}.",
             **words,
         )
         return findings
 
-    def _words(self, slower: SlowRank, effect: float, frame: Frame, *, ranks: int) -> dict[str, Any]:
-        ratio = math.exp(effect)
-        lasted_s = (frame.step - slower.onset_step + 1) * slower.usual_s * math.exp(slower.effect)
+    def _words(self, slower: SlowRank, frame: Frame, *, ranks: int) -> dict[str, Any]:
+        ratio = math.exp(slower.effect)
+        lasted_s = (frame.step - slower.onset_step + 1) * slower.usual_s * ratio
         lasts = ratio >= self._config.brief_ratio or lasted_s >= self._config.brief_s
         return {
             "attempt": self.attempt,
@@ -223,13 +229,14 @@ class OwnPastDetector(DispatchingDetector):
         """Watch the slowdown of most ranks: are they back at the level from before?"""
         if WHOLE_JOB not in self._together:
             return []
-        ranks = np.flatnonzero(np.isfinite(self._before))
-        excess = np.sort(self._blocks.newest(ranks) - self._before[ranks])
+        before = self._before_together
+        ranks = np.flatnonzero(np.isfinite(before))
+        excess = np.sort(self._blocks.newest(ranks) - before[ranks])
         share = self._share(self._together.told(WHOLE_JOB))
-        slow_rank = not math.isnan(self._before[rank]) and self._blocks.newest_two(rank) - self._before[rank] >= share
+        # A rank that was not known then, whose `before` is NaN, decides nothing by itself.
+        slow_rank = bool(self._blocks.newest_two(rank) - before[rank] >= share)
         if slow_rank or excess[(excess.size - 1) // 2] >= share:
             return self._grown_old(self._together, WHOLE_JOB, frame)
-        self._before[[r for r in range(self.world_size) if IncidentScope.of_rank(r) not in self.episodes]] = math.nan
         for each in range(self.world_size):
             self._blocks.forget(each, 1)
         step = self._step_since(self._together, WHOLE_JOB, frame)

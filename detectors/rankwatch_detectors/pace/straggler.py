@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Kind, Severity, StepKind, Topology
+from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind, Topology
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
@@ -100,6 +100,7 @@ class StragglerDetector(DispatchingDetector):
         "_wall",
         "_host",
         "_units",
+        "_peers",
         "_names",
         "_accelerated",
         "_rows",
@@ -112,7 +113,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 6
+        self.version = 7
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3
@@ -120,6 +121,7 @@ class StragglerDetector(DispatchingDetector):
         self._cpu = Witness(config.cpu, config.shared_baseline, config.load, share)
         self._host = Witness(config.host, config.shared_baseline, config.load, share)
         self._units: list[str] = []
+        self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._names: list[str] = []
         self._accelerated = False
         self._rows = 0
@@ -135,6 +137,8 @@ class StragglerDetector(DispatchingDetector):
         findings: list[Finding] = []
         if new_launch or units != self._units:
             findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
+        peers, before = topology.peer_group, self._peers
+        self._peers = peers
         if new_attempt or units != self._units:
             index = {unit: rank for rank, unit in enumerate(self._units)}
             if findings:
@@ -145,6 +149,9 @@ class StragglerDetector(DispatchingDetector):
             for witness in (self._wall, self._cpu, self._host):
                 witness.begin(topology, came_from)
             self._crowding.regroup(topology.host)
+        elif not np.array_equal(peers, before):  # ranks have declared their places after the start
+            for witness in (self._wall, self._cpu, self._host):
+                witness.begin(topology, np.arange(topology.world_size, dtype=np.int64))
         if new_attempt:
             self._rows = 0
             self._excess.ranks.clear()

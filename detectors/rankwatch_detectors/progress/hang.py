@@ -274,7 +274,9 @@ class HangDetector(DispatchingDetector):
 
     def _limits(self, presence: Presence, running: Bools, behind: Bools, *, paused: bool) -> Limits:
         """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
-        named_s = [] if self._moved else [self._patience.named(*self._first_step())]
+        # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
+        stopped = self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s
+        named_s = [] if self._moved or stopped else [self._patience.named(*self._first_step())]
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
         named_s += [self._patience.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
@@ -282,8 +284,7 @@ class HangDetector(DispatchingDetector):
         if paused and not any(name in presence.phase for name, _ in phases):
             apart = _apart(presence, running, behind)
             limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
-        if self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s:
-            # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
+        if stopped:
             limits = limits.not_after(self._config.stopped_s)
         return limits.but_not_before(max(named_s, default=0.0))
 

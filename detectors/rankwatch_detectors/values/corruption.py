@@ -1,8 +1,9 @@
 """Finds replicas whose parameters are no longer bit-equal, and ranks whose local gradients depart from their peers'.
 
 Fingerprints of data-parallel replicas must agree. With three or more, the majority is right and the others are named;
-with two it is unknown which one is wrong. Sharded parameters are not compared. Local gradient norms differ from rank to
-rank with the data; only a lasting change of a rank's usual offset from its peers counts.
+with two it is unknown which one is wrong. Of a sharded model the slices are compared that several ranks hold. Local
+gradient norms differ from rank to rank with the data; only a lasting change of a rank's usual offset from its peers
+counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
+from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import Witness, WitnessConfig
@@ -25,61 +26,98 @@ from rankwatch_detectors.statistics.shift import Crossing
 MAJORITY_MIN = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """Fingerprints of one frame. Arrays have one entry for each fingerprint."""
+
+    rank: Ints
+    group: Ints
+    """Fingerprints of one group must be equal."""
+    prints: Ints
+    complete: bool
+    """Whether all fingerprints that can be compared are there."""
+
+    def unequal(self) -> Ints:
+        """The groups whose fingerprints differ."""
+        first = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
+        first[self.group] = self.prints
+        return np.unique(self.group[self.prints != first[self.group]])
+
+    def of(self, group: int) -> tuple[Ints, Ints]:
+        """The ranks of a group, and their fingerprints."""
+        members = np.flatnonzero(self.group == group)
+        return self.rank[members], self.prints[members]
+
+
 class FingerprintDetector(DispatchingDetector):
-    """Scope "rank:N" for a differing replica, "job" if there is no majority. Memory: 8 bytes for each rank."""
+    """Scope "rank:N" for a differing replica, "job" if there is no majority. Memory: 8 bytes for a rank and slice."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_equal_step")
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_slices", "_equal_step")
 
     def __init__(self) -> None:
         super().__init__()
         self.name = "corruption"
-        self.version = 1
+        self.version = 2
         self._replicated = False
         self._group: Ints = np.zeros(0, dtype=np.int64)
+        self._slices: Ints = np.zeros((0, 0), dtype=np.int64)
+        """[n, rank]: which bits the n-th slice of a rank must have; -1: no other rank is known to have the same."""
         self._equal_step: int | None = None
         """Newest step of this attempt in which all replicas agreed."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._replicated = start.topology.replicated
         self._group = start.topology.peer_group
+        self._slices = np.array(start.topology.slices, dtype=np.int64).reshape(-1, start.topology.world_size)
         if new_attempt:
             self._equal_step = None
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        prints = frame.exact.get("fingerprint")
-        if prints is None or not self._replicated:
+        compared = self._compared(frame) if frame.exact else None
+        if compared is None:
             return ()
-        present = frame.present["fingerprint"]
-        suspects = self._unequal(prints, present)
-        if suspects.any():
-            return self._tell(frame, prints, present, suspects)
-        if present.all():
+        suspects = compared.unequal()
+        if suspects.size:
+            return self._tell(frame, compared, suspects)
+        if compared.complete:
             self._equal_step = frame.step
             summary = f"All replicas are equal again in step {frame.step}."
             return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
         return ()
 
-    def _unequal(self, prints: Ints, present: Bools) -> Bools:
-        """Ranks of groups whose present fingerprints differ."""
-        groups = int(self._group.max()) + 1 if self._group.size else 0
-        first = np.zeros(groups, dtype=np.int64)
-        first[self._group[present]] = prints[present]
-        differs = present & (prints != first[self._group])
-        unequal = np.zeros(groups, dtype=np.bool_)
-        unequal[self._group[differs]] = True
-        return present & unequal[self._group]
+    def _compared(self, frame: Frame) -> Fingerprints | None:
+        """The fingerprints of this frame that others must equal; None if there are none."""
+        sources = [("fingerprint", self._group)] if self._replicated else []
+        sources += [(f"fingerprint.{number}", group) for number, group in enumerate(self._slices)]
+        if not any(name in frame.exact for name, _ in sources):
+            return None
+        ranks, groups, prints = [], [], []
+        complete, first = True, 0
+        for name, group in sources:
+            found = frame.exact.get(name)
+            wanted = group >= 0
+            here = wanted if found is None else wanted & frame.present[name]
+            complete &= found is not None and bool((here == wanted).all())
+            if found is not None:
+                ranks.append(np.flatnonzero(here))
+                groups.append(group[here] + first)
+                prints.append(found[here])
+            if name == "fingerprint":
+                first = int(group.max(initial=-1)) + 1
+        rank, group_of = np.concatenate(ranks), np.concatenate(groups)
+        return Fingerprints(rank, group_of, np.concatenate(prints), complete=complete) if rank.size else None
 
-    def _tell(self, frame: Frame, prints: Ints, present: Bools, suspects: Bools) -> list[Finding]:
+    def _tell(self, frame: Frame, compared: Fingerprints, suspects: Ints) -> list[Finding]:
         findings: list[Finding] = []
-        for group in np.unique(self._group[suspects]).tolist():
-            members = np.flatnonzero((self._group == group) & present)
-            values, counts = np.unique(prints[members], return_counts=True)
+        for group in suspects.tolist():
+            members, prints = compared.of(group)
+            values, counts = np.unique(prints, return_counts=True)
             most = int(counts.max())
             if members.size >= MAJORITY_MIN and 2 * most > members.size:
                 right = values[int(counts.argmax())]
-                for rank in members[prints[members] != right].tolist():
+                for rank in members[prints != right].tolist():
                     findings.extend(
                         self._open(IncidentScope.of_rank(rank), (int(rank),), frame, prints, members, certain=True)
                     )
@@ -96,6 +134,7 @@ class FingerprintDetector(DispatchingDetector):
         # The onset is just after the last agreement: any checkpoint saved since then may be corrupted.
         onset = frame.step if self._equal_step is None else self._equal_step + 1
         others = np.setdiff1d(members, np.asarray(ranks)) if certain else members
+        told = {int(rank): f"{int(bits) & (2**64 - 1):016x}" for rank, bits in zip(members, prints, strict=True)}
         who = f"Rank {ranks[0]}" if certain else f"One of {len(ranks)} replicas ({', '.join(map(str, ranks[:8]))})"
         agreed = (
             "no earlier agreement in this attempt" if self._equal_step is None else f"equal in step {self._equal_step}"
@@ -113,8 +152,8 @@ class FingerprintDetector(DispatchingDetector):
             confidence=1.0 if certain else 0.5,
             summary=f"{who} has parameters that differ from its replicas' in step {frame.step} ({agreed}).",
             evidence={
-                "fingerprints": {str(rank): f"{int(prints[rank]) & (2**64 - 1):016x}" for rank in ranks[:8]},
-                "replicas": {str(rank): f"{int(prints[rank]) & (2**64 - 1):016x}" for rank in others[:8].tolist()},
+                "fingerprints": {str(rank): told[rank] for rank in ranks[:8]},
+                "replicas": {str(rank): told[rank] for rank in others[:8].tolist()},
                 "replicas_compared": int(members.size),
                 "equal_step": self._equal_step,
             },
@@ -146,20 +185,24 @@ class LocalNormDetector(DispatchingDetector):
     """Finds ranks whose gradient norm before the reduction departs from their peers'; scope "rank:N"."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_witness", "_state", "_last_step")
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_witness", "_peers", "_state", "_last_step")
 
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
+        self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._state: dict[str, list[float]] = {}
         """By open scope: reported excess, smoothed excess, calm rows."""
         self._last_step = -1
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
-        ranks = start.topology.world_size
+        ranks, peers, before = start.topology.world_size, start.topology.peer_group, self._peers
+        self._peers = peers
+        if not new_attempt and not np.array_equal(peers, before):  # ranks have declared their places after the start
+            self._witness.begin(start.topology, np.arange(ranks, dtype=np.int64))
         if new_attempt:
             # The norm of a rank's gradients belongs to its data, so a new launch starts without any history.
             known = not new_launch and self._witness.baseline.rows.size == ranks

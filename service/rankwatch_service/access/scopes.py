@@ -14,5 +14,5 @@ class Scope(StrEnum):
     OPERATE = "operate"
     """Acknowledge, resolve and comment on incidents; silence notifications."""
     COMMAND = "command"
-    """Request, approve and cancel commands to jobs."""
+    """Request, approve, refuse and cancel commands to jobs."""
     ADMIN = "admin"

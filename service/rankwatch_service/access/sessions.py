@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.access.tokens import LOGIN_NAME, TokenKind, create_token
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.models import Token
 
@@ -40,7 +40,7 @@ def issue_login(connection: Connection, actor: str, now_unix_ns: int) -> str:
     """
     expires = now_unix_ns + LOGIN_S * 10**9
     token_id, text = create_token(
-        connection, TokenKind.LOGIN, "first login", [Scope.ADMIN], now_unix_ns, expires_unix_ns=expires
+        connection, TokenKind.LOGIN, LOGIN_NAME, [Scope.ADMIN], now_unix_ns, expires_unix_ns=expires
     )
     audit_trail.append(
         connection, now_unix_ns, actor, "token.make", token_id, "ok", fields={"kind": str(TokenKind.LOGIN)}
@@ -78,7 +78,8 @@ def open_session(connection: Connection, identity: Identity, now_unix_ns: int, s
         identity.name,
         [Scope(scope) for scope in identity.scopes],
         now_unix_ns,
-        job=identity.job,
+        job=identity.jobs.only,
+        project=identity.jobs.project,
         expires_unix_ns=expires_unix_ns,
         parent=identity.id,
     )

@@ -2,25 +2,39 @@
 
 A token is the text `rankwatch_KIND_ID_SECRET`. Only the SHA-256 of the secret is stored. The secret is 256 random bits,
 so a slow password hash would add nothing. The prefix lets secret scanners find tokens that were committed by mistake.
+
+Those of agents end with `.kKEY`: the enrolment key, which agents never send, and by which the service proves to them
+that it has issued the token. A token that names the service's certificate ends with `.PIN` instead.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, insert, update
 
+from rankwatch_service.access.grants import GroupGrant
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.models import Token
 
 PREFIX: Final = "rankwatch"
+LOCAL_NAME: Final = "commands on this machine"
+LOGIN_NAME: Final = "first login"
+DEFAULT_S: Final = 90 * 86_400
+"""Lifetime of a token for which nobody asked for another: a quarter, as of most providers' tokens of people."""
+
+RENEWED_MIN_S: Final = 7_200
+"""Shortest lifetime of a token that agents renew. As it moves on by its lifetime when less than half of that is left,
+this is at most once an hour."""
+
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
+ENROLMENT_KEY_BYTES: Final = 16
 
 
 class TokenKind(StrEnum):
@@ -28,12 +42,17 @@ class TokenKind(StrEnum):
 
     API = "api"
     INGEST = "ingest"
+    JOB = "job"
+    """For the agents of one job, of a stated number of hosts."""
     LOCAL = "local"
     """For commands on the machine of `rankwatch up`, which keeps it in a file."""
     LOGIN = "login"
     """Opens one browser session; printed by `rankwatch up`."""
     SESSION = "session"
     """A browser session; the cookie holds it."""
+
+
+OF_AGENTS: Final = frozenset((TokenKind.INGEST, TokenKind.JOB))
 
 
 class TokenParts(NamedTuple):
@@ -45,9 +64,9 @@ class TokenParts(NamedTuple):
 
 
 def split_token(text: str) -> TokenParts | None:
-    """Split a token's text into its parts; None if it does not have the form of a token."""
+    """Split a token's text, without what follows its dot, into its parts; None if it does not have this form."""
     # At most 3 splits, since the secret may contain underscores.
-    parts = text.split("_", 3)
+    parts = text.partition(".")[0].split("_", 3)
     return TokenParts(*parts[1:]) if len(parts) == 4 and parts[0] == PREFIX else None
 
 
@@ -66,6 +85,13 @@ def create_token(
     job: str = "",
     expires_unix_ns: int | None = None,
     parent: str = "",
+    hosts_max: int | None = None,
+    loopback: bool = False,
+    lasts_ns: int | None = None,
+    person: str = "",
+    grants: Sequence[GroupGrant] = (),
+    project: str = "",
+    owner: str = "",
 ) -> tuple[str, str]:
     """Add a token in a write transaction.
 
@@ -78,11 +104,19 @@ def create_token(
         job: the only job it may access; empty: every job.
         expires_unix_ns: when it expires; None: never.
         parent: id of the token that opened this session; revoking the parent revokes the session.
+        hosts_max: how many agents it admits at a time; None: as many as come.
+        loopback: whether it is good on the machine of the service only.
+        lasts_ns: by how much its expiry moves on while enrolled agents report with it; None: it does not.
+        person: who has logged in with the OIDC provider, for their session.
+        grants: what this person's groups allow.
+        project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
+        owner: of the jobs that begin by it; empty: nobody.
 
     Returns:
         Its id and its text. The text cannot be read again later.
     """
     token_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
+    enrolment_key = secrets.token_hex(ENROLMENT_KEY_BYTES) if kind in OF_AGENTS else ""
     connection.execute(
         insert(Token).values(
             id=token_id,
@@ -92,13 +126,27 @@ def create_token(
             scopes=sorted(scopes),
             job=job,
             secret_sha256=digest(secret),
+            enrolment_key=enrolment_key,
             created_unix_ns=now_unix_ns,
             expires_unix_ns=expires_unix_ns,
             last_used_unix_ns=None,
             revoked=False,
+            hosts_max=hosts_max,
+            loopback=loopback,
+            lasts_ns=lasts_ns,
+            person=person,
+            grants=[grant.stored() for grant in grants],
+            project=project,
+            owner=owner,
         )
     )
-    return token_id, f"{PREFIX}_{kind}_{token_id}_{secret}"
+    text = f"{PREFIX}_{kind}_{token_id}_{secret}"
+    return token_id, f"{text}.k{enrolment_key}" if enrolment_key else text
+
+
+def with_pin(text: str, pin: str) -> str:
+    """A token's text that names the service's certificate, which then proves the service; as it is without a pin."""
+    return f"{text.partition('.')[0]}.{pin}" if pin else text
 
 
 def issue_token(
@@ -110,6 +158,9 @@ def issue_token(
     *,
     job: str = "",
     expires_unix_ns: int | None = None,
+    hosts_max: int | None = None,
+    project: str = "",
+    owner: str = "",
 ) -> tuple[str, str]:
     """Create a token that a person asked for, and record it in the audit trail.
 
@@ -117,22 +168,75 @@ def issue_token(
         connection: of a write transaction.
         actor: who asked for it, as the audit trail names people.
         name: its owner or purpose.
-        scopes: what it may be used for; `ingest` alone makes an ingest token.
+        scopes: what it may be used for; `ingest` alone makes an ingest token, or for one job the token of that job.
         now_unix_ns: the time.
         job: the only job it may access; empty: every job.
         expires_unix_ns: when it expires; None: never.
+        hosts_max: how many agents it admits at a time; None: as many as come.
+        project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
+        owner: of the jobs that begin by it; empty: nobody.
 
     Returns:
         Its id and its text.
     """
     granted = set(scopes)
-    kind = TokenKind.INGEST if granted == {Scope.INGEST} else TokenKind.API
+    of_agents = TokenKind.JOB if job else TokenKind.INGEST
+    kind = of_agents if granted == {Scope.INGEST} else TokenKind.API
+    lasts_ns = None if expires_unix_ns is None or kind not in OF_AGENTS else expires_unix_ns - now_unix_ns
     token_id, text = create_token(
-        connection, kind, name, granted, now_unix_ns, job=job, expires_unix_ns=expires_unix_ns
+        connection,
+        kind,
+        name,
+        granted,
+        now_unix_ns,
+        job=job,
+        expires_unix_ns=expires_unix_ns,
+        hosts_max=hosts_max,
+        lasts_ns=lasts_ns if lasts_ns is not None and lasts_ns >= RENEWED_MIN_S * 10**9 else None,
+        project=project,
+        owner=owner,
     )
-    fields = {"name": name, "scopes": sorted(granted), "job": job}
+    fields = {
+        "name": name,
+        "scopes": sorted(granted),
+        "job": job,
+        "hosts_max": hosts_max,
+        "expires_unix_ns": expires_unix_ns,
+    }
+    fields |= {name: text for name, text in (("project", project), ("owner", owner)) if text}
     audit_trail.append(connection, now_unix_ns, actor, "token.make", token_id, "ok", fields=fields)
     return token_id, text
+
+
+def token_state(revoked: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:
+    """valid, revoked or expired."""
+    if revoked:
+        return "revoked"
+    return "valid" if expires_unix_ns is None or now_unix_ns < expires_unix_ns else "expired"
+
+
+def renew_token(connection: Connection, token_id: str, actor: str, expires_unix_ns: int, now_unix_ns: int) -> bool:
+    """Move the expiry of a token on by its lifetime, and record it in the audit trail.
+
+    Args:
+        connection: of a write transaction.
+        token_id: of the token.
+        actor: its name in the audit trail.
+        expires_unix_ns: when it expires now. If somebody else has changed this meanwhile, nothing is done.
+        now_unix_ns: the time.
+
+    Returns:
+        False if it was revoked, has expired, or was renewed meanwhile.
+    """
+    unchanged = (Token.id == token_id) & (Token.expires_unix_ns == expires_unix_ns) & ~Token.revoked
+    renewed = update(Token).where(unchanged & Token.lasts_ns.is_not(None) & (Token.expires_unix_ns > now_unix_ns))
+    renewed = renewed.values(expires_unix_ns=Token.expires_unix_ns + Token.lasts_ns)
+    moved_unix_ns = connection.scalar(renewed.returning(Token.expires_unix_ns))
+    if moved_unix_ns is None:
+        return False
+    fields = {"expires_unix_ns": moved_unix_ns}
+    audit_trail.append(connection, now_unix_ns, actor, "token.renew", token_id, "ok", fields=fields)
+    return True
 
 
 def revoke_token(connection: Connection, token_id: str) -> bool:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.http.openapi import text
 from rankwatch_service.api.ingest.batcher import Batcher
@@ -22,7 +23,8 @@ def main() -> None:
         settings = Settings(data_dir=Path(folder), database_url=f"sqlite:///{folder}/empty.db")
         engine, clock = open_engine(settings.database_url), SystemClock()
         upgrade(engine)
-        sys.stdout.write(text(create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)))
+        intake, secret_key = Batcher("append", SqlLog(engine, clock).append), load_secret_key(settings, engine, clock)
+        sys.stdout.write(text(create_app(settings, engine, intake, clock, secret_key)))
         engine.dispose()
 
 

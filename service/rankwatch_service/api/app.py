@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -10,55 +11,73 @@ from typing import Final
 from fastapi import APIRouter, Depends, FastAPI
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from rankwatch.wire import View
+from rankwatch_service.access.agents import Agents, AgentSecrets
 from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
+from rankwatch_service.access.renewals import Renewals
+from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
+from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.housekeeping import remove_expired
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
-from rankwatch_service.api.http.cursor import load_cursor_signer
+from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.http.gate import Gate
+from rankwatch_service.api.http.host import own_names
 from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.query_parameters import reject_unknown_parameters
+from rankwatch_service.api.http.trusted_proxies import TrustedProxies
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
+from rankwatch_service.api.ingest.new_jobs import NewJobs
 from rankwatch_service.api.routes import (
     agents,
+    approvals,
     charts,
     commands,
     events,
     hosts,
     incidents,
+    job_removal,
     jobs,
     policy,
+    projects,
     receivers,
     silences,
     telemetry,
 )
-from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens
+from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens, wheel
+from rankwatch_service.api.routes.system.login import LoginRoutes
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
+from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders.driver import Driver
-from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.orders.running_attempt import ReceivedView, store_views
+from rankwatch_service.policy.control_records import TelemetryRefused, encode_control
 from rankwatch_service.series.retention import tiers, trim
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
+from rankwatch_service.store.engine import write
 
 BASE: Final = "/api/v1"
 RESOURCES: Final = (
     telemetry,
     agents,
     jobs,
+    job_removal,
+    projects,
     charts,
     incidents,
     commands,
+    approvals,
     receivers,
     silences,
     hosts,
@@ -71,7 +90,7 @@ RESOURCES: Final = (
 )
 
 
-def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> FastAPI:
+def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey) -> FastAPI:
     """Build the application.
 
     Args:
@@ -79,8 +98,9 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
         engine: an open database with this version's tables.
         intake: stores accepted telemetry.
         clock: the clock for the whole application.
+        secret_key: the one of this database.
     """
-    context = _context(settings, engine, intake, clock)
+    context = _context(settings, engine, intake, clock, secret_key)
     app = FastAPI(
         title="rankwatch",
         version=version("rankwatch"),
@@ -98,39 +118,53 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock)
         api.include_router(resource.router)
     app.include_router(api)
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(reject_unknown_parameters)])
+    for outside in (metrics, wheel):
+        app.include_router(outside.router, dependencies=[Depends(reject_unknown_parameters)])
     describe(app)
-    mount(app)
+    provider = context.provider
+    page = mount(app, provider.name if provider else "", provider.begin_url if provider else "")
+    if provider is not None:
+        LoginRoutes(context, provider, page).mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
     # Added last, so that it is the outermost: it refuses requests before any other code sees them.
     app.add_middleware(
         Gate,
         authenticator=context.authenticator,
         refusals=context.refusals,
-        public_url=context.settings.public_url,
+        public_url=settings.public_url,
+        own_names=own_names(settings, socket.gethostname()),
+        proxies=TrustedProxies(settings.trusted_proxies),
     )
     return app
 
 
-def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -> Context:
+def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey) -> Context:
     registry = CollectorRegistry()
     counters = Counters(registry)
     registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
     authenticator = Authenticator(engine, clock)
     refusals = Refusals(engine, clock, lambda status: counters.refused.labels(status).inc())
 
+    controls = ControlLog(engine, clock)
+
+    def report(job: str, record: TelemetryRefused) -> None:
+        with write(engine) as connection:
+            controls.append_in(connection, [Entry(job, encode_control(record))])
+
+    new_jobs = NewJobs(engine, clock, report)
+
     def housekeeping() -> None:
         authenticator.store_last_used()
         refusals.store()
+        new_jobs.report_due()
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):
             counters.series_trimmed.labels(tier).inc(rows)
 
-    def keep_views(views: Sequence[View]) -> None:
+    def keep_views(views: Sequence[ReceivedView]) -> None:
         store_views(engine, views, clock.unix_ns())
 
-    controls = ControlLog(engine, clock)
     driver = Driver(engine, controls, clock)
     driver_thread = DriverThread(driver.run_once, housekeeping, counters.driver_failures.inc, clock)
     return Context(
@@ -140,19 +174,26 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock) -
         clock=clock,
         authenticator=authenticator,
         refusals=refusals,
-        cursors=load_cursor_signer(engine, clock),
+        secret_key=secret_key,
+        new_jobs=new_jobs,
+        cursors=CursorSigner(secret_key.derive("cursors")),
         changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),
         orders=OrderCache(engine, clock),
         intake=intake,
         views=Batcher("views", keep_views),
         counters=counters,
         driver=driver_thread,
+        agents=Agents(engine, AgentSecrets(secret_key), clock),
+        forgeries=Forgeries(engine, controls, clock),
+        renewals=Renewals(engine, authenticator, clock),
+        provider=OidcProvider(settings, clock) if settings.oidc_issuer else None,
     )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
+    await run_in_threadpool(context.new_jobs.load)
     context.intake.start()
     context.views.start()
     context.changes.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
 from typing import Final
 
@@ -11,14 +12,18 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import Engine
 
+from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http.connection import Connections
+from rankwatch_service.api.http.tls_server import TlsServer
+from rankwatch_service.api.http.trusted_proxies import TrustedProxies
 from rankwatch_service.api.ingest.batcher import Batcher
+from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
-from rankwatch_service.notify.receivers import add_topic_receiver
+from rankwatch_service.notify.receivers import add_topic_receiver, encrypt_receivers
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
@@ -31,11 +36,13 @@ DRAIN_S: Final = 5
 _log = structlog.get_logger(__name__)
 
 
-class _Server(uvicorn.Server):
+class _Server(TlsServer):
     """Ends event streams on a signal; uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, context: Context) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: uvicorn.Config, connections: Connections, certificate: ServedCertificate | None, context: Context
+    ) -> None:
+        super().__init__(config, connections, (lambda: certificate.context) if certificate else None)
         self._context = context
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -46,13 +53,24 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        SecretKeyError: see `load_secret_key`.
+        CertificateError: the certificate cannot be used.
+    """
     configure(settings.log_level, "api")
     engine = open_engine(settings.database_url, "api")
     upgrade(engine)
     clock = SystemClock()
-    app = _application(settings, engine, clock)
-    connections = Connections(lambda reason: app.state.context.counters.connections_closed.labels(reason).inc())
+    secret_key = load_secret_key(settings, engine, clock)
+    encrypt_receivers(engine, secret_key)
+    app = _application(settings, engine, clock, secret_key)
+    certificate = _certificate(settings, clock)
+    connections = Connections(
+        lambda reason: app.state.context.counters.connections_closed.labels(reason).inc(),
+        TrustedProxies(settings.trusted_proxies),
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -65,8 +83,8 @@ def run(settings: Settings) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    _log.info("api_started", host=settings.host, port=settings.port)
-    server = _Server(config, app.state.context)
+    _log.info("api_started", host=settings.host, port=settings.port, tls=certificate is not None)
+    server = _Server(config, connections, certificate, app.state.context)
     # uvicorn handles these signals, and raises them again after it has stopped: they must not kill us then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
@@ -74,17 +92,32 @@ def run(settings: Settings) -> None:
     engine.dispose()
 
 
-def _application(settings: Settings, engine: Engine, clock: Clock) -> FastAPI:
+def _certificate(settings: Settings, clock: Clock) -> ServedCertificate | None:
+    """The certificate of the settings, kept up to date by a thread; None without TLS."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    certificate = ServedCertificate(settings.tls_cert, settings.tls_key)
+
+    def keep_current() -> None:
+        while True:
+            clock.sleep(LOOK_EVERY_S)
+            certificate.look()
+
+    threading.Thread(target=keep_current, name="certificate", daemon=True).start()
+    return certificate
+
+
+def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: SecretKey) -> FastAPI:
     kafka = settings.kafka_settings()
     if kafka is None:
-        return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock)
+        return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
     # Imported here because the Kafka client is an optional extra.
     from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
     ensure_topics_soon(settings, clock)
-    add_topic_receiver(engine, ControlLog(engine, clock), clock)
+    add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)
     intake = KafkaIntake(kafka)
-    app = create_app(settings, engine, intake, clock)
+    app = create_app(settings, engine, intake, clock, secret_key)
     app.state.context.counters.registry.register(ProducerCollector(intake.producer))
     return app

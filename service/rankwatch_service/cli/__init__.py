@@ -11,6 +11,7 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    _on_a_training_host(*sys.argv[1:])
     from rankwatch_service.cli.app import app
     from rankwatch_service.cli.errors import CliError, Status
     from rankwatch_service.cli.extras import advice
@@ -31,3 +32,17 @@ def main() -> None:
         print(f"rankwatch: the database: {error}", file=sys.stderr)
         statuses = {StoreAddressError: Status.USAGE, SchemaError: Status.FINDINGS}
         sys.exit(statuses.get(type(error), Status.UNREACHABLE))
+
+
+def _on_a_training_host(command: str = "", *arguments: str) -> None:
+    """Start the commands that need nothing but the collectors, since typer may not be installed."""
+    import os
+
+    if command == "run":
+        from rankwatch.run.command import main as run
+
+        sys.exit(run(arguments, os.environ))
+    if command == "follow":
+        from rankwatch.follow.command import main as follow
+
+        sys.exit(follow(arguments, os.environ))

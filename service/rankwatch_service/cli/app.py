@@ -14,13 +14,15 @@ from rankwatch_service.cli.commands import (
     doctor,
     health,
     incidents,
-    ingest_token,
     jobs,
     notifications,
+    policy,
     replay,
     roles,
     simulate,
+    training_hosts,
 )
+from rankwatch_service.cli.commands.database import audit, backup, tables
 
 app: Final = typer.Typer(
     name="rankwatch",
@@ -42,6 +44,8 @@ app.command("simulate", rich_help_panel=RUN)(simulate.simulate)
 app.command("api", rich_help_panel=RUN)(roles.api)
 app.command("stream", rich_help_panel=RUN)(roles.stream)
 app.command("notify", rich_help_panel=RUN)(roles.notify)
+app.command("run", rich_help_panel=RUN)(training_hosts.run)
+app.command("follow", rich_help_panel=RUN)(training_hosts.follow)
 app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_help_option=False)(roles.agent)
 
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
@@ -53,11 +57,14 @@ for action in directives.ACTIONS:
     app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)
 app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
 
+app.add_typer(policy.app, name="policy", rich_help_panel=KEEP)
 app.add_typer(notifications.silences, name="silences", rich_help_panel=KEEP)
 app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)
 app.command("login", rich_help_panel=KEEP)(access.login)
-access.token.command("ingest")(ingest_token.ingest)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
-app.add_typer(access.db, name="db", rich_help_panel=KEEP)
+app.add_typer(tables.app, name="db", rich_help_panel=KEEP)
+app.command("backup", rich_help_panel=KEEP)(backup.backup)
+app.command("restore", rich_help_panel=KEEP)(backup.restore)
+app.add_typer(audit.app, name="audit", rich_help_panel=KEEP)
 app.command("doctor", rich_help_panel=KEEP)(doctor.doctor)
 app.command("health", rich_help_panel=KEEP)(health.health)

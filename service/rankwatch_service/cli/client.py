@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx2
 
+from rankwatch.trust import doubt, split_token
 from rankwatch_service.cli.endpoint import ServiceEndpoint
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.output import note
@@ -23,18 +24,28 @@ class Client:
     """
 
     def __init__(self, endpoint: ServiceEndpoint) -> None:
+        """Connect with the first request.
+
+        Raises:
+            CliError: the URL or the file of trusted authorities cannot be used, or the URL is not safe enough.
+        """
         self.url = endpoint.url
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         try:
+            endpoint.trust.check(endpoint.url)
+            token = split_token(endpoint.token).token
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
             self._http = httpx2.Client(
                 base_url=endpoint.url,
                 headers=headers,
+                verify=endpoint.trust.context() if endpoint.url.startswith("https:") else True,
                 timeout=TIMEOUT_S,
                 trust_env=False,
                 limits=httpx2.Limits(max_keepalive_connections=0),
             )
-        except (httpx2.InvalidURL, ValueError) as error:
+        except httpx2.InvalidURL as error:
             raise CliError(Status.USAGE, f"{endpoint.url!r} is not a URL: {error}") from error
+        except ValueError as error:
+            raise CliError(Status.USAGE, str(error)) from error
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Read one resource. Query values that are None are omitted."""
@@ -62,13 +73,22 @@ class Client:
         """The `Date` header of the service's response."""
         return self._answer("GET", path).headers.get("date", "")
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Create or change one resource."""
-        return self._request("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
+        content = {} if body is None else {"json": dict(body)}
+        return self._request("POST", path, headers={"Idempotency-Key": uuid.uuid4().hex}, **content)
 
-    def delete(self, path: str) -> None:
-        """Delete one resource."""
-        self._request("DELETE", path)
+    def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace one resource."""
+        return self._request("PUT", path, json=dict(body))
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Change parts of one resource."""
+        return self._request("PATCH", path, json=dict(body))
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete one resource; returns the reply's content, which is empty for most."""
+        return self._request("DELETE", path)
 
     def _request(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         answer = self._answer(method, path, **request)
@@ -80,12 +100,9 @@ class Client:
     def _answer(self, method: str, path: str, **request: Any) -> httpx2.Response:
         try:
             return self._http.request(method, path, **request)
-        except httpx2.UnsupportedProtocol as error:
-            raise CliError(
-                Status.USAGE, f"{self.url!r} is not a URL: it must begin with http:// or https://"
-            ) from error
         except httpx2.TransportError as error:
-            raise CliError(Status.UNREACHABLE, f"{self.url} does not answer: {error}") from error
+            why = doubt(self.url, error) or f"{self.url} does not answer: {error}"
+            raise CliError(Status.UNREACHABLE, why) from error
 
 
 def _status(code: int) -> Status:

@@ -20,6 +20,7 @@ def configured_settings(**options: Any) -> Settings:
         CliError: a setting is unknown or malformed.
     """
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     from rankwatch_service.settings import Settings
 
@@ -30,3 +31,5 @@ def configured_settings(**options: Any) -> Settings:
             ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")]) for one in error.errors()
         )
         raise CliError(Status.USAGE, f"settings: {wrong}") from error
+    except SettingsError as error:
+        raise CliError(Status.USAGE, f"settings: {error}; it must be JSON") from error

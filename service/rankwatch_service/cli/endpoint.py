@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from rankwatch.trust import Trust, trust_of
 from rankwatch_service.cli.errors import CliError, Status
 
 URL_DEFAULT: Final = "http://127.0.0.1:8770"
@@ -23,10 +24,12 @@ CONFIG_NAME: Final = "client.json"
 
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoint:
-    """A service and its token; an empty text means none."""
+    """A service, its token, and what it has to prove before it gets the token; an empty text means none."""
 
     url: str
     token: str
+    """As it was issued: it may end with a pin."""
+    trust: Trust = field(default_factory=Trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +68,39 @@ def find_endpoint(
         places: the files that may name a service.
 
     Raises:
-        CliError: a file cannot be read or is malformed.
+        CliError: a file cannot be read or is malformed, or the token ends with something that is no pin.
     """
-    sources = (
-        ServiceEndpoint(url or "", token or ""),
-        ServiceEndpoint(environment.get("RANKWATCH_URL", ""), environment.get("RANKWATCH_TOKEN", "")),
-        _stored(places.login, "login"),
-        _stored(places.local, "up"),
+    sources: tuple[Mapping[str, Any], ...] = (
+        {"url": url or "", "token": token or ""},
+        {"url": environment.get("RANKWATCH_URL", ""), "token": environment.get("RANKWATCH_TOKEN", "")},
+        _content(places.login, "login"),
+        _content(places.local, "up"),
     )
-    chosen_url = next((one.url for one in sources if one.url), URL_DEFAULT).rstrip("/")
-    chosen_token = next((one.token for one in sources if one.token and one.url.rstrip("/") in ("", chosen_url)), "")
-    return ServiceEndpoint(chosen_url, chosen_token)
+    chosen_url = next((one["url"] for one in sources if one.get("url")), URL_DEFAULT).rstrip("/")
+    theirs = (one for one in sources if one.get("token") and one["url"].rstrip("/") in ("", chosen_url))
+    chosen = next(theirs, {"token": ""})
+    return service_endpoint(
+        chosen_url,
+        chosen["token"],
+        environment,
+        certificate=str(chosen.get("certificate", "")),
+        insecure=chosen.get("insecure") is True,
+    )
+
+
+def service_endpoint(
+    url: str, token: str, environment: Mapping[str, str], *, certificate: str = "", insecure: bool = False
+) -> ServiceEndpoint:
+    """A service and its token; see `rankwatch.trust.trust_of` for the rest.
+
+    Raises:
+        CliError: the token ends with something that is no pin.
+    """
+    try:
+        trust = trust_of(token, environment, certificate, insecure=insecure)
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+    return ServiceEndpoint(url, token, trust)
 
 
 def local_database_url(environment: Mapping[str, str]) -> str:
@@ -84,24 +109,36 @@ def local_database_url(environment: Mapping[str, str]) -> str:
     return str(content.get("database_url", ""))
 
 
+def local_url(environment: Mapping[str, str]) -> str:
+    """The URL of that service; empty if there is none."""
+    return str(_content(user_places(environment).local, "up").get("url", ""))
+
+
+def local_certificate(environment: Mapping[str, str]) -> Path | None:
+    """The certificate file of the service that `rankwatch up` last started for this user; None without TLS."""
+    content = _content(user_places(environment).local, "up")
+    return Path(content["certificate"]) if "certificate" in content else None
+
+
+def local_data_dir(environment: Mapping[str, str]) -> str:
+    """The data folder of that service; empty if it is not known."""
+    return str(_content(user_places(environment).local, "up").get("data_dir", ""))
+
+
 def store_endpoint(endpoint: ServiceEndpoint, config: Path) -> None:
     """Store a service and its token in a file that only the user can read."""
     config.parent.mkdir(parents=True, exist_ok=True)
     fresh = config.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"url": endpoint.url, "token": endpoint.token}, file)
+        insecure = {"insecure": True} if endpoint.trust.insecure else {}
+        json.dump({"url": endpoint.url, "token": endpoint.token, **insecure}, file)
     fresh.replace(config)
 
 
 def job_path(job: str) -> str:
     """The REST path of a job, with its name escaped."""
     return f"/api/v1/jobs/{quote(job, safe='')}"
-
-
-def _stored(config: Path, writer: str) -> ServiceEndpoint:
-    content = _content(config, writer)
-    return ServiceEndpoint(content.get("url", ""), content.get("token", ""))
 
 
 def _content(config: Path, writer: str) -> dict[str, Any]:

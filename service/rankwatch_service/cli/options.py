@@ -23,10 +23,14 @@ TOKEN = Annotated[
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 LIMIT = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Most items to print.")]
 JOBS = Annotated[list[str] | None, typer.Option("--job", help="Only this job; may be repeated.")]
+PROJECTS = Annotated[list[str] | None, typer.Option("--project", help="Only jobs of this project; may be repeated.")]
 DATABASE_URL = Annotated[
     str | None, typer.Option("--database-url", help="Database: sqlite:///PATH or postgresql://HOST/NAME.")
 ]
 KAFKA = Annotated[str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Kafka brokers for telemetry.")]
+INSECURE = Annotated[
+    bool, typer.Option("--insecure", help="Allow plain http with other machines. Default: RANKWATCH_INSECURE.")
+]
 DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the SQLite database.")]
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +27,9 @@ STATE_STYLES: Final[Mapping[str, str]] = {
     "acknowledged": "yellow",
     "open": "bold red",
     "lost": "bold red",
+    "valid": "green",
+    "expired": "yellow",
+    "revoked": "red",
     "failed": "red",
     "refused": "red",
     "suspect": "red",
@@ -38,10 +41,11 @@ PIPE_COLUMNS: Final = 2_000
 Cell = Text | str
 
 
-def print_json(things: Iterable[Mapping[str, Any]]) -> None:
-    """Print each as one line of JSON."""
+def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -> None:
+    """Print each as one line of JSON, to stdout or a file."""
+    out = out or sys.stdout
     for thing in things:
-        sys.stdout.write(json.dumps(thing, ensure_ascii=False) + "\n")
+        out.write(json.dumps(thing, ensure_ascii=False) + "\n")
 
 
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
@@ -79,7 +83,7 @@ def _console() -> Console:
 
 def note(message: str) -> None:
     """Print a message that is not data, to stderr."""
-    Console(stderr=True).print(Text(message))
+    Console(stderr=True).print(Text(message), soft_wrap=True)  # a path that is broken over lines cannot be copied
 
 
 def plain(value: Any) -> Text:
@@ -128,10 +132,10 @@ def command_state(command: Mapping[str, Any]) -> Text:
     return Text(plain(command["state"] + mode).plain, style=STATE_STYLES.get(command["state"], ""))
 
 
-def moment(unix_ns: int | None) -> Text:
-    """A time as UTC, to the second."""
+def moment(unix_ns: int | None, empty: str = "") -> Text:
+    """A time as UTC, to the second; without one, what stands for that."""
     if unix_ns is None:
-        return plain(None)
+        return plain(empty)
     return Text(f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}Z")
 
 

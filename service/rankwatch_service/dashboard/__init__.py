@@ -12,18 +12,50 @@ from starlette.responses import RedirectResponse, Response
 from rankwatch_service.dashboard.assets import Assets
 
 PAGES: Final = {
-    "/login": ("login", "Log in"),
     "/incidents": ("incidents", "Incidents"),
     "/incidents/{incident}": ("incident", "Incident"),
     "/jobs": ("jobs", "Jobs"),
     "/jobs/{job:path}": ("job", "Job"),
+    "/policy": ("policy", "Policy"),
+    "/access": ("access", "Access"),
 }
 """Path of each page; its module in `static/pages/` and its title."""
 
 
-def mount(app: FastAPI) -> None:
-    """Add the pages and their files to an application. They need no token, unlike the data that they show."""
+class LoginPage:
+    """The login page, with what a login came to."""
+
+    def __init__(self, assets: Assets, provider: str, begin_url: str) -> None:
+        """Read nothing.
+
+        Args:
+            assets: of the dashboard.
+            provider: name of the OIDC provider; empty: people log in with tokens alone.
+            begin_url: where a browser begins to log in with it.
+        """
+        self._assets = assets
+        self._facts = {"provider": provider, "begin": begin_url} if provider else {}
+
+    def response(self, status: int = 200, problem: str = "") -> Response:
+        """The page, with a sentence that says what went wrong."""
+        facts = {**self._facts, "problem": problem} if problem else self._facts
+        body = self._assets.page("login", "Log in", facts)
+        return Response(body, status, {"Cache-Control": "no-cache"}, "text/html")
+
+
+def mount(app: FastAPI, provider: str = "", begin_url: str = "") -> LoginPage:
+    """Add the pages and their files to an application. They need no token, unlike the data that they show.
+
+    Args:
+        app: to which they are added.
+        provider: name of the OIDC provider; empty: people log in with tokens alone.
+        begin_url: where a browser begins to log in with it.
+
+    Returns:
+        The login page.
+    """
     assets = Assets()
+    login = LoginPage(assets, provider, begin_url)
 
     def home(_request: Request) -> Response:
         return RedirectResponse("/incidents", status_code=307)
@@ -35,6 +67,8 @@ def mount(app: FastAPI) -> None:
     app.add_route("/static/{version}/{name:path}", file, include_in_schema=False)
     for path, (module, title) in PAGES.items():
         app.add_route(path, _page(assets, module, title), include_in_schema=False)
+    app.add_route("/login", lambda _request: login.response(), include_in_schema=False)
+    return login
 
 
 def _page(assets: Assets, module: str, title: str) -> Callable[[Request], Response]:

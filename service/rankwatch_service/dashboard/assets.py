@@ -48,13 +48,15 @@ class Assets:
             digest.update(name.encode() + content)
         self.version = digest.hexdigest()[:12]
 
-    def page(self, module: str, title: str) -> bytes:
-        """The HTML of a page, which loads `pages/MODULE.js`."""
+    def page(self, module: str, title: str, facts: Mapping[str, str] | None = None) -> bytes:
+        """The HTML of a page, which loads `pages/MODULE.js`, and finds these facts in its <meta> elements."""
+        meta = "\n".join(f'<meta name="{name}" content="{escape(text)}">' for name, text in (facts or {}).items())
         return (
             self._shell.replace("{{version}}", self.version)
             .replace("{{map_style}}", self._map_style)
             .replace("{{module}}", module)
             .replace("{{title}}", escape(title))
+            .replace("{{facts}}", meta)
             .encode()
         )
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rankwatch_detectors.base import Change, Finding, Kind
+from rankwatch_detectors.base import Change, Finding
 from rankwatch_service.incidents.causation import came_first, may_cause
 from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
@@ -101,8 +101,8 @@ class Correlator:
         same_launch = attempt.rpartition(".")[0] == self._attempt.rpartition(".")[0]
         for incident in self.open:
             for part in incident.parts:
-                # A restart loop spans attempts: only its detector knows when it ends.
-                if not (same_launch and KINDS[part.kind].is_lasting) and part.kind is not Kind.RESTART_LOOP:
+                traits = KINDS[part.kind]
+                if not (same_launch and traits.is_lasting) and not traits.spans_attempts:
                     part.ended_with_attempt = True
         self._attempt, self._frames = attempt, 0
 

@@ -16,6 +16,7 @@ from rankwatch_detectors.base import Kind, Severity
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
 _ENDS: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.RESTART_LOOP})
+_OF_SENDERS: Final = frozenset({Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +50,17 @@ class KindTraits:
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
     """It goes on the record of the hosts and devices of the ranks that it names."""
+    spans_attempts: bool = False
+    """A new attempt says nothing about it: only its detector knows when it ends."""
+    is_about_senders: bool = False
+    """It is about who sent telemetry, not about training: a rule that matches every kind does not act on it, or whoever
+    sends such telemetry could steer the job."""
 
 
 KINDS: Final[dict[Kind, KindTraits]] = {
     Kind.DEVICE_FAULT: KindTraits(
         label="Device fault",
-        may_cause=frozenset(Kind),
+        may_cause=frozenset(Kind) - _OF_SENDERS,
         first_steps=(
             "Read the logs of kernel and driver on that host: an Xid, an ECC error or a bus error names the device.",
             "Relaunch without the device, or without its host; a device that has failed once fails again.",
@@ -236,6 +242,33 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("stop",),
         ends_job=True,
         is_lasting=True,
+        spans_attempts=True,
+    ),
+    Kind.FORGED_TELEMETRY: KindTraits(
+        label="Forged telemetry",
+        may_cause=frozenset(),
+        first_steps=(
+            "Find who sent it: agent and host are in the evidence, the address is in the log of the api or the broker.",
+            "Revoke that token and make a new one for the job: `rankwatch token revoke`, `rankwatch token create`.",
+            "What was refused changed nothing: incidents, checkpoints and orders of the job still hold.",
+        ),
+        first_step="find who sent it, and revoke the token that it was sent with",
+        actions=("wait",),
+        spans_attempts=True,
+        is_about_senders=True,
+    ),
+    Kind.LIMIT_REACHED: KindTraits(
+        label="Limit reached",
+        may_cause=frozenset(),
+        first_steps=(
+            "Read in the evidence which limit was reached, by how much, and who sent it.",
+            "If the sender is yours, look for a script that makes up job names, metrics or ranks.",
+            "If it is not, revoke its token: what was refused has cost nothing but the refusal.",
+        ),
+        first_step="see in the evidence which limit was reached, and by whom",
+        actions=("wait",),
+        spans_attempts=True,
+        is_about_senders=True,
     ),
 }
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""

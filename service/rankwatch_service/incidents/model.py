@@ -289,3 +289,9 @@ def _part_restored(saved: Mapping[str, Any]) -> Part:
     return Part(
         **{**saved, **types, "hosts": tuple(saved.get("hosts", ())), "scope": IncidentScope.parse(saved["scope"])}
     )
+
+
+def hangs(incidents: Iterable[Incident], attempt: str | None) -> bool:
+    """Whether a hang of this attempt is open in any of the incidents."""
+    parts = (part for incident in incidents for part in incident.parts)
+    return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)

@@ -14,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
-from rankwatch_service.job.frames import FrameWindow
+from rankwatch_detectors.base import SERVICE_KINDS, AttemptStart, Frame, Observation, Occurrence, Tick
+from rankwatch_service.job.attempts.allowance import NOTHING, RANK_CELLS, CellCount, Need, highest_rank
+from rankwatch_service.job.frames import NAMES_MAX, FrameWindow
 from rankwatch_service.job.gaps import Arrival, GapTracker
 from rankwatch_service.job.lockstep import LockstepCheck
 from rankwatch_service.job.progress_board import GONE_STATES, ProgressBoard
 from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.names import launch_of
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 from rankwatch_service.telemetry.envelope import decode_envelope
 
@@ -53,6 +55,9 @@ class Assembler:
         self.last_step = -1
         """Step of the newest closed frame of this attempt; -1 before the first."""
         self.board: ProgressBoard | None = None
+        self.cells = CellCount()
+        self.allowed: int | None = None
+        """Cells that the job may have; None: there is no limit."""
         self._lockstep = LockstepCheck()
         self._gaps = GapTracker()
         self._launches: list[str] = []
@@ -98,24 +103,53 @@ class Assembler:
             and all(self._windows[family].fits(table, now_s) for family, table in bundle.tables.items())
         )
 
+    @property
+    def held(self) -> Need:
+        """What the job is allowed to have."""
+        return Need(self.allowed or 0, self.cells.is_heard)
+
+    def count_for(self, attempt: str) -> CellCount:
+        """The count to which a bundle of this attempt belongs: the running one's, or a new one."""
+        if attempt == self.attempt:
+            return self.cells
+        return self.cells.next_attempt() if self._is_of_launch(attempt) else CellCount()
+
+    def introduction(self, bundle: Bundle) -> Need:
+        """What the job has once it knows who the ranks of a bundle are; nothing if it does not take that of it."""
+        introduced = {info.rank for batch in bundle.batches for info in batch.ranks}
+        if self.board is not None or self.attempt not in (None, bundle.attempt) or not introduced:
+            return NOTHING
+        return Need(RANK_CELLS * len(introduced.union(info.rank for info in self.topology_state.infos)))
+
+    def introduce(self, bundle: Bundle, now_s: float) -> None:
+        """Learn who the ranks of a bundle are and nothing else of it, before its attempt may start."""
+        if self.attempt is None:
+            self._begin(bundle.attempt, now_s)
+        self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
+        self.cells.take(Bundle(bundle.batches, {}))
+
     def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
-        """Take the next bundle in log order, which must fit.
+        """Take the next bundle in log order, which must fit. Of what is not allowed, names and ranks are left out.
 
         Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
         read `last_step` and `topology_state`. Iterate to the end.
         """
-        arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s) for batch in bundle.batches]
+        ranks = self.topology_state.world_size
+        arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s, ranks) for batch in bundle.batches]
         if Arrival.REPEATED in arrivals:
             self.counts["repeated_batches"] += 1
             return
         if bundle.attempt != self.attempt:
-            if not self._is_newer(bundle.attempt):
+            if not self.is_newer(bundle.attempt):
                 self.counts["old_attempt_rows"] += bundle.row_count
-                yield from _occurrences(bundle, now_s)
+                yield from self._occurrences(bundle, now_s)
                 return
             yield from self._flush(now_s)
             self._begin(bundle.attempt, now_s)
-        changed = self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
+        allowed = self.allowed is None or self.cells.need(bundle).cells <= self.allowed
+        if allowed:
+            self.cells.take(bundle)
+        changed = allowed and self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         if self.board is None:
             self._pending.append(bundle)
             self._pending_rows += bundle.row_count
@@ -125,7 +159,7 @@ class Assembler:
             return
         if changed:
             yield self._announce(now_s)
-        yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s)
+        yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, allowed=allowed)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
         """Advance to `now_s`, lazily as `take`.
@@ -140,7 +174,8 @@ class Assembler:
             self.board.blind(blind_s)
             for window in self._windows.values():
                 window.blind(blind_s)
-        if self.board is None and now_s - self._began_s >= START_WAIT_S:
+        # An attempt that has only introduced its ranks is not allowed to start.
+        if self.board is None and self._pending and now_s - self._began_s >= START_WAIT_S:
             yield from self._start(now_s)
         yield from self._close(now_s)
         for gap in self._gaps.gaps(now_s):
@@ -155,16 +190,21 @@ class Assembler:
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
-    def _is_newer(self, attempt: str) -> bool:
+    def is_newer(self, attempt: str) -> bool:
+        """Whether an attempt is newer than the running one: a launch that is not known, or a later rollback number."""
         if self.attempt is None:
             return True
         launch, _, k = attempt.rpartition(".")
         current, _, current_k = self.attempt.rpartition(".")
         return int(k) > int(current_k) if launch == current else launch not in self._launches
 
+    def _is_of_launch(self, attempt: str) -> bool:
+        """Whether an attempt is of the same launch as the newest one."""
+        return self.attempt is not None and launch_of(self.attempt) == launch_of(attempt)
+
     def _begin(self, attempt: str, now_s: float) -> None:
-        launch = attempt.rpartition(".")[0]
-        if self.attempt is None or self.attempt.rpartition(".")[0] != launch:
+        launch, self.cells = launch_of(attempt), self.count_for(attempt)
+        if not self._is_of_launch(attempt):
             # A rollback inside the processes keeps the launch, and with it who the ranks are.
             self.topology_state = TopologyState()
         if launch not in self._launches:
@@ -196,26 +236,24 @@ class Assembler:
     def _see(self, bundle: Bundle) -> bool:
         if self.topology_state.infos_told:
             return False
-        highest = max((block.rank for batch in bundle.batches for block in batch.progress), default=-1)
-        for table in bundle.tables.values():
-            highest = max(highest, int(table.rows.rank.max()) if len(table) else -1)
-        return self.topology_state.see(highest)
+        return self.topology_state.see(highest_rank(bundle))
 
     def _flush(self, now_s: float) -> Iterator[Observation]:
         if self._pending:
             yield from self._start(now_s)
         for window in self._windows.values():
-            yield from window.flush(now_s)
+            yield from map(self.topology_state.whole_norm.of, window.flush(now_s))
             self.counts.update(window.counts)
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _absorb(self, bundle: Bundle, newest: bool, now_s: float) -> Iterator[Observation]:
+    def _absorb(self, bundle: Bundle, newest: bool, now_s: float, *, allowed: bool = True) -> Iterator[Observation]:
         assert self.board is not None
-        if self._see(bundle):
+        if allowed and self._see(bundle):
             yield self._announce(now_s)
         for family, table in bundle.tables.items():
-            yield from self._windows[family].add(table, now_s)
+            self._windows[family].names_max = min(self.cells.names(family), NAMES_MAX)
+            yield from map(self.topology_state.whole_norm.of, self._windows[family].add(table, now_s))
         if newest:
             # The progress blocks of a late message are older than those on the board.
             for rank, state in self.board.hear(bundle.batches, now_s):
@@ -228,7 +266,24 @@ class Assembler:
                 self._lost(event)
         last = {} if len(bundle.batches) == 1 else bundle.tables
         yield from self._close(now_s, {family: table.last_batches() for family, table in last.items()})
-        yield from _occurrences(bundle, now_s)
+        yield from self._occurrences(bundle, now_s)
+
+    def _occurrences(self, bundle: Bundle, now_s: float) -> Iterator[Occurrence]:
+        for batch in bundle.batches:
+            for event in batch.events:
+                if event.kind in SERVICE_KINDS:
+                    self.counts["reserved_events"] += 1
+                    continue
+                yield Occurrence(
+                    event.kind,
+                    batch.attempt,
+                    batch.host,
+                    now_s,
+                    event.rank,
+                    event.step,
+                    event.fields,
+                    event.time_unix_ns,
+                )
 
     def _lost(self, event: wire.Event) -> None:
         reason, count = event.fields.get("reason"), event.fields.get("count")
@@ -258,7 +313,7 @@ class Assembler:
         for number in sorted({0, *(last for steps in last_batches.values() for last in steps.values())}):
             for family, window in self._windows.items():
                 unfinished = {step for step, last in last_batches.get(family, {}).items() if last > number}
-                for frame in window.ready(now_s, self.step_time_s, unfinished):
+                for frame in map(self.topology_state.whole_norm.of, window.ready(now_s, self.step_time_s, unfinished)):
                     if family == "steps":
                         self.last_step = frame.step
                     self._learn_step_time(frame)
@@ -282,6 +337,8 @@ class Assembler:
         """Everything that decides the future: JSON types, bytes and arrays."""
         return {
             "counts": dict(self.counts),
+            "cells": self.cells.state(),
+            "allowed": self.allowed,
             "attempt": self.attempt,
             "roster": self.topology_state.state(),
             "step_time_s": self.step_time_s,
@@ -310,15 +367,12 @@ class Assembler:
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
+        if "cells" in state:
+            assembler.cells, assembler.allowed = CellCount.restored(state["cells"]), state["allowed"]
+        else:  # of an earlier version; the next bundle asks for what the job has
+            names = {family: window.names for family, window in assembler._windows.items()}
+            assembler.cells = CellCount.begun(assembler.topology_state.world_size, names)
         assembler._pending = [read_bundle([decode_envelope(body)]) for body in state["pending"]]
         assembler._pending_rows = sum(bundle.row_count for bundle in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]
         return assembler
-
-
-def _occurrences(bundle: Bundle, now_s: float) -> Iterator[Occurrence]:
-    for batch in bundle.batches:
-        for event in batch.events:
-            yield Occurrence(
-                event.kind, batch.attempt, batch.host, now_s, event.rank, event.step, event.fields, event.time_unix_ns
-            )

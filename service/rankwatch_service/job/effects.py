@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.job.attempts.allowance import Grant
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.job.summary import AttemptChange, JobSummary
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
+
+VALUE_BYTES: Final = 9
+"""A value, and whether it is present."""
+
+FRAMES_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Frames that wait for the commit before they are charted. One record may close a thousand frames, or bring late rows
+for a hundred large ones; what a commit usually brings is a hundredth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,42 @@ class Effects:
     """By (job, attempt), merged."""
     feed: list[FeedEntry] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
     """(job, frame), for the series, which are written beside the transaction."""
+    frames_bytes: int = 0
+    """Of the values in `frames`."""
+    frames_left_out: int = 0
+    """Frames that are not charted, because `frames` had no room for them."""
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
+    deleted_jobs: list[str] = field(default_factory=list)
+    """Jobs that were deleted. What the other fields say of such a job is about a new one of its name."""
+
+    def chart(self, job: str, frame: Frame) -> None:
+        """Add a closed frame for the series, if there is room."""
+        ranks = next((len(present) for present in frame.present.values()), 0)
+        size = VALUE_BYTES * len(frame.values) * ranks
+        if self.frames_bytes + size > FRAMES_BYTES_MAX:
+            self.frames_left_out += 1
+            return
+        self.frames.append((job, frame))
+        self.frames_bytes += size
 
     def change_attempt(self, job: str, attempt: str, change: AttemptChange) -> None:
         """Merge a change of an attempt into those before it."""
         self.attempts[job, attempt] = self.attempts.get((job, attempt), AttemptChange()).merged(change)
+
+    def delete_job(self, job: str) -> None:
+        """Delete a job, with all that was collected of it."""
+        incidents = {one.incident.id for one in self.transitions if one.incident.job == job}
+        self.transitions = [one for one in self.transitions if one.incident.job != job]
+        self.notifications = [one for one in self.notifications if one.incident_id not in incidents]
+        self.commands = [one for one in self.commands if one.job != job]
+        self.checkpoints = [one for one in self.checkpoints if one[0] != job]
+        self.host_incidents = [one for one in self.host_incidents if one.job != job]
+        self.jobs.pop(job, None)
+        self.attempts = {key: change for key, change in self.attempts.items() if key[0] != job}
+        self.feed = [one for one in self.feed if one.job != job]
+        self.frames = [one for one in self.frames if one[0] != job]
+        self.deleted_jobs.append(job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -33,8 +33,9 @@ STREAK: Final = 4
 
 OPEN_MAX: Final = 1_024
 OPEN_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Limits on the open frames of one family. Beyond either, the oldest closes as it is and is counted (`pushed`).
-A frame of 16,384 ranks x 16 metrics takes 2.4 MB, so there are at most 108 of them."""
+"""Limits on the open frames of one family, and on the late frames of one bundle. Beyond either, the oldest open frame
+closes as it is and is counted (`pushed`), and further late rows are only counted (`late`). A frame of 16,384 ranks x 16
+metrics takes 2.4 MB, so there are at most 108 of them."""
 
 NAMES_MAX: Final = 160
 """Metric names of one family and attempt; values of further names are dropped and counted (`names`)."""
@@ -56,6 +57,8 @@ class FrameWindow:
         self.family = family
         self.counts: Counter[str] = Counter()
         self.last_closed = -1
+        self.names_max = NAMES_MAX
+        """Metric names that it takes; the allowance of the job may leave room for fewer than `NAMES_MAX`."""
         self._ranks = world_size
         self._names: list[str] = []
         self._index: dict[str, int] = {}
@@ -65,6 +68,11 @@ class FrameWindow:
         self._gone = np.zeros(world_size, dtype=bool)
         self._streak: NDArray[np.uint8] = np.zeros((0, world_size), dtype=np.uint8)
         self._expect()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The metric names so far."""
+        return self._names
 
     def fits(self, table: BundleTable, now_s: float) -> bool:
         """Whether adding rows of several batches at once and batch by batch has the same outcome. Changes nothing.
@@ -96,26 +104,27 @@ class FrameWindow:
         """
         table = self._of_known_ranks(table)
         places = self._places(table.rows.names) if len(table) else np.zeros(0, dtype=np.intp)
-        late = []
+        late: list[Frame] = []
         for step, chosen in table.by_step:
             if step > self.last_closed:
                 self._put(self._frame(step, now_s), table, chosen, places)
             else:
                 self.counts["late"] += len(chosen)
+                if self._too_many(len(late) + 1, len(self._names)):
+                    continue
                 frame = OpenFrame.empty(step, now_s, len(self._names), self._ranks)
                 self._put(frame, table, chosen, places)
                 late.append(frame.closed(self.attempt, self.family, self._names, now_s, late=True))
         return late
 
-    def ready(self, now_s: float, step_time_s: float | None, unfinished: Collection[int] = ()) -> list[Frame]:
-        """Close and return, in step order, the frames that are complete or late.
+    def ready(self, now_s: float, step_time_s: float | None, unfinished: Collection[int] = ()) -> Iterator[Frame]:
+        """Close, in step order, the frames that are complete or late: each when the one before it has been taken.
 
         Args:
             now_s: stream time.
             step_time_s: how long a step of this job takes; None if it is not known.
             unfinished: steps of which a later batch of the bundle has rows; frames from the first of them on stay open.
         """
-        closed: list[Frame] = []
         while self._steps and self._steps[0] not in unfinished:
             head = self._open[self._steps[0]]
             if not self._complete(head):
@@ -123,15 +132,12 @@ class FrameWindow:
                 if not full and not self._late(head, now_s, step_time_s):
                     break
                 self.counts["pushed" if full else "incomplete"] += 1
-            closed += self._close_head(now_s)
-        return closed
+            yield from self._close_head(now_s)
 
-    def flush(self, now_s: float) -> list[Frame]:
-        """Close and return every open frame as it is: the attempt is over."""
-        closed: list[Frame] = []
+    def flush(self, now_s: float) -> Iterator[Frame]:
+        """Close every open frame as it is: the attempt is over."""
         while self._steps:
-            closed += self._close_head(now_s)
-        return closed
+            yield from self._close_head(now_s)
 
     def depart(self, rank: int) -> None:
         """Stop waiting for this rank: it will not report again."""
@@ -170,7 +176,7 @@ class FrameWindow:
     def _places(self, names: Sequence[str]) -> NDArray[np.intp]:
         """The row of each metric in a frame's values; -1 for names beyond the limit."""
         for name in names:
-            if name not in self._index and len(self._names) < NAMES_MAX:
+            if name not in self._index and len(self._names) < self.names_max:
                 self._index[name] = len(self._names)
                 self._names.append(name)
         if len(self._names) > len(self._streak):

@@ -23,6 +23,11 @@ BOOTS_MAX: Final = 3
 """Boots kept for each host: the current one, the one before, and one of another process on the host."""
 
 
+HOSTS_MIN: Final = 64
+"""A job's hosts that are followed: so many, or two for each of its ranks if that is more, since a job may move to other
+hosts. Beyond that the host that was followed first is forgotten; if it sends again, nothing of it counts as missing."""
+
+
 class Arrival(Enum):
     """How a message relates to those before it, by its number."""
 
@@ -75,8 +80,10 @@ class GapTracker:
             newest[sender] = batch.seq
         return True
 
-    def arrive(self, host: str, boot: str, seq: int, now_s: float) -> Arrival:
-        """Record the arrival of a message."""
+    def arrive(self, host: str, boot: str, seq: int, now_s: float, ranks: int = 0) -> Arrival:
+        """Record the arrival of a message of a job with so many ranks."""
+        if host not in self._hosts and len(self._hosts) >= max(HOSTS_MIN, 2 * ranks):
+            del self._hosts[next(iter(self._hosts))]
         boots = self._hosts.setdefault(host, {})
         sender = boots.get(boot)
         if sender is None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 
+from rankwatch.locations import folder_of, is_below
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.incidents.model import Incident, unix_ns
+from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 
 CHANGES_MAX: Final = 32
 """Newest changes kept."""
+
+TEXT_MAX: Final = 200
+"""Characters kept of what an agent tells of a refused location."""
+
+ROOTS_SHOWN: Final = 4
+"""Checkpoint roots named in the reason why a location is refused."""
 
 CHANGES_S: Final = 600.0
 """How long before the onset of an incident a change is listed with it."""
@@ -31,7 +40,7 @@ class _Saved(msgspec.Struct):
 
 
 class JobHistory:
-    """The checkpoint ledger of one job, and its latest changes. `counts` counts invalid events by kind."""
+    """The checkpoint ledger of one job, and its latest changes. `counts` counts by reason the events without effect."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -58,8 +67,17 @@ class JobHistory:
         low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
         return [change for change in self._changes if low <= change["unix_ns"] <= high]
 
-    def saved(self, occurrence: Occurrence, world_size: int) -> list[LedgerEntry]:
-        """Add the shard of a checkpoint that a rank reports; an invalid report is counted (`checkpoint_saved`).
+    def saved(self, occurrence: Occurrence, topology_state: TopologyState, running: str) -> list[LedgerEntry]:
+        """Add the shard of a checkpoint that a rank reports.
+
+        What has no effect is counted: an invalid report (`checkpoint_saved`), one that is not from a rank of the
+        running launch (`checkpoint_rank`), and one whose location is outside of the checkpoint roots
+        (`checkpoint_location`). The last also becomes a refused entry.
+
+        Args:
+            occurrence: the event.
+            topology_state: the ranks of the running attempt, and what they declare.
+            running: that attempt.
 
         Returns:
             The ledger entries that changed.
@@ -70,25 +88,57 @@ class JobHistory:
         except (msgspec.ValidationError, ValueError):
             self.counts["checkpoint_saved"] += 1
             return []
-        if occurrence.step is None or occurrence.rank is None or not 0 <= told.seconds < 1e9:
+        if occurrence.step is None or not 0 <= told.seconds < 1e9:
             self.counts["checkpoint_saved"] += 1
+            return []
+        rank = occurrence.rank
+        if rank is None or not topology_state.has(rank) or launch_of(occurrence.attempt) != launch_of(running):
+            self.counts["checkpoint_rank"] += 1
             return []
         shard = Shard(
             attempt=occurrence.attempt,
             step=occurrence.step,
-            rank=occurrence.rank,
+            rank=rank,
             tier=tier,
-            location=told.location,
-            shards=max(told.shards, 0),
+            location="" if tier is CheckpointTier.MEMORY else told.location,
             seconds=told.seconds,
             bytes=max(told.bytes, 0),
             at_unix_ns=unix_ns(occurrence.time_s),
+            verified=topology_state.checkpoint_roots is not None,
         )
-        changed = self.ledger.saved(shard, world_size)
+        if why := self._outside(shard, topology_state.checkpoint_roots):
+            self.counts["checkpoint_location"] += 1
+            return self.ledger.refused(shard, why)
+        changed = self.ledger.saved(shard, topology_state.shards_expected(max(told.shards, 0)))
         for entry in changed:
             if entry.verdict is Verdict.UNPROVEN and tier is not CheckpointTier.MEMORY:
                 self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
         return changed
+
+    def take(self, occurrence: Occurrence) -> None:
+        """Add the change that a rank declared, or a checkpoint that it loaded or its agent did not pass on to it."""
+        what = "checkpoint loaded"
+        if occurrence.kind == "declared":
+            what = f"declared: {occurrence.fields.get('what')}"
+        elif occurrence.kind == "location_refused":
+            checkpoint, reason = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("checkpoint", "reason"))
+            self.counts["location_refused"] += 1
+            what = f"host {occurrence.host} does not load {checkpoint}: {reason}"
+        self.note(what, occurrence.step, occurrence.time_s)
+
+    def _outside(self, shard: Shard, roots: Collection[str] | None) -> str:
+        """Why the location of a shard must not be loaded; "" if it may."""
+        try:
+            if roots is None and shard.location:
+                # Agents of the version before declare none: what follows must lie where their first checkpoint was.
+                roots = [_folder(self.ledger.first_on_disk or shard)]
+            roots = roots or ()
+            if is_below(shard.location, roots):
+                return ""
+        except ValueError as error:
+            return f"its location cannot be used: {error}"
+        told = ", ".join(sorted(roots)[:ROOTS_SHOWN]) or "none is known yet"
+        return f"its location is not below a checkpoint root of the job ({told})"
 
     def gone(self, occurrence: Occurrence) -> list[LedgerEntry]:
         """Mark the capture that a rank has lost as gone, or all of its launch's if its process has ended.
@@ -97,7 +147,7 @@ class JobHistory:
             The ledger entries that changed; none for an invalid report, which is counted (`checkpoint_gone`).
         """
         if occurrence.kind == "process_exit":
-            launch = occurrence.attempt.rpartition(".")[0]
+            launch = launch_of(occurrence.attempt)
             return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
         told = occurrence.fields.get("checkpoint"), occurrence.fields.get("reason", "")
         if not all(isinstance(text, str) for text in told):
@@ -156,6 +206,16 @@ class JobHistory:
         history._changes.extend(state["changes"])
         history._first_step = state["first_step"]
         return history
+
+
+def _folder(save: LedgerEntry | Shard) -> str:
+    """The folder that a save is in; the one above if the folder has the step in its name.
+
+    Raises:
+        ValueError: its location is not valid.
+    """
+    folder = folder_of(save.location)
+    return folder_of(folder) if str(save.step) in folder.rpartition("/")[2] else folder
 
 
 def entry_restored(saved: Mapping[str, Any]) -> LedgerEntry:

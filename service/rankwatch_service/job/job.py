@@ -6,26 +6,34 @@ Connects the parts: assembler -> detectors -> correlator -> ledger, policy and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Frame, Kind, Observation, Occurrence
+from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.host_incidents import host_incidents
-from rankwatch_service.incidents.model import unix_ns
+from rankwatch_service.incidents.model import Incident, hangs, unix_ns
 from rankwatch_service.incidents.stack_dumps import attach_stack
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
+from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
+from rankwatch_service.job.attempts.carriers import Carriers
+from rankwatch_service.job.attempts.newcomers import Newcomers
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
+from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
-from rankwatch_service.policy.control_records import ControlRecord, Judgement, OrderPhase
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
+from rankwatch_service.policy.judgement import judged
 from rankwatch_service.policy.response import JobSituation, Responder
-from rankwatch_service.policy.routing import notifications
+from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
+from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
@@ -51,11 +59,15 @@ class JobStream:
         """Detectors whose state could not be restored."""
         self._links = links
         self._assembler = Assembler()
+        self._carriers = Carriers()
+        self._newcomers = Newcomers()
         self._pipeline = DetectionPipeline(job, make_detectors)
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
         self._heard_s = 0.0
         self._resting = False
+        self.whose = JobProject(job)
+        """Its project and owner."""
 
     @property
     def correlator(self) -> Correlator:
@@ -63,20 +75,51 @@ class JobStream:
         return self._pipeline.correlator
 
     @property
+    def first_seen_unix_ns(self) -> int | None:
+        """When the job began, stream time; None before its first summary."""
+        return self._summary.first_seen_unix_ns
+
+    @property
     def resting(self) -> bool:
         """Whether the job is idle: only its incidents are kept until telemetry arrives again."""
         return self._resting
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
-        """Begin as an idle job whose past is lost; its row in the table of jobs stays as it is until telemetry comes.
-
-        Args:
-            first_seen_unix_ns: when the job was first seen; None if that is not known.
-            attempt: its newest attempt; empty if there is none.
-            attempts: how many attempts it had.
-        """
+        """Begin as an idle job whose past is lost; its row in the table of jobs stays until telemetry comes."""
         self._resting = True
         self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
+
+    @property
+    def held(self) -> Need:
+        """What the job is allowed to have state for."""
+        return self._assembler.held
+
+    def allow(self, cells: int) -> None:
+        """Allow it so many cells, until it is idle."""
+        self._assembler.allowed = cells
+
+    def need(self, bundle: Bundle) -> Need:
+        """What the job has once it has taken the bundle; nothing if its attempt is an earlier one. Changes nothing."""
+        assembler, attempt = self._assembler, bundle.attempt
+        if attempt != assembler.attempt and not assembler.is_newer(attempt):
+            return NOTHING
+        return (self._newcomers.cells(attempt) or assembler.count_for(attempt)).need(bundle)
+
+    def go_without(
+        self, bundle: Bundle, limit: Beyond, may_have: Callable[[Need], bool], now_s: float, effects: Effects
+    ) -> bool:
+        """Report that the job may not have what it needs for a bundle; returns whether its attempt runs all the same.
+
+        If it does not, who its ranks are is taken, where the job `may_have` that, and nothing else.
+        """
+        self._heard_s, self._resting = now_s, False
+        self.refuse("limit", {**asdict(limit), "host": bundle.batches[0].host}, now_s, effects)
+        need = self._assembler.introduction(bundle)
+        if need.cells and (need.cells <= self.held.cells or may_have(need)):
+            self._assembler.introduce(bundle, now_s)
+        if self._summary.is_new:
+            self._summarize(now_s, effects)  # a job with an incident is listed
+        return bundle.attempt == self._assembler.attempt and self._assembler.board is not None
 
     def may_join(self, batch: wire.Batch) -> bool:
         """Whether `take` accepts this batch in a bundle of several."""
@@ -90,11 +133,53 @@ class JobStream:
         """
         if not self._assembler.fits(bundle, now_s):
             return False
+        if forged := self.objection(bundle, now_s):
+            if len(bundle.batches) > 1:
+                return False
+            raise BadBatchError(Reason.FORGED, forged)
         self._heard_s, self._resting = now_s, False
-        self._observe(self._assembler.take(bundle, now_s), now_s, effects)
+        if self._assembler.is_newer(bundle.attempt):
+            if not (self._may_take_over(now_s) or self._carriers.has(bundle.batches[0])):
+                count = self._assembler.count_for(bundle.attempt)
+                self._assembler.counts["newcomer_batches"] += self._newcomers.add(bundle, count, now_s)
+                return True
+            self._begin(bundle.attempt, now_s, effects)
+        self._take(bundle, now_s, effects)
         if self._summary.is_new:
             self._summarize(now_s, effects)  # so that a new job is listed before its first tick
         return True
+
+    def _take(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
+        # Of an older attempt only events count: who brings them then says nothing of the running one.
+        if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
+            self._carriers.take(bundle, now_s, self._assembler.topology_state.world_size)
+        self._observe(self._assembler.take(bundle, now_s), now_s, effects)
+
+    # ---- attempts --------------------------------------------------------------------------------------------------
+
+    def _may_take_over(self, now_s: float) -> bool:
+        """Whether any attempt may: none runs."""
+        return self._assembler.attempt is None or self._assembler.ended or self._carriers.silent(now_s)
+
+    def _begin(self, attempt: str, now_s: float, effects: Effects) -> None:
+        """A newer attempt takes over, with those of its batches that waited for it."""
+        before = self._assembler.attempt
+        self._carriers.begin(new_launch=before is None or launch_of(before) != launch_of(attempt))
+        for bundle in self._newcomers.take(attempt):
+            if forged := self.objection(bundle, now_s):
+                fields = {"what": "rank", "detail": forged, "host": bundle.batches[0].host}
+                self.refuse("forged", fields, now_s, effects)
+            else:
+                self._take(bundle, now_s, effects)
+
+    def objection(self, bundle: Bundle, now_s: float) -> str:
+        """Why a bundle is forged; empty if it is not."""
+        until_ns = self.settings.policy.unsigned_until_unix_ns
+        if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
+            return "unsigned telemetry is not accepted any more"
+        attempt = self._assembler.attempt
+        same_ranks = attempt is not None and launch_of(attempt) == launch_of(bundle.attempt)
+        return self._carriers.objection(bundle, now_s, same_ranks=same_ranks)
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """Take the next control record about this job, or about all jobs."""
@@ -104,44 +189,49 @@ class JobStream:
                 if record.phase in ("do", "go", "kill"):
                     what = f"{record.action} ({record.mode})" if record.mode else record.action
                     self.history.note(f"{what}: {record.phase}", record.step, now_s)
-                fields = {
-                    "order": record.order,
-                    "phase": record.phase,
-                    "action": record.action,
-                    "step": record.step,
-                }
+                told = {"phase": record.phase, "action": record.action, "step": record.step}
                 step = record.step if record.step >= 0 else None
-                occurrence = Occurrence("order", record.attempt, "", now_s, None, step, fields)
+                occurrence = Occurrence("order", record.attempt, "", now_s, None, step, {"order": record.order} | told)
                 self._observe([occurrence], now_s, effects)
             case Judgement():
                 self._judgement(record, now_s, effects)
+            case TelemetryRefused():
+                self.refuse(record.kind, record.fields, now_s, effects)
+            case JobProject():
+                self.whose = record
             case _:
                 self.settings.take(record)
 
-    def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
-        """Advance to `now_s`.
+    def refuse(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
+        """Report messages that were refused: `kind` and `fields` as in `rankwatch_detectors.refusals`."""
+        refused = Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)
+        self._observe([refused], now_s, effects)
 
-        Args:
-            now_s: stream time.
-            blind_s: for how much of the time since the last tick the service could not receive anything.
-            effects: gets what follows.
-        """
+    def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
+        """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
         if self._resting:
             return
+        if blind_s > 0:
+            self._carriers.blind(blind_s)
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
+        if (newest := self._newcomers.newest()) and self._may_take_over(now_s):
+            self._begin(newest, now_s, effects)
+        for newcomer in self._newcomers.beside(now_s):
+            detail = f"attempt {newcomer.attempt} reports beside the running one"
+            self.refuse("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
         situation = self._situation(now_s)
         # What kept the policy from acting, such as a cool-down, may have passed.
         for incident in self.correlator.open:
             if incident.state == "open" and incident.goes_on:
-                effects.commands += self._responder.reconsider(
-                    incident, situation, self.settings.policy, self.history.ledger
-                )
+                commands = self._responder.reconsider(incident, situation, self.settings.policy, self.history.ledger)
+                self._request(commands, incident, effects)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
             self._resting = True
             self._assembler = Assembler()
+            self._carriers.begin(new_launch=True)
             self._pipeline.rest()
 
     # ---- observations ----------------------------------------------------------------------------------------------
@@ -168,7 +258,7 @@ class JobStream:
         effects.change_attempt(self.job, start.attempt, change)
 
     def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
-        effects.frames.append((self.job, frame))
+        effects.chart(self.job, frame)
         if frame.late:
             return
         self._summary.frame(frame, now_s)
@@ -178,38 +268,25 @@ class JobStream:
 
     def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
         if occurrence.kind == "checkpoint_saved":
-            changed = self.history.saved(occurrence, self._assembler.topology_state.world_size)
-            self._store(changed, now_s, effects)
+            running = self._assembler.attempt or ""
+            self._store(self.history.saved(occurrence, self._assembler.topology_state, running), now_s, effects)
         elif occurrence.kind in ("checkpoint_gone", "process_exit"):
             self._store(self.history.gone(occurrence), now_s, effects)
-        elif occurrence.kind == "declared":
-            self.history.note(f"declared: {occurrence.fields.get('what')}", occurrence.step, now_s)
-        elif occurrence.kind == "checkpoint_loaded":
-            self.history.note("checkpoint loaded", occurrence.step, now_s)
+        elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded"):
+            self.history.take(occurrence)
         elif occurrence.kind == "stack_dump":
             self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
 
     def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
         incident = self.correlator.get(record.incident)
-        if incident is None:
+        standing = [] if incident is None else [part for part in incident.parts if part.is_open]
+        update = judged(self.correlator, record, self._assembler.last_step, now_s)
+        if update is None:
             return
-        standing: list[str] = []
-        match record.what:
-            case "acknowledged" if incident.state == "open":
-                incident.state, incident.acknowledged_by = "acknowledged", record.actor
-                what = TransitionKind.ACKNOWLEDGED
-            case "resolved" if incident.state != "resolved":
-                standing = sorted({str(part.kind) for part in incident.parts if part.is_open})
-                self.correlator.resolve(incident, self._assembler.last_step, now_s)
-                what = TransitionKind.RESOLVED
-            case "commented":
-                what = TransitionKind.COMMENTED
-            case _:
-                return
-        self._tell([Update(incident, what, record.text, record.actor)], now_s, effects)
-        if what is TransitionKind.RESOLVED:
+        self._tell([update], now_s, effects)
+        if update.what is TransitionKind.RESOLVED:
             # The person accepts what detectors still observe: its present level is the one to keep from now on.
-            fields = {"kinds": standing}
+            fields = {"kinds": sorted({str(part.kind) for part in standing})}
             accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, fields)
             self._observe([accepted], now_s, effects)
 
@@ -226,14 +303,9 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            messages = notifications(
-                transition,
-                self.settings.receivers,
-                self.settings.silences.values(),
-                self._links(self.job, incident.id),
-                unix_ns(now_s),
-                incident.told_to,
-            )
+            settings = (self.settings.receivers, self.settings.silences.values())
+            links = self._links(self.job, incident.id)
+            messages = notifications(transition, *settings, links, unix_ns(now_s), incident.told_to, self.whose)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages
@@ -247,8 +319,14 @@ class JobStream:
             incident.changes_before = self.history.before(incident.first.onset_time_s)
         self._store(self.history.doubt(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.settings.policy, self.history.ledger)
-        effects.commands += commands
+        self._request(commands, incident, effects)
         effects.host_incidents += host_incidents(incident, self._assembler.topology_state, now_s)
+
+    def _request(self, commands: Sequence[CommandRequest], incident: Incident, effects: Effects) -> None:
+        effects.commands += commands
+        told = (self.settings.receivers, self._links(self.job, incident.id), incident.version(), self.whose)
+        for command in commands:
+            effects.notifications += command_notifications(command, *told)
 
     def _store(self, entries: Sequence[LedgerEntry], now_s: float, effects: Effects) -> None:
         for entry in entries:
@@ -257,7 +335,8 @@ class JobStream:
             effects.feed.append(self._feed("checkpoint", brief, now_s))
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
-        summary = self._summary.changed(self._assembler, self._heard_s, now_s, self._hung())
+        hung = hangs(self.correlator.open, self._assembler.attempt)
+        summary = self._summary.changed(self._assembler, self._heard_s, now_s, hung, self.history.counts)
         if summary is None:
             return
         effects.jobs[self.job] = summary
@@ -266,12 +345,6 @@ class JobStream:
             effects.change_attempt(self.job, attempt, change)
         brief = {name: getattr(summary, name) for name in SHOWN}
         effects.feed.append(self._feed("job", brief, now_s))
-
-    def _hung(self) -> bool:
-        """Whether a hang of the running attempt is open."""
-        attempt = self._assembler.attempt
-        parts = (part for one in self.correlator.open for part in one.parts)
-        return any(part.kind is Kind.HANG and part.is_open and part.attempt == attempt for part in parts)
 
     def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> FeedEntry:
         return FeedEntry(topic, self.job, data, unix_ns(now_s))
@@ -285,6 +358,7 @@ class JobStream:
             step_time_s=assembler.step_time_s or 0.0,
             can=assembler.topology_state.can,
             now_s=now_s,
+            project=self.whose.project,
         )
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
@@ -295,18 +369,24 @@ class JobStream:
         return {
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
+            "carriers": self._carriers.state(),
+            "newcomers": self._newcomers.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
             "portrait": self._summary.state(),
             "heard_s": self._heard_s,
             "resting": self._resting,
+            "whose": [self.whose.project, self.whose.owner],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
         self.settings = SettingsInForce.restored(state["desk"])
         self._assembler = Assembler.restored(state["assembler"])
+        if "carriers" in state:  # snapshots of earlier versions lack them
+            self._carriers = Carriers.restored(state["carriers"])
+            self._newcomers = Newcomers.restored(state["newcomers"])
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])
@@ -315,3 +395,4 @@ class JobStream:
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]
+        self.whose = JobProject(self.job, *state.get("whose", ()))

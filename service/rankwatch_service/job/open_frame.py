@@ -18,6 +18,10 @@ _KINDS: Final = tuple(StepKind)
 Chosen = NDArray[np.intp]
 """Indices of rows of a table."""
 
+SPARSE_SHARE: Final = 8
+"""Until one of so many ranks has reported, a frame has its rows as they came: whoever sends one rank's rows of a
+thousand steps ahead has no arrays over all ranks made for each of them."""
+
 
 @dataclass(slots=True)
 class OpenFrame:
@@ -25,9 +29,12 @@ class OpenFrame:
 
     step: int
     opened_s: float
-    values: Floats
-    """[name, rank]; the window numbers the names."""
+    names: int
     reported: Bools
+    filled: Floats | None = None
+    """[name, rank]; the window numbers the names. None while rows wait in `waiting`; `values` puts them there."""
+    waiting: list[tuple[Records, Chosen, NDArray[np.intp]]] = field(default_factory=list)
+    """What `add` was given, in order."""
     present: Bools | None = None
     """[name, rank]; None, which is the usual case: every rank that has reported has exactly the names in `brought`."""
     brought: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
@@ -41,19 +48,33 @@ class OpenFrame:
     @classmethod
     def empty(cls, step: int, opened_s: float, names: int, ranks: int) -> OpenFrame:
         """A frame without rows, with room for this many names and ranks."""
-        return cls(step, opened_s, np.zeros((names, ranks)), np.zeros(ranks, dtype=bool))
+        return cls(step, opened_s, names, np.zeros(ranks, dtype=bool))
+
+    @property
+    def values(self) -> Floats:
+        """[name, rank]; the window numbers the names."""
+        if self.filled is None:
+            self.filled = np.zeros((self.names, len(self.reported)))
+            waiting, self.waiting = self.waiting, []
+            self.reported[:], self.count = False, 0
+            for rows, chosen, places in waiting:
+                self.add(rows, chosen, places)
+        return self.filled
 
     def widen(self, names: int) -> None:
         """Make room for this many names in all."""
-        more = names - len(self.values)
+        more = names - self.names
         if more > 0:
-            self.values = np.pad(self.values, ((0, more), (0, 0)))
+            self.names = names
+            if self.filled is not None:
+                self.filled = np.pad(self.filled, ((0, more), (0, 0)))
             if self.present is not None:
                 self.present = np.pad(self.present, ((0, more), (0, 0)))
 
     def resize(self, more: int) -> None:
         """Make room for this many more ranks."""
-        self.values = np.pad(self.values, ((0, 0), (0, more)))
+        if self.filled is not None:
+            self.filled = np.pad(self.filled, ((0, 0), (0, more)))
         self.reported = np.pad(self.reported, (0, more))
         if self.present is not None:
             self.present = np.pad(self.present, ((0, 0), (0, more)))
@@ -69,6 +90,12 @@ class OpenFrame:
             places: the number of each of the table's names in this frame; -1: it is left out.
         """
         ranks = rows.rank[chosen]
+        if self.filled is None and SPARSE_SHARE * (self.count + len(ranks)) < len(self.reported):
+            self.waiting.append((rows, chosen, places))
+            self._report(rows, chosen, ranks)
+            self.count += len(ranks)
+            return
+        cells = self.values
         values, present, places = _kept(rows, chosen, places)
         same_names = self.count == 0 or np.array_equal(places, self.brought)
         if self.present is None and (present is not None or not same_names):
@@ -76,9 +103,9 @@ class OpenFrame:
         at = _span(ranks)
         lines = _span(places)
         if isinstance(lines, slice) or isinstance(at, slice):
-            self.values[lines, at] = values
+            cells[lines, at] = values
         else:
-            self.values[places[:, None], ranks] = values
+            cells[places[:, None], ranks] = values
         if self.present is None:
             self.brought = places
         else:
@@ -89,7 +116,7 @@ class OpenFrame:
 
     def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
         """Merge rows of different ranks into what these ranks have reported. Values that are present stay."""
-        ranks = rows.rank[chosen]
+        ranks, held = rows.rank[chosen], self.values
         values, present, places = _kept(rows, chosen, places)
         if self.present is None:
             self.present = self.measured()
@@ -97,7 +124,7 @@ class OpenFrame:
         here = ~self.present[cells]
         if present is not None:
             here &= present
-        self.values[cells] = np.where(here, values, self.values[cells])
+        held[cells] = np.where(here, values, held[cells])
         self.present[cells] |= here
         self._add_exact(rows.exact, chosen, ranks, ranks)
         self._report(rows, chosen, ranks)
@@ -105,16 +132,18 @@ class OpenFrame:
 
     def measured(self) -> Bools:
         """[name, rank]: whether there is a value."""
+        values = self.values  # first, since it puts in place what `present` and `brought` tell of
         if self.present is not None:
             return self.present
-        present = np.zeros(self.values.shape, dtype=bool)
+        present = np.zeros(values.shape, dtype=bool)
         present[self.brought] = self.reported
         return present
 
     def closed(self, attempt: str, family: str, names: Sequence[str], time_s: float, *, late: bool = False) -> Frame:
         """Close the frame as it is. This object must not be used afterwards."""
         # Detectors and series take the arrays without a copy, so nobody may write to them.
-        for array in (self.values, self.reported, *self.exact.values(), *self.exact_present.values()):
+        cells = self.values
+        for array in (cells, self.reported, *self.exact.values(), *self.exact_present.values()):
             array.flags.writeable = False
         if self.present is None:
             used = sorted(self.brought.tolist()) if self.count else []
@@ -123,10 +152,10 @@ class OpenFrame:
             self.present.flags.writeable = False
             used = np.flatnonzero(self.present.any(axis=1)).tolist()
             present = {names[index]: self.present[index] for index in used}
-        values = {names[index]: self.values[index] for index in used}
+        values = {names[index]: cells[index] for index in used}
         with np.errstate(over="ignore", invalid="ignore"):
             # A sum is finite only if all its terms are.
-            finite = math.isfinite(np.add.reduce(self.values, axis=None))
+            finite = math.isfinite(np.add.reduce(cells, axis=None))
         kind = _KINDS[self.kind]
         present |= self.exact_present
         return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite, late)
@@ -171,7 +200,9 @@ class OpenFrame:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> OpenFrame:
         """The frame that gave this state."""
-        return cls(**state, count=int(np.count_nonzero(state["reported"])))
+        values = state["values"]
+        known = {name: value for name, value in state.items() if name != "values"}
+        return cls(**known, names=len(values), filled=values, count=int(np.count_nonzero(state["reported"])))
 
 
 def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:

@@ -62,6 +62,8 @@ class AttemptTopology:
     can: frozenset[str]
     """The actions that every rank can carry out."""
     replicated: bool
+    shared_slices: tuple[tuple[int, ...], ...]
+    """Groups of ranks that must hold the same bits of a sharded model."""
     watched: str
     """One line on what is watched in the training loop, from the rank that reports it; empty if none does."""
 
@@ -104,6 +106,11 @@ class SummaryBuilder:
         """Whether no summary of this job was made yet."""
         return self._newest is None
 
+    @property
+    def first_seen_unix_ns(self) -> int | None:
+        """When the job was first seen, stream time; None before its first summary."""
+        return self._first_seen_ns
+
     def order(self, action: str, phase: str, now_s: float) -> None:
         """Take the new phase of an order."""
         self._ordered_ns = unix_ns(now_s)
@@ -127,6 +134,7 @@ class SummaryBuilder:
             ranks=tuple(topology_state.infos),
             can=topology_state.can,
             replicated=start.topology.replicated,
+            shared_slices=topology_state.shared_slices,
             watched=next((info.watched for info in topology_state.infos if info.watched), ""),
         )
         if start.attempt == self.attempt:
@@ -154,7 +162,9 @@ class SummaryBuilder:
         """Take what telemetry does not say from the tables: the newest attempt, and how many there were."""
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
-    def changed(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> JobSummary | None:
+    def changed(
+        self, assembler: Assembler, heard_s: float, now_s: float, hung: bool, without_effect: Mapping[str, int]
+    ) -> JobSummary | None:
         """The summary as of now; None if it has not changed.
 
         Args:
@@ -162,6 +172,7 @@ class SummaryBuilder:
             heard_s: when its telemetry last arrived, stream time.
             now_s: stream time.
             hung: whether a hang of the running attempt is open.
+            without_effect: events without effect, counted by reason.
         """
         if self._first_seen_ns is None:
             self._first_seen_ns = unix_ns(now_s)
@@ -178,7 +189,7 @@ class SummaryBuilder:
             first_seen_unix_ns=self._first_seen_ns,
             last_seen_unix_ns=unix_ns(heard_s),
             last_progress_unix_ns=self._progress_ns,
-            dropped=assembler.dropped,
+            dropped=dict(sorted({**assembler.dropped, **without_effect}.items())),
         )
         if summary == self._newest:
             return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import Topology
+from rankwatch.locations import ROOTS_MAX, checkpoint_root
+from rankwatch_detectors.base import Ints, Topology
+from rankwatch_service.job.whole_norm import WholeNorm
 
 
 class TopologyState:
@@ -20,6 +23,9 @@ class TopologyState:
         self._parameters: tuple[str, ...] = ()
         self._highest = -1
         self._apart = False
+        self._roots: set[str] | None = None
+        self._savers: tuple[int, int] | None = None
+        self._whole_norm: WholeNorm | None = None
 
     @property
     def infos(self) -> list[wire.RankInfo]:
@@ -60,6 +66,32 @@ class TopologyState:
         told = [frozenset(info.can) for info in self._infos.values()]
         return frozenset.intersection(*told) if told else frozenset()
 
+    @property
+    def checkpoint_roots(self) -> Collection[str] | None:
+        """The folders and URLs below which the checkpoints of this launch lie; None if its agents declare none."""
+        return self._roots
+
+    def has(self, rank: int) -> bool:
+        """Whether this rank is part of the attempt."""
+        return 0 <= rank < self.world_size
+
+    def shards_expected(self, told: int) -> int:
+        """How many ranks save a part of a checkpoint.
+
+        Args:
+            told: what the event of a save says; 0: every rank that can. It cannot lower what the ranks declare.
+        """
+        if self._savers is None:
+            infos = self._infos.values()
+            unable = sum("checkpoint" not in info.can for info in infos)
+            # A loop that saves by itself declares no action: then nobody is known to be unable.
+            every = self.world_size - (unable if unable < len(infos) else 0)
+            self._savers = every, max((info.checkpoint_shards for info in infos), default=0)
+        every, declared = self._savers
+        if self._roots is None:
+            return told or every
+        return min(max(told, declared), every) if told and declared > 0 else every
+
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
         """Take rank infos; returns whether the topology changed. An info with another world size is ignored."""
         changed = False
@@ -70,14 +102,29 @@ class TopologyState:
                 self._parameters, changed = told.parameters, True
             before = self._infos.get(told.rank)
             changed |= before is None or _topology(before) != _topology(told)
-            self._infos[told.rank] = _without_parameters(told)
+            self._take(told)
         return changed
+
+    @property
+    def whole_norm(self) -> WholeNorm:
+        """Adds up the gradient norms of the slices that the ranks hold."""
+        if self._whole_norm is None:
+            self._whole_norm = WholeNorm(self._infos, self.world_size)
+        return self._whole_norm
+
+    def _take(self, info: wire.RankInfo) -> None:
+        self._savers = self._whole_norm = None
+        if info.checkpoint_roots is not None:
+            roots = tuple(_plain_roots(info.checkpoint_roots))
+            info = msgspec.structs.replace(info, checkpoint_roots=roots)
+            self._roots = (self._roots or set()).union(roots)
+        self._infos[info.rank] = _without_parameters(info)
 
     def see(self, highest_rank: int) -> bool:
         """Take the highest rank of some rows, unless an info is known; returns whether the world size changed."""
         if self._infos or highest_rank <= self._highest:
             return False
-        self._highest = highest_rank
+        self._highest, self._whole_norm = highest_rank, None
         return True
 
     def hosts_of(self, ranks: Iterable[int]) -> list[str]:
@@ -92,6 +139,16 @@ class TopologyState:
     def ranks_of(self, host: str) -> list[int]:
         """Ranks that run on a host, ascending."""
         return sorted(rank for rank, info in self._infos.items() if info.host == host)
+
+    @property
+    def shared_slices(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of ranks that hold the same slices of a sharded model, of those that any other rank holds too."""
+        groups: dict[tuple[wire.Slice, ...], list[int]] = {}
+        for rank in sorted(self._infos):
+            shared = tuple(one for one in self._infos[rank].slices or () if one.replica_of >= 0)
+            if shared:
+                groups.setdefault(shared, []).append(rank)
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
     def topology(self) -> Topology:
         """The topology for the detectors. A rank without an info is alone on a host without a name."""
@@ -108,6 +165,7 @@ class TopologyState:
             replicated=bool(self._infos) and all(info.replicated for info in self._infos.values()),
             parameters=self._parameters,
             lockstep=self.lockstep,
+            slices=_slices(infos),
             optimizers=max((info.optimizers for info in infos), default=0),
             **place,
         )
@@ -126,18 +184,38 @@ class TopologyState:
         """The object that gave this state."""
         restored = cls()
         infos = msgspec.convert(state["infos"], list[wire.RankInfo])
-        restored._infos = {info.rank: info for info in infos}
+        for info in infos:
+            restored._take(info)
         restored._parameters = tuple(state["parameters"])
         restored._highest = state["highest"]
         restored._apart = state.get("apart", False)
         return restored
 
 
+def _slices(infos: Sequence[wire.RankInfo]) -> tuple[Ints, ...]:
+    """`Topology.slices` of all ranks."""
+    numbers: dict[tuple[str, int], int] = {}
+    most = max((len(info.slices or ()) for info in infos), default=0)
+    found = np.full((most, len(infos)), -1, dtype=np.int64)
+    for rank, info in enumerate(infos):
+        for number, one in enumerate(info.slices or ()):
+            if one.replica_of >= 0:
+                found[number, rank] = numbers.setdefault((one.content, one.replica_of), len(numbers))
+    return tuple(found)
+
+
 def _topology(info: wire.RankInfo) -> wire.RankInfo:
     """The part of an info that decides whether the topology has changed."""
-    return msgspec.structs.replace(info, parameters=(), pid=0)
+    return msgspec.structs.replace(info, parameters=(), pid=0, checkpoint_roots=None, checkpoint_shards=0)
 
 
 def _without_parameters(info: wire.RankInfo) -> wire.RankInfo:
     """The info without parameter names: they are the same on every rank and kept once."""
     return msgspec.structs.replace(info, parameters=()) if info.parameters else info
+
+
+def _plain_roots(told: Iterable[str]) -> Iterator[str]:
+    """The valid ones of an agent's roots in their plain form, at most `ROOTS_MAX`."""
+    for text in tuple(told)[:ROOTS_MAX]:
+        with suppress(ValueError):
+            yield checkpoint_root(text)

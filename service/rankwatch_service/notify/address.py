@@ -12,6 +12,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
+from rankwatch_service.allow_list import AllowList
+
 ADDRESSES_MAX: Final = 4
 """Addresses of one name that are tried in turn, within the time limit of one try."""
 
@@ -68,13 +70,14 @@ def masked_url(url: str) -> str:
     return f"{scheme}{separator}{host.partition('?')[0]}" + ("/…" if path or "?" in host else slash)
 
 
-def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> None:
+def check_address(host: str, address: IPv4Address | IPv6Address, private: AllowList) -> None:
     """Check one resolved address.
 
     Args:
+        host: the name that leads to it.
         address: an IPv6 address that embeds an IPv4 address (mapped, 6to4, NAT64, Teredo) is checked as that address.
-        allow_private: allow loopback and private ranges. Link-local, multicast, unspecified and reserved ones are
-            always refused.
+        private: loopback and private addresses that are allowed. Link-local, multicast, unspecified and reserved ones
+            are always refused.
 
     Raises:
         AddressError: webhooks must not go there.
@@ -88,11 +91,14 @@ def check_address(address: IPv4Address | IPv6Address, allow_private: bool) -> No
         or (inner.is_reserved and not inner.is_loopback)
     ):
         raise AddressError(f"webhooks must never go to {address}")
-    if not inner.is_global and not allow_private:
-        raise AddressError(f"{address} is a private address; set RANKWATCH_NOTIFY_ALLOW_PRIVATE=true to allow it")
+    if not inner.is_global and not private.allows(host, inner):
+        raise AddressError(
+            f"{address} is a private address; to allow it, add it or its name to RANKWATCH_NOTIFY_ALLOW of the roles "
+            "api and notify"
+        )
 
 
-async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
+async def resolved(host: str, port: int, private: AllowList) -> list[str]:
     """Resolve a name and check every address.
 
     Returns:
@@ -105,7 +111,7 @@ async def resolved(host: str, port: int, allow_private: bool) -> list[str]:
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
     for address in addresses:
-        check_address(ip_address(address), allow_private)
+        check_address(host, ip_address(address), private)
     return addresses[:ADDRESSES_MAX]
 
 

@@ -52,7 +52,7 @@ class OutboxTable:
         """Messages to send now, oldest first for each receiver.
 
         Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
-        `resolved`. Messages to disabled receivers wait.
+        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait.
 
         Args:
             now_unix_ns: the time.
@@ -159,6 +159,7 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         select(earlier.id)
         .where(
             earlier.incident_id == Outbox.incident_id,
+            earlier.command_id == Outbox.command_id,
             earlier.receiver == Outbox.receiver,
             earlier.state == "waiting",
             earlier.transition < Outbox.transition,

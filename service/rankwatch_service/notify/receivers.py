@@ -1,20 +1,25 @@
-"""Receivers of notifications: publishes them to the stream, and adds the incidents topic as one."""
+"""Receivers of notifications: publishes them to the stream, adds the incidents topic as one, encrypts their secrets.
+
+A receiver's URL and signing secret are encrypted with the secret key of the service: the path of most chat webhooks is
+a secret too.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, delete, insert, select, update
 
+from rankwatch_service.access.secret_key import CHECK, SecretKey
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.notify.signature import new_secret
+from rankwatch_service.notify.signature import SECRET_PREFIX, new_secret
 from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Receiver
+from rankwatch_service.store.engine import read, write, write_erasing
+from rankwatch_service.store.models import Agent, IdempotentReply, Receiver, Setting
 
 TOPIC_URL: Final = "kafka:"
 """URL of the receiver that is the incidents topic, whatever the topic's name."""
@@ -23,27 +28,82 @@ TOPIC_RECEIVER: Final = "incidents-topic"
 
 def publish_receivers(connection: Connection, controls: ControlLog) -> None:
     """Append all receivers to the control log, for the stream, in the write transaction that changed them."""
+    controls.append_in(connection, [Entry(ALL_JOBS, encode_control(ReceiversSet(receiver_routes(connection))))])
+
+
+def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
+    """What each receiver subscribes to, in order of their names."""
     rows = connection.execute(select(Receiver.__table__).order_by(Receiver.name)).mappings()
-    routes = tuple(
-        ReceiverRoute(row["name"], tuple(row["kinds"]), tuple(row["severities"]), tuple(row["jobs"]), row["enabled"])
+    return tuple(
+        ReceiverRoute(
+            row["name"],
+            tuple(row["kinds"]),
+            tuple(row["severities"]),
+            tuple(row["jobs"]),
+            row["enabled"],
+            tuple(row["projects"]),
+        )
         for row in rows
     )
-    controls.append_in(connection, [Entry(ALL_JOBS, encode_control(ReceiversSet(routes)))])
 
 
-def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock) -> None:
+def encrypt_receivers(engine: Engine, secret_key: SecretKey) -> None:
+    """Encrypt what an earlier version stored in plain text. Blocking; costs one query where there is nothing to do.
+
+    Stored replies to an `Idempotency-Key` are removed with it, since they may hold the same secrets.
+
+    Raises:
+        StoreBusyError: the database is busy; try again.
+    """
+    plain = select(Receiver.name, Receiver.url, Receiver.secret).where(Receiver.secret.startswith(SECRET_PREFIX))
+    with read(engine) as connection:
+        if not connection.execute(plain).all():
+            return
+    with write_erasing(engine) as connection:
+        for name, url, secret in connection.execute(plain).all():
+            encrypted = {"url": secret_key.encrypt(url), "secret": secret_key.encrypt(secret)}
+            connection.execute(update(Receiver).where(Receiver.name == name).values(**encrypted))
+        connection.execute(delete(IdempotentReply))
+
+
+def forget_secret_key(connection: Connection, controls: ControlLog) -> list[str]:
+    """Let the next start take a new key, in a write transaction; what the old one encrypted is removed.
+
+    Agents, whose secrets are derived from the key, enrol again.
+
+    Returns:
+        Names of the receivers that were removed.
+    """
+    names = list(connection.scalars(select(Receiver.name).order_by(Receiver.name)))
+    for table in (Receiver, IdempotentReply):
+        connection.execute(delete(table))
+    connection.execute(delete(Setting).where(Setting.name == CHECK))
+    connection.execute(update(Agent).values(ended=True))
+    publish_receivers(connection, controls)
+    return names
+
+
+def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock, secret_key: SecretKey) -> None:
     """Add the incidents topic as a receiver, unless there is one of its name; users can disable it.
 
     Raises:
         StoreBusyError: the database is busy; try again.
     """
-    topic = {"name": TOPIC_RECEIVER, "url": TOPIC_URL, "kinds": [], "severities": [], "jobs": []}
+    topic = {
+        "name": TOPIC_RECEIVER,
+        "url": secret_key.encrypt(TOPIC_URL),
+        "kinds": [],
+        "severities": [],
+        "jobs": [],
+        "projects": [],
+    }
     with write(engine) as connection:
         if connection.scalar(select(Receiver.name).where(Receiver.name == TOPIC_RECEIVER)) is not None:
             return
         now = clock.unix_ns()
         # The topic needs no signature, but users may later set the URL of a webhook.
-        row = topic | {"secret": new_secret(), "enabled": True, "disabled_reason": "", "created_unix_ns": now}
+        secret = secret_key.encrypt(new_secret())
+        row = topic | {"secret": secret, "enabled": True, "disabled_reason": "", "created_unix_ns": now}
         connection.execute(insert(Receiver).values(**row))
         publish_receivers(connection, controls)
         audit_trail.append(connection, now, "api", "receiver.add", TOPIC_RECEIVER, "ok", fields={"host": TOPIC_URL})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from rankwatch_service.access.secret_key import SecretKey
+
 
 @dataclass(frozen=True, slots=True)
 class TryOutcome:
@@ -38,3 +40,19 @@ class MessageSender(Protocol):
             body: the exact bytes to send, JSON.
         """
         ...
+
+
+class DecryptingSender:
+    """Decrypts a receiver's URL and secret, as the database holds them, for the sender behind it."""
+
+    def __init__(self, secret_key: SecretKey, sender: MessageSender) -> None:
+        self._secret_key = secret_key
+        self._sender = sender
+
+    async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
+        """See `MessageSender.send`."""
+        try:
+            url, secret = self._secret_key.decrypt(url), self._secret_key.decrypt(secret)
+        except ValueError as error:
+            return TryOutcome(None, f"cannot be sent: {error}", 0.0)
+        return await self._sender.send(url, secret, message_id, body)

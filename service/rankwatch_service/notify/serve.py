@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final
 
+from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
-from rankwatch_service.notify.sender import MessageSender
+from rankwatch_service.notify.receivers import encrypt_receivers
+from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -27,7 +29,11 @@ LOOKUP_THREADS: Final = 32
 
 
 def run(settings: Settings) -> None:
-    """Deliver notifications until SIGTERM or SIGINT."""
+    """Deliver notifications until SIGTERM or SIGINT.
+
+    Raises:
+        SecretKeyError: see `load_secret_key`.
+    """
     configure(settings.log_level, "notify")
     asyncio.run(_run(settings))
 
@@ -39,15 +45,23 @@ async def _run(settings: Settings) -> None:
     clock = SystemClock()
     engine = open_engine(settings.database_url, "notify")
     upgrade(engine)
+    secret_key = load_secret_key(settings, engine, clock)
+    encrypt_receivers(engine, secret_key)
     lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:
         async with (
-            WebhookSender(clock, settings.notify_allow_private) as webhooks,
+            WebhookSender(clock, settings.private_targets()) as webhooks,
             _with_topic(settings, clock, webhooks) as sender,
         ):
             notifier = Notifier(
-                OutboxTable(engine, lease), lease, sender, changes, clock, random.SystemRandom(), database
+                OutboxTable(engine, lease),
+                lease,
+                DecryptingSender(secret_key, sender),
+                changes,
+                clock,
+                random.SystemRandom(),
+                database,
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, notifier.stop)

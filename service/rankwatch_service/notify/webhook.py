@@ -8,6 +8,7 @@ from typing import Final
 
 import httpx2
 
+from rankwatch_service.allow_list import AllowList
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.address import AddressError, checked_url, resolved
 from rankwatch_service.notify.retry import retry_after_s
@@ -26,9 +27,9 @@ class WebhookSender:
     addresses that were not checked, and only the head of the response is read.
     """
 
-    def __init__(self, clock: Clock, allow_private: bool, timeout_s: float = TRY_TIMEOUT_S) -> None:
+    def __init__(self, clock: Clock, private: AllowList, timeout_s: float = TRY_TIMEOUT_S) -> None:
         self._clock = clock
-        self._allow_private = allow_private
+        self._private = private
         self._timeout_s = timeout_s
         self._client = httpx2.AsyncClient(
             trust_env=False,
@@ -65,7 +66,7 @@ class WebhookSender:
 
     async def _post(self, url: str, secret: str, message_id: str, body: bytes) -> tuple[int, str | None]:
         host, port = checked_url(url)
-        addresses = await resolved(host, port, self._allow_private)
+        addresses = await resolved(host, port, self._private)
         target = httpx2.URL(url)
         headers = {
             "host": target.netloc.decode(),

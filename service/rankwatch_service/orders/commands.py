@@ -8,17 +8,18 @@ states are final.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, select, update
 
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.routing import Notification
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
-from rankwatch_service.store.models import Command, Feed
-from rankwatch_service.store.rows import command_row
+from rankwatch_service.store.models import Command, Feed, Outbox
+from rankwatch_service.store.rows import command_row, outbox_row
 
 WAITING: Final = ("requested", "approved")
 """States before the first order."""
@@ -27,21 +28,33 @@ OPEN: Final = (*WAITING, "sent", "accepted")
 """States that are not final."""
 
 
-def add(connection: Connection, request: CommandRequest, *, source: str = "") -> None:
-    """Store a command that a person requested, in a `write`."""
+def add(
+    connection: Connection, request: CommandRequest, *, source: str = "", notifications: Iterable[Notification] = ()
+) -> None:
+    """Store a command that a person requested, and whom it is told to, in a `write`."""
     connection.execute(insert(Command).values(**command_row(request)))
     record_request(connection, request, request.requested_unix_ns, source)
+    if rows := list(map(outbox_row, notifications)):
+        connection.execute(insert(Outbox), rows)
 
 
 def record_request(connection: Connection, request: CommandRequest, now_unix_ns: int, source: str = "") -> None:
     """Write the audit row and the feed row of a new command."""
-    fields = {"id": request.id, "attempt": request.attempt, "params": dict(request.params), "reason": request.reason}
+    fields: dict[str, Any] = {"id": request.id, "attempt": request.attempt}
+    fields |= {"params": dict(request.params), "reason": request.reason}
+    fields |= {name: True for name in ("approval_required", "break_glass") if getattr(request, name)}
     action = f"command.{request.action}"
     audit_trail.append(
         connection, now_unix_ns, request.requested_by, action, request.job, "ok", source=source, fields=fields
     )
     data = {"id": request.id, "action": request.action, "state": "requested"}
     tell(connection, "command", request.job, data, now_unix_ns)
+
+
+def waits_for_approval(now_unix_ns: int) -> ColumnElement[bool]:
+    """Of the table of commands: those that a person can approve or refuse now."""
+    waits = (Command.state == "requested", Command.approval_required, Command.expires_unix_ns >= now_unix_ns)
+    return and_(*waits)
 
 
 def get(connection: Connection, command_id: str) -> RowMapping | None:
@@ -66,16 +79,20 @@ def settle(
     changes: dict[str, Any] = {"state": outcome.state, "result": outcome.result}
     if mode:
         changes["mode"] = mode
+    if outcome.state == "approved":
+        changes["approved_by"] = actor
     if outcome.state == "applied":
         changes |= {"applied_step": outcome.step, "applied_unix_ns": now_unix_ns}
     if final:
         changes["finished_unix_ns"] = now_unix_ns
     moved = update(Command).where(Command.id == command_id, Command.state.in_(OPEN)).values(**changes)
-    row = connection.execute(moved.returning(Command.job, Command.action)).one_or_none()
+    returned = (Command.job, Command.action, Command.requested_by, Command.approved_by)
+    row = connection.execute(moved.returning(*returned)).one_or_none()
     if row is None:
         return False
     if final or outcome.state == "approved":
-        fields = {"result": outcome.result, "step": outcome.step} | ({"mode": mode} if mode else {})
+        fields = {"result": outcome.result, "step": outcome.step, "requested_by": row.requested_by}
+        fields |= {name: text for name, text in (("mode", mode), ("approved_by", row.approved_by)) if text}
         audit_trail.append(
             connection, now_unix_ns, actor, f"command.{row.action}.{outcome.state}", command_id, "ok", fields=fields
         )

@@ -16,6 +16,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.names import launch_of
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import (
     BEFORE_DO,
@@ -32,7 +33,6 @@ from rankwatch_service.orders.running_attempt import (
     current_attempt,
     host_views,
     k_of,
-    launch_of,
     read_training,
     superseded,
 )
@@ -129,7 +129,7 @@ class Driver:
         assert command is not None  # orders are deleted with their command
         training = read_training(connection, order.job, order.attempt)
         # After a rollback the ranks report under their next attempt.
-        views = host_views(connection, order.job, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
+        views = host_views(connection, training, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
         withdrawn = command["result"] or "cancelled" if command["state"] == "cancelled" else ""
         # Any other command ends a pause, except stacks, which need no order, and one that still waits for approval.
         others = connection.execute(
@@ -149,7 +149,7 @@ class Driver:
             expires_unix_ns=command["expires_unix_ns"],
             withdrawn=withdrawn,
             resumed=bool(wanted - {Action.PAUSE}),
-            superseded=superseded(connection, order.job, order.attempt, order.k, order.phase_unix_ns),
+            superseded=superseded(connection, training, order.k, order.phase_unix_ns),
             hosts=training.hosts,
             views=views,
             step_time_s=self._paces.step_time_s(training, views),
@@ -166,6 +166,8 @@ class Driver:
             if row is None or row["state"] not in (*commands.WAITING, "sent"):
                 return
             orders = open_orders(connection, row["job"])
+            if any(order.command_id == command_id for order in orders):
+                return
             order: Order | CommandOutcome | None = _outcome_without_order(connection, row, orders, now)
             if order is None:
                 # A job has one order at a time; only a relaunch, which ends the processes anyway, does not wait.
@@ -299,7 +301,8 @@ def _outcome_without_order(
     """The outcome of a command that needs no order or cannot have one; None: an order may begin."""
     job, action = command["job"], command["action"]
     if now_unix_ns > command["expires_unix_ns"]:
-        return CommandOutcome("expired", "it could not begin in time")
+        nobody = command["approval_required"] and command["approved_by"] is None
+        return CommandOutcome("expired", "nobody approved it in time" if nobody else "it could not begin in time")
     if action == STACKS:
         return CommandOutcome("sent")
     current = current_attempt(connection, job, now_unix_ns)

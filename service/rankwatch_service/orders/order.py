@@ -117,10 +117,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The newest view of one host's agent."""
+    """The newest view of one host's ranks."""
 
     at_unix_ns: int
     ranks: tuple[Progress, ...]
+
+    def joined(self, other: HostView) -> HostView:
+        """The view of a host that has two agents, each with ranks of its own."""
+        return HostView(min(self.at_unix_ns, other.at_unix_ns), (*self.ranks, *other.ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 
 from rankwatch.wire import Progress, View
+from rankwatch_service.names import launch_of
 from rankwatch_service.orders.order import HostView
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.store.engine import write_aside
@@ -37,21 +38,16 @@ class Training:
     attempt: str
     hosts: Mapping[str, tuple[int, ...]]
     """Ranks by host; empty until stream has stored the topology."""
+    agents: Mapping[int, str]
+    """By rank, the agent that has introduced it; without ranks of agents that have not enrolled."""
     can: frozenset[str]
     """What every rank can be asked to do; empty while unknown."""
     replicas: tuple[tuple[int, ...], ...]
-    """Groups of ranks with bit-equal parameters."""
+    """Groups of ranks that must answer a rollback with the same fingerprint: those with bit-equal parameters, or with
+    the same slices of a sharded model."""
     step_time_s: float | None
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the attempt; 0 while unknown."""
-        return sum(len(ranks) for ranks in self.hosts.values())
-
-
-def launch_of(attempt: str) -> str:
-    """The LAUNCH of LAUNCH.k."""
-    return attempt.rpartition(".")[0]
+    world_size: int
+    """Ranks that its launch declares; 0 while unknown."""
 
 
 def k_of(attempt: str) -> int:
@@ -60,42 +56,69 @@ def k_of(attempt: str) -> int:
     return int(k) if k.isdecimal() else 0
 
 
-def store_views(engine: Engine, views: Sequence[View], now_unix_ns: int) -> None:
-    """Store the newest view of each host, all in one transaction. A repeated view changes only its time."""
-    # In the order of their keys, as `write_aside` requires.
-    newest = dict(sorted({(view.job, view.attempt, view.host): view for view in views}.items()))
+class ReceivedView(NamedTuple):
+    """A view, and the agent that signed it; empty: it was not signed."""
+
+    view: View
+    agent: str = ""
+
+
+def store_views(engine: Engine, views: Sequence[ReceivedView], now_unix_ns: int) -> None:
+    """Store the newest view of each agent, all in one transaction. A repeated view changes only its time."""
+    newest = {
+        (view.job, view.attempt, f"{view.host}/{agent}" if agent else view.host): (agent, view) for view, agent in views
+    }
     rows = [
         {
-            "job": view.job,
-            "attempt": view.attempt,
-            "host": view.host,
+            "job": job,
+            "attempt": attempt,
+            "host": host,
+            "agent": agent,
             "boot": view.boot,
             "ranks": _ENCODER.encode(view.ranks),
             "at_unix_ns": now_unix_ns,
         }
-        for view in newest.values()
+        # In the order of their keys, as `write_aside` requires.
+        for (job, attempt, host), (agent, view) in sorted(newest.items())
     ]
     with write_aside(engine) as connection:
-        connection.execute(upsert(connection, AgentView, ("boot", "ranks", "at_unix_ns")), rows)
+        connection.execute(upsert(connection, AgentView, ("agent", "boot", "ranks", "at_unix_ns")), rows)
 
 
-def host_views(connection: Connection, job: str, attempts: Sequence[str]) -> dict[str, HostView]:
-    """Each host's newest view in any of these attempts of a job: a rollback changes the attempt between two views."""
+def host_views(connection: Connection, training: Training, attempts: Sequence[str]) -> dict[str, HostView]:
+    """Each host's newest view in any of these attempts of a job: a rollback changes the attempt between two views.
+
+    Of a rank that an agent has introduced, only this agent's views count. A host of several agents is as silent as the
+    most silent of them.
+    """
     rows = connection.execute(
-        select(AgentView.host, AgentView.at_unix_ns, AgentView.ranks)
-        .where(AgentView.job == job, AgentView.attempt.in_(attempts))
+        select(AgentView.host, AgentView.agent, AgentView.at_unix_ns, AgentView.ranks)
+        .where(AgentView.job == training.job, AgentView.attempt.in_(attempts))
         .order_by(AgentView.at_unix_ns)
     )
-    return {host: HostView(at_unix_ns, _RANKS.decode(ranks)) for host, at_unix_ns, ranks in rows}
+    newest: dict[tuple[str, str], HostView] = {}
+    for name, agent, at_unix_ns, ranks in rows:
+        own = [rank for rank in _RANKS.decode(ranks) if training.agents.get(rank.rank, agent) == agent]
+        if own or not training.agents:
+            newest[name.partition("/")[0], agent] = HostView(at_unix_ns, tuple(own))
+    views: dict[str, HostView] = {}
+    for (host, _), view in newest.items():
+        other = views.get(host)
+        views[host] = view if other is None else other.joined(view)
+    return views
 
 
 def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str | None:
-    """The attempt that trains now, else the last known one; None for an unknown job."""
-    live = connection.execute(
-        select(AgentView.attempt).where(AgentView.job == job, AgentView.at_unix_ns > now_unix_ns - LIVE_NS).distinct()
-    ).scalars()
-    if attempts := list(live):
-        return max(attempts, key=lambda attempt: (_number(connection, job, attempt), k_of(attempt)))
+    """The attempt that trains now, else the last known one; None for an unknown job.
+
+    A launch that stream has accepted comes before one that only a view names.
+    """
+    if live := _reported(connection, job, now_unix_ns - LIVE_NS):
+        launch = max({launch_of(attempt) for attempt, _ in live}, key=lambda launch: _number(connection, job, launch))
+        agents = set(_agents(_topologies(connection, job, launch)).values())
+        own = [attempt for attempt, agent in live if launch_of(attempt) == launch and (not agents or agent in agents)]
+        if own:
+            return max(own, key=k_of)
     return connection.scalar(select(Job.attempt).where(Job.name == job))
 
 
@@ -118,21 +141,29 @@ def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: i
     return {job: sorted(mine) for job, mine in training.items() if len(mine) > 1}
 
 
-def superseded(connection: Connection, job: str, attempt: str, k: int, since_unix_ns: int) -> bool:
-    """Whether agents have reported since `since_unix_ns` a newer launch, or a rollback number of this one above `k`."""
-    others = connection.execute(
-        select(AgentView.attempt)
-        .where(AgentView.job == job, AgentView.attempt != attempt, AgentView.at_unix_ns > since_unix_ns)
-        .distinct()
-    ).scalars()
-    for other in others:
-        if launch_of(other) == launch_of(attempt):
-            if k_of(other) > k:
+def superseded(connection: Connection, training: Training, k: int, since_unix_ns: int) -> bool:
+    """Whether agents have reported since `since_unix_ns` a newer launch, or a rollback number of this one above `k`.
+
+    A launch is newer once stream has accepted it.
+    """
+    job, launch = training.job, launch_of(training.attempt)
+    number = _number(connection, job, launch)
+    agents = set(training.agents.values())
+    for attempt, agent in _reported(connection, job, since_unix_ns):
+        if launch_of(attempt) == launch:
+            if k_of(attempt) > k and (not agents or agent in agents):
                 return True
         # Agents of an older launch may still report how it ended.
-        elif _number(connection, job, other) > _number(connection, job, attempt):
+        elif _number(connection, job, launch_of(attempt)) > number:
             return True
     return False
+
+
+def _reported(connection: Connection, job: str, since_unix_ns: int) -> list[tuple[str, str]]:
+    """The attempts with a view since then, each with the agents that posted one."""
+    mine = (AgentView.job == job, AgentView.at_unix_ns > since_unix_ns)
+    rows = connection.execute(select(AgentView.attempt, AgentView.agent).where(*mine).distinct())
+    return [(attempt, agent) for attempt, agent in rows]
 
 
 def read_training(connection: Connection, job: str, attempt: str) -> Training:
@@ -140,26 +171,23 @@ def read_training(connection: Connection, job: str, attempt: str) -> Training:
 
     While its own topology is not stored yet, as after a rollback, it is the newest one of its launch.
     """
-    prefix = launch_of(attempt) + "."
-    rows = connection.execute(
-        select(Attempt.attempt, Attempt.topology)
-        .where(Attempt.job == job, Attempt.attempt.startswith(prefix, autoescape=True))
-        .order_by(Attempt.number)
-    )
-    # The prefix alone also finds launches whose name begins like this one: "a." that of "a.b.0".
-    topologies = {name: topology for name, topology in rows if launch_of(name) == launch_of(attempt)}
+    topologies = _topologies(connection, job, launch_of(attempt))
     topology: dict[str, Any] = topologies.get(attempt) or next(reversed(topologies.values()), {})
+    declared = select(func.max(Attempt.world_size)).where(Attempt.job == job, Attempt.attempt.in_(topologies))
     hosts, groups = defaultdict(list), defaultdict(list)
     for rank in topology.get("ranks", ()):
         hosts[rank["host"]].append(rank["rank"])
         groups[tuple(rank[axis] for axis in ("tp", "pp", "cp", "ep"))].append(rank["rank"])
+    replicas = groups.values() if topology.get("replicated") else topology.get("shared_slices", ())
     return Training(
         job,
         attempt,
         {host: tuple(ranks) for host, ranks in hosts.items()},
+        _agents({attempt: topology}),
         frozenset(topology.get("can", ())),
-        tuple(tuple(group) for group in groups.values()) if topology.get("replicated") else (),
+        tuple(tuple(group) for group in replicas),
         connection.scalar(select(Job.step_time_s).where(Job.name == job)),
+        connection.scalar(declared) or 0,
     )
 
 
@@ -171,13 +199,29 @@ def checkpoints(connection: Connection, job: str) -> list[LedgerEntry]:
     return [checkpoint_of(row) for row in rows.mappings()]
 
 
-def _number(connection: Connection, job: str, attempt: str) -> float:
-    """The launch's place among the job's launches; a launch that stream has not stored yet is the newest."""
-    prefix = launch_of(attempt) + "."
+def _topologies(connection: Connection, job: str, launch: str) -> dict[str, dict[str, Any]]:
+    """The stored topologies of a launch by attempt, oldest first."""
+    rows = connection.execute(
+        select(Attempt.attempt, Attempt.topology)
+        .where(Attempt.job == job, Attempt.attempt.startswith(f"{launch}.", autoescape=True))
+        .order_by(Attempt.number)
+    )
+    # The prefix alone also finds launches whose name begins like this one: "a." that of "a.b.0".
+    return {name: topology for name, topology in rows if launch_of(name) == launch}
+
+
+def _agents(topologies: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
+    """By rank, the agents in these topologies, the last of which counts."""
+    ranks = (rank for topology in topologies.values() for rank in topology.get("ranks", ()))
+    return {rank["rank"]: rank["agent"] for rank in ranks if rank.get("agent")}
+
+
+def _number(connection: Connection, job: str, launch: str) -> int:
+    """The launch's place among the job's launches, from 1; 0 for a launch that stream has not accepted."""
     number = connection.scalar(
         select(Attempt.number)
-        .where(Attempt.job == job, Attempt.attempt.startswith(prefix, autoescape=True))
+        .where(Attempt.job == job, Attempt.attempt.startswith(f"{launch}.", autoescape=True))
         .order_by(Attempt.number)
         .limit(1)
     )
-    return float("inf") if number is None else number
+    return number or 0

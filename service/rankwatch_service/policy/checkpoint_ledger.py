@@ -2,7 +2,8 @@
 
 A checkpoint is *incomplete* until all its shards are reported, *unproven* until `PROOF_STEPS` steps without trouble
 have followed, then *good*. It is *suspect* if it was saved at or after the onset of an incident that may have corrupted
-the weights, and *gone* when a shard of it no longer exists or will never be reported.
+the weights, and *gone* when a shard of it no longer exists or will never be reported. It is *refused*, and never
+loaded, if it is not where the job's checkpoints lie.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ PROOF_STEPS: Final = 20
 ENTRIES_MAX: Final = 512
 """Entries kept for each job: 8 hours of a save every minute. Gone checkpoints are removed first, then the oldest."""
 
+REFUSED_MAX: Final = 16
+"""Refused entries kept for each job, so that people see what was refused; further ones are only counted."""
+
 
 class Verdict(StrEnum):
     """What is known about a checkpoint."""
@@ -28,6 +32,7 @@ class Verdict(StrEnum):
     GOOD = "good"
     SUSPECT = "suspect"
     GONE = "gone"
+    REFUSED = "refused"
 
 
 class CheckpointTier(StrEnum):
@@ -64,6 +69,8 @@ class LedgerEntry:
     saved_unix_ns: int
     verdict: Verdict = Verdict.INCOMPLETE
     reason: str = ""
+    verified: bool = False
+    """Whether the location is below a root that the job declared; False from agents that declare none."""
 
     @property
     def id(self) -> str:
@@ -85,11 +92,15 @@ class Shard:
     rank: int
     tier: CheckpointTier
     location: str
-    shards: int
-    """How many ranks save a shard; 0: not reported, taken as every rank."""
     seconds: float
     bytes: int
     at_unix_ns: int
+    verified: bool = False
+    """See `LedgerEntry.verified`."""
+
+    def blank(self, expected: int) -> LedgerEntry:
+        """The entry of its save without any shard."""
+        return LedgerEntry(self.attempt, self.step, self.tier, self.location, expected, (), 0.0, 0, self.at_unix_ns)
 
 
 class Ledger:
@@ -103,31 +114,52 @@ class Ledger:
         """All entries in the order in which they were first reported."""
         return tuple(self._entries.values())
 
-    def saved(self, shard: Shard, world_size: int) -> list[LedgerEntry]:
-        """Record a rank's shard. A repeated report changes nothing."""
-        expected = shard.shards or world_size
-        blank = LedgerEntry(
-            shard.attempt, shard.step, shard.tier, shard.location, expected, (), 0.0, 0, shard.at_unix_ns
+    @property
+    def first_on_disk(self) -> LedgerEntry | None:
+        """The oldest save that has a location."""
+        return next(
+            (each for each in self._entries.values() if each.location and each.verdict is not Verdict.REFUSED), None
         )
+
+    def saved(self, shard: Shard, expected: int) -> list[LedgerEntry]:
+        """Record a rank's shard, one of at least `expected`. A repeated report changes nothing."""
+        blank = shard.blank(expected)
         before = self._entries.get(blank.id, blank)
+        if before.verdict is Verdict.REFUSED:
+            before = blank  # what was refused under this id was not this save
         if shard.rank in before.shards:
             return []
+        expected = max(expected, before.shards_expected)
         shards = tuple(sorted({*before.shards, shard.rank}))
         entry = replace(
             before,
             # A rollback passes one location to every rank: that of the lowest rank.
             location=shard.location if shard.rank == min(shards) else before.location,
+            shards_expected=expected,
             shards=shards,
+            verified=shard.verified and (before.verified or not before.shards),
             seconds=max(before.seconds, shard.seconds),
             bytes=before.bytes + shard.bytes,
         )
         if entry.verdict is Verdict.INCOMPLETE and len(shards) >= expected:
             entry = replace(entry, verdict=Verdict.UNPROVEN)
+        self._make_room(entry)
+        return self._put([entry])
+
+    def refused(self, shard: Shard, reason: str) -> list[LedgerEntry]:
+        """Record a save that must not be loaded, unless another one is known by its id or `REFUSED_MAX` are kept."""
+        entry = replace(shard.blank(0), verdict=Verdict.REFUSED, reason=reason)
+        kept = sum(each.verdict is Verdict.REFUSED for each in self._entries.values())
+        if entry.id in self._entries or kept >= REFUSED_MAX:
+            return []
+        self._make_room(entry)
+        return self._put([entry])
+
+    def _make_room(self, entry: LedgerEntry) -> None:
         while len(self._entries) >= ENTRIES_MAX and entry.id not in self._entries:
             # A job keeps saving after a fault: its new entries must not displace the last good one from before it.
-            gone = (each.id for each in self._entries.values() if each.verdict is Verdict.GONE)
+            gone = (each.id for each in self._entries.values() if each.verdict in (Verdict.GONE, Verdict.REFUSED))
             del self._entries[next(gone, next(iter(self._entries)))]
-        return self._put([entry])
 
     def began(self, attempt: str, first_step: int) -> list[LedgerEntry]:
         """Record that an attempt trains its first step, `first_step`.

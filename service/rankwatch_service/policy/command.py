@@ -30,13 +30,19 @@ class CommandRequest:
     """Why, for people."""
     requested_by: str
     """Who, as the audit trail names people; or "policy" or "stream"."""
+    requester: str = ""
+    """The person behind `requested_by`, as `Identity.person` names people; empty: no person."""
     requested_unix_ns: int
     incident_id: str | None = None
     """The incident that it responds to."""
     idempotency_key: str | None = None
     """Unique among all commands."""
+    world_size: int = 0
+    """Ranks that it acts on; 0: unknown."""
     approval_required: bool = False
-    """A person must approve it before it is carried out."""
+    """A person other than its requester must approve it before it is carried out."""
+    break_glass: bool = False
+    """Its requester decided not to wait for the approval that it needs; `reason` says why."""
     expires_s: float | None = None
     """Seconds within which it must begin; None: `APPROVAL_S` if it needs approval, else `EXPIRES_S`."""
 

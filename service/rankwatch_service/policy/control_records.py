@@ -41,6 +41,30 @@ class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"
     text: str = ""
 
 
+class TelemetryRefused(msgspec.Struct, frozen=True, tag="refusal", tag_field="record"):
+    """The api refused messages of a job, and the job shall have an incident of it."""
+
+    kind: str
+    """limit or forged."""
+    fields: dict[str, str | int]
+    """As in `rankwatch_detectors.refusals`."""
+
+
+class JobDeleted(msgspec.Struct, frozen=True, tag="job_deleted", tag_field="record"):
+    """A person deleted the job: all that came before this record is dropped, and later telemetry begins a new job."""
+
+    job: str
+
+
+class JobProject(msgspec.Struct, frozen=True, tag="project", tag_field="record"):
+    """The project and the owner of a job, as a person set them or it inherited them when it began."""
+
+    job: str
+    project: str = ""
+    """Empty: none; the same for owner."""
+    owner: str = ""
+
+
 class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record"):
     """A silence was created or changed. One that was ended early has its end in the past."""
 
@@ -54,7 +78,7 @@ class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record")
 
 
 class ReceiverRoute(msgspec.Struct, frozen=True):
-    """Which incidents a receiver subscribes to; an empty list matches all.
+    """Which incidents a receiver subscribes to; an empty list matches all, and all lists must match.
 
     Its URL and secret are not in the control log: only the notifier needs them.
     """
@@ -64,6 +88,7 @@ class ReceiverRoute(msgspec.Struct, frozen=True):
     severities: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     enabled: bool = True
+    projects: tuple[str, ...] = ()
 
 
 class ReceiversSet(msgspec.Struct, frozen=True, tag="receivers", tag_field="record"):
@@ -83,6 +108,7 @@ class PolicyRuleRecord(msgspec.Struct, frozen=True):
     mode: str
     action: str
     rollback_mode: str = ""
+    project: str = ""
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):
@@ -92,9 +118,13 @@ class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):
     rules: tuple[PolicyRuleRecord, ...]
     limits: dict[str, Any]
     """Fields of `policy.PolicyLimits`."""
+    two_people: bool = False
+    unsigned_until_unix_ns: int | None = None
 
 
-ControlRecord = OrderPhase | Judgement | SilenceSet | ReceiversSet | PolicySet
+ControlRecord = (
+    OrderPhase | Judgement | TelemetryRefused | JobDeleted | JobProject | SilenceSet | ReceiversSet | PolicySet
+)
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[ControlRecord]] = msgspec.json.Decoder(ControlRecord)

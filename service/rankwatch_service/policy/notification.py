@@ -1,5 +1,5 @@
-"""Composes the body of a webhook message. Pure: the same incident and transition give the same bytes, so that stream
-can compose a message again after a restart and the outbox row stays what it was.
+"""Composes the body of a webhook message. Pure: the same incident and transition, or the same command, give the same
+bytes, so that stream can compose a message again after a restart and the outbox row stays what it was.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
+from urllib.parse import quote
 
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.short_ids import short
 
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
@@ -21,6 +24,15 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
     "resolved": "incident.resolved",
 }
 """Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
+
+APPROVAL_NEEDED: Final = "command.approval_needed"
+"""Type of the message about a command that waits until a person approves it."""
+
+BREAK_GLASS: Final = "command.break_glass"
+"""Type of the message about a command that is carried out without the approval that it needs."""
+
+NOBODYS: Final = JobProject("")
+"""Project and owner of a job of which nobody has said them."""
 
 BODY_BYTES_MAX: Final = 20 * 1024
 """Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then whole fields are left out."""
@@ -32,18 +44,33 @@ TEXT_CHARS_MAX: Final = 2_000
 """Longest text inside evidence."""
 
 
-def message_id(incident_id: str, transition: int, receiver: str) -> str:
-    """Id of one notification to one receiver: the same for the same transition, however often it is derived."""
-    digest = sha256(f"{incident_id}\n{transition}\n{receiver}".encode()).hexdigest()
+def message_id(subject_id: str, transition: int, receiver: str) -> str:
+    """Id of one notification to one receiver: the same for the same transition, however often it is derived.
+
+    Args:
+        subject_id: id of the incident or command that it is about.
+        transition: number of the incident's transition; 0 for a command.
+        receiver: name of the receiver.
+    """
+    digest = sha256(f"{subject_id}\n{transition}\n{receiver}".encode()).hexdigest()
     return f"msg_{digest[:32]}"
 
 
-def incident_message(transition: Transition, links: Mapping[str, str], *, first: bool = False) -> bytes:
+def page_links(public_url: str, job: str, incident_id: str | None) -> dict[str, str]:
+    """URLs of the pages about a job and, if there is one, about an incident of it, by name."""
+    incident = {} if incident_id is None else {"incident": f"{public_url}/incidents/{incident_id}"}
+    return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"}
+
+
+def incident_message(
+    transition: Transition, links: Mapping[str, str], whose: JobProject = NOBODYS, *, first: bool = False
+) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
     Args:
         transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
+        whose: project and owner of the job.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
             whatever the transition is.
 
@@ -57,7 +84,7 @@ def incident_message(transition: Transition, links: Mapping[str, str], *, first:
     what = transition.what
     if what not in MESSAGE_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links)
+    data = _incident_data(transition.incident, links, whose)
     data["transition"] = {
         "number": transition.number,
         "what": what,
@@ -75,7 +102,39 @@ def incident_message(transition: Transition, links: Mapping[str, str], *, first:
     return _encoded(message)
 
 
-def _incident_data(incident: IncidentVersion, links: Mapping[str, str]) -> dict[str, Any]:
+def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
+    """Compose the JSON body {type, timestamp, data} for a command that needs an approval, or is done without one.
+
+    Args:
+        request: the command.
+        links: URLs of the pages on which it can be approved or seen, by name.
+        whose: project and owner of the job.
+
+    Returns:
+        UTF-8 JSON of at most `BODY_BYTES_MAX` bytes; long lists and texts are cut.
+    """
+    params = {name: value[:LISTED_MAX] if isinstance(value, list) else value for name, value in request.params.items()}
+    data = {
+        "id": request.id,
+        "short_id": short(request.id),
+        "job": request.job,
+        "project": whose.project,
+        "owner": whose.owner,
+        "attempt": request.attempt,
+        "action": request.action,
+        "params": _shortened_in(params),
+        "reason": _shortened(request.reason),
+        "requested_by": request.requested_by,
+        "world_size": request.world_size,
+        "incident": request.incident_id,
+        "expires_time": _iso(request.expires_unix_ns),
+        "links": dict(links),
+    }
+    message_type = BREAK_GLASS if request.break_glass else APPROVAL_NEEDED
+    return _encoded({"type": message_type, "timestamp": _iso(request.requested_unix_ns), "data": data})
+
+
+def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: JobProject) -> dict[str, Any]:
     cut: list[str] = []
 
     def listed(name: str, values: Sequence[Any]) -> list[Any]:
@@ -91,6 +150,8 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str]) -> dict[
         "short_id": short(incident.id),
         "number": incident.number,
         "job": incident.job,
+        "project": whose.project,
+        "owner": whose.owner,
         "attempt": incident.attempt,
         "kind": incident.kind,
         "severity": incident.severity,

@@ -3,7 +3,8 @@
 The first rule that matches decides: notify people (`notify`), propose an action (`suggest`), or carry it out (`act`).
 If no rule matches, people are notified. An action that fails one of these checks becomes a suggestion with the reason:
 the hands-off switch, the job's capabilities, the minimum confidence, a checkpoint to go back to, and for each job a
-cool-down and a budget. For a job with many ranks, a person must approve the command.
+cool-down and a budget. For a job with many ranks, a person must approve the command; what a person requests for such a
+job may need the approval of a second one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from rankwatch_detectors.base import Severity
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
 from rankwatch_service.policy.rollback import Way, possible, way_back
@@ -43,10 +45,13 @@ class Action(StrEnum):
 POLICY_ACTIONS: Final = tuple(action for action in Action if action is not Action.RESUME)
 """Actions that a rule may take. Only people resume a paused job."""
 
+COSTLY: Final = (Action.ROLLBACK, Action.RELAUNCH, Action.STOP)
+"""Actions that take back steps of all ranks, or end them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the policy. An empty kind, severity or job matches all."""
+    """One rule of the policy. An empty kind, severity, job or project matches all."""
 
     id: str
     mode: Mode
@@ -57,6 +62,7 @@ class Rule:
     action: str = ""
     rollback_mode: str = ""
     """For rollback: full, weights or relaunch; "": full, else relaunch."""
+    project: str = ""
 
     def matches(self, incident: IncidentFacts) -> bool:
         """Whether the rule applies to an incident."""
@@ -64,6 +70,7 @@ class Rule:
             self.kind in ("", incident.kind)
             and self.severity in ("", incident.severity)
             and self.job in ("", incident.job)
+            and self.project in ("", incident.project)
             and incident.confidence >= self.confidence_min
         )
 
@@ -79,7 +86,8 @@ class PolicyLimits:
     confidence_min: float = 0.9
     """The least confidence of an incident on which the policy acts."""
     approval_ranks: int = 64
-    """For a job with more ranks, a person must approve: the cost of an action grows with the ranks."""
+    """For a job with more ranks, a person must approve: the cost of an action grows with the ranks. With
+    `Policy.two_people`, also what another person requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,15 @@ class Policy:
     limits: PolicyLimits = field(default_factory=PolicyLimits)
     hands_off: bool = False
     """No action is taken, whatever the rules say."""
+    two_people: bool = False
+    """What a person requests and costs much needs the approval of another person, see `needs_second_person`."""
+    unsigned_until_unix_ns: int | None = None
+    """When unsigned telemetry, as of agents that cannot enrol, is refused in all jobs; None: there is no date."""
+
+    def needs_second_person(self, action: str, world_size: int) -> bool:
+        """Whether an action that a person requests for a job of so many ranks (0: unknown) needs another's approval."""
+        many = world_size > self.limits.approval_ranks or world_size == 0
+        return self.two_people and action in COSTLY and many
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,8 @@ class IncidentFacts:
     onset_step: int | None
     ranks: tuple[int, ...]
     world_size: int
+    project: str = ""
+    """Of the job; empty: none."""
     hung: bool = False
     """Ranks may never reach the next step boundary."""
     processes_lost: bool = False
@@ -195,10 +214,13 @@ def policy_record(policy: Policy) -> PolicySet:
                 rule.mode,
                 rule.action,
                 rule.rollback_mode,
+                rule.project,
             )
             for rule in policy.rules
         ),
         asdict(policy.limits),
+        policy.two_people,
+        policy.unsigned_until_unix_ns,
     )
 
 
@@ -214,10 +236,12 @@ def policy_of(record: PolicySet) -> Policy:
             rule.confidence_min,
             rule.action,
             rule.rollback_mode,
+            rule.project,
         )
         for rule in record.rules
     )
-    return Policy(rules, PolicyLimits(**record.limits), record.hands_off)
+    switches = (record.hands_off, record.two_people, record.unsigned_until_unix_ns)
+    return Policy(rules, PolicyLimits(**record.limits), *switches)
 
 
 def _obstacle(
@@ -233,6 +257,8 @@ def _obstacle(
     limits = policy.limits
     recent = [past for past in history if now_unix_ns - past.at_unix_ns < HOUR_NS]
     cool_down_ns = int(limits.cool_down_s * 1e9)
+    if not rule.kind and KINDS[Kind(incident.kind)].is_about_senders:
+        return f"only a rule for {incident.kind} acts on it"
     if policy.hands_off:
         return "the hands-off switch is on"
     if incident.hung and incident.severity != Severity.CRITICAL:

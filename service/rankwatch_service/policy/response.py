@@ -41,6 +41,7 @@ class JobSituation:
     step_time_s: float
     can: Collection[str]
     now_s: float
+    project: str = ""
 
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
@@ -59,7 +60,7 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     return 0.0
 
 
-def facts(incident: Incident, world_size: int) -> IncidentFacts:
+def facts(incident: Incident, world_size: int, project: str = "") -> IncidentFacts:
     """What the policy needs to know: the facts of the gravest part, whatever caused it.
 
     The onset is the earliest of that part and of all parts that may have corrupted the weights.
@@ -77,6 +78,7 @@ def facts(incident: Incident, world_size: int) -> IncidentFacts:
         onset_step=min(onsets, default=None),
         ranks=incident.ranks,
         world_size=world_size,
+        project=project,
         hung=Kind.HANG in kinds,
         processes_lost=Kind.RANK_LOST in kinds,
         # Silence alone does not show that a host is gone: it may be its agent that is away.
@@ -98,7 +100,7 @@ class Responder:
         self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
     ) -> list[CommandRequest]:
         """Set the incident's cost, suggestion and checkpoint; return the commands that follow from it."""
-        looked = facts(incident, situation.world_size)
+        looked = facts(incident, situation.world_size, situation.project)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
         back = rollback_way(looked, ledger, situation.can)
         incident.checkpoint = None if back is None else back.entry.id
@@ -122,7 +124,8 @@ class Responder:
         self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
     ) -> list[CommandRequest]:
         """Act on an open incident once an obstacle, such as a cool-down, is gone."""
-        decision = self._decide(facts(incident, situation.world_size), situation, policy, ledger)
+        looked = facts(incident, situation.world_size, situation.project)
+        decision = self._decide(looked, situation, policy, ledger)
         return self._act(incident, decision, situation)
 
     def _decide(self, looked: IncidentFacts, situation: JobSituation, policy: Policy, ledger: Ledger) -> Decision:
@@ -164,5 +167,6 @@ class Responder:
             requested_by="policy" if action != STACKS else "stream",
             requested_unix_ns=unix_ns(situation.now_s),
             incident_id=incident.id,
+            world_size=situation.world_size,
             approval_required=approval_required,
         )

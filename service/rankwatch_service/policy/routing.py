@@ -1,15 +1,17 @@
-"""Decides who is notified of an incident, and with what. Pure; stream calls it and stores what it returns."""
+"""Decides who is notified of an incident or a command, and with what. Pure: the caller stores what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
-from rankwatch_service.policy.control_records import ReceiverRoute, SilenceSet
-from rankwatch_service.policy.notification import MESSAGE_TYPES, incident_message, message_id
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
+from rankwatch_service.policy.notification import MESSAGE_TYPES, NOBODYS, command_message, incident_message, message_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,35 +24,43 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One message to one receiver about one transition."""
+    """One message to one receiver about one transition of an incident, or about one command."""
 
     id: str
     """Derived, so that the same notification is stored once, however often it is composed."""
     receiver: str
     incident_id: str
+    """Empty: a command without an incident."""
     transition: int
+    """0: it is about a command."""
     body: bytes
     """JSON {type, timestamp, data}."""
     silenced: bool
     """It is kept to show why nobody was notified, and never delivered."""
     created_unix_ns: int
     """It is due from this time on."""
+    command_id: str = ""
+    """Empty: it is about an incident."""
 
 
 def receivers_for(
-    incident: IncidentVersion, receivers: Iterable[ReceiverRoute], silences: Iterable[SilenceSet], now_unix_ns: int
+    incident: IncidentVersion,
+    receivers: Iterable[ReceiverRoute],
+    silences: Iterable[SilenceSet],
+    now_unix_ns: int,
+    project: str = "",
 ) -> list[Routed]:
     """Name the receivers that this incident concerns, in order of their names.
 
-    A receiver's empty list of kinds, severities or jobs matches all; receivers that are not enabled are left out. The
-    kinds of an incident's consequences count too: whoever subscribes to hangs is notified of one that a slow rank has
-    caused. A silence mutes from its start up to, not including, its end; the receiver is still named so that the
-    outbox can show why it was not notified.
+    A receiver's empty list of kinds, severities, jobs or projects matches all; receivers that are not enabled are left
+    out. The kinds of an incident's consequences count too: whoever subscribes to hangs is notified of one that a slow
+    rank has caused. A silence mutes from its start up to, not including, its end; the receiver is still named so that
+    the outbox can show why it was not notified.
     """
     muting = [silence.id for silence in silences if mutes(silence, incident, now_unix_ns)]
     # Any of them would do; the least id is the same in every replay.
     silence_id = min(muting, default=None)
-    concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident))
+    concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident, project))
     return [Routed(name, silence_id) for name in concerned]
 
 
@@ -77,6 +87,7 @@ def notifications(
     links: Mapping[str, str],
     now_unix_ns: int,
     told_to: Collection[str] | None = None,
+    whose: JobProject = NOBODYS,
 ) -> list[Notification]:
     """Compose the notifications of one transition: one for each receiver that it concerns, silenced ones included.
 
@@ -91,15 +102,17 @@ def notifications(
         links: URLs of pages about the incident, by name.
         now_unix_ns: stream time.
         told_to: names of the receivers that were notified of the incident before; None: unknown, and taken as all.
+        whose: project and owner of the job.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
         return []
-    routed = receivers_for(incident, receivers, silences, now_unix_ns)
+    routed = receivers_for(incident, receivers, silences, now_unix_ns, whose.project)
     new = set() if told_to is None else {route.receiver for route in routed} - set(told_to)
     if transition.what == "resolved":
         routed = [route for route in routed if route.receiver not in new]
-    bodies = {first: incident_message(transition, links, first=first) for first in {r.receiver in new for r in routed}}
+    firsts = {route.receiver in new for route in routed}
+    bodies = {first: incident_message(transition, links, whose, first=first) for first in firsts}
     return [
         Notification(
             id=message_id(incident.id, transition.number, route.receiver),
@@ -114,10 +127,59 @@ def notifications(
     ]
 
 
-def _concerns(receiver: ReceiverRoute, incident: IncidentVersion) -> bool:
+def command_notifications(
+    request: CommandRequest,
+    receivers: Iterable[ReceiverRoute],
+    links: Mapping[str, str],
+    incident: IncidentVersion | None = None,
+    whose: JobProject = NOBODYS,
+) -> list[Notification]:
+    """Compose the notifications of a command that needs an approval, or is done without one; none for any other.
+
+    Silences do not mute them: somebody waits for an answer, or an action was taken that people must know of.
+
+    Args:
+        request: the command.
+        receivers: all of them.
+        links: URLs of the pages on which it can be approved or seen, by name.
+        incident: notify the receivers that it concerns; None: all receivers of the job, whatever kinds and severities
+            they subscribe to.
+        whose: project and owner of the job.
+    """
+    if not request.approval_required and not request.break_glass:
+        return []
+    body = command_message(request, links, whose)
+    return [
+        Notification(
+            id=message_id(request.id, 0, receiver.name),
+            receiver=receiver.name,
+            incident_id=request.incident_id or "",
+            transition=0,
+            body=body,
+            silenced=False,
+            created_unix_ns=request.requested_unix_ns,
+            command_id=request.id,
+        )
+        for receiver in sorted(receivers, key=attrgetter("name"))
+        if (
+            _is_of(receiver, request.job, whose.project)
+            if incident is None
+            else _concerns(receiver, incident, whose.project)
+        )
+    ]
+
+
+def _concerns(receiver: ReceiverRoute, incident: IncidentVersion, project: str) -> bool:
     return bool(
-        receiver.enabled
+        _is_of(receiver, incident.job, project)
         and (not receiver.kinds or incident.kinds & set(receiver.kinds))
         and (not receiver.severities or incident.severity in receiver.severities)
-        and (not receiver.jobs or incident.job in receiver.jobs)
+    )
+
+
+def _is_of(receiver: ReceiverRoute, job: str, project: str) -> bool:
+    return (
+        receiver.enabled
+        and (not receiver.jobs or job in receiver.jobs)
+        and (not receiver.projects or project in receiver.projects)
     )

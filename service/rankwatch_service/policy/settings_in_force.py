@@ -7,11 +7,22 @@ from typing import Any, Final
 
 import msgspec
 
-from rankwatch_service.policy.control_records import ControlRecord, PolicySet, ReceiverRoute, ReceiversSet, SilenceSet
+from rankwatch_service.policy.control_records import (
+    ControlRecord,
+    JobProject,
+    PolicySet,
+    ReceiverRoute,
+    ReceiversSet,
+    SilenceSet,
+)
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 
 SILENCES_MAX: Final = 1_000
 """Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
+
+
+WAITING_MAX: Final = 1_000
+"""Jobs with a project that have not begun; beyond, the first of them begins without. As many as a partition takes."""
 
 
 class SettingsInForce:
@@ -21,6 +32,8 @@ class SettingsInForce:
         self.policy = Policy()
         self.receivers: tuple[ReceiverRoute, ...] = ()
         self.silences: dict[str, SilenceSet] = {}
+        self.waiting: dict[str, JobProject] = {}
+        """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
     def take(self, record: ControlRecord) -> None:
         """Apply a control record; those about single jobs change nothing."""
@@ -35,6 +48,10 @@ class SettingsInForce:
                 if len(silences) > SILENCES_MAX:
                     del silences[min(silences, key=lambda silence: silences[silence].ends_unix_ns)]
                 self.silences = silences
+            case JobProject():
+                self.waiting[record.job] = record
+                if len(self.waiting) > WAITING_MAX:
+                    del self.waiting[next(iter(self.waiting))]
             case _:
                 pass
 
@@ -50,6 +67,7 @@ class SettingsInForce:
             "policy": msgspec.to_builtins(policy_record(self.policy)),
             "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
             "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
+            "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
         }
 
     @classmethod
@@ -59,4 +77,5 @@ class SettingsInForce:
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
         settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
+        settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
         return settings

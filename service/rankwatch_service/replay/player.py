@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -254,7 +254,7 @@ class Player:
         phase = _PHASE_OF[int(rows.records.kind[index]) or self._kind]
         yield Tick(now_s, self._presence(now_s, phase, int(rows.records.step[index])))
 
-    def _closed(self, frames: list[Frame]) -> Iterator[Frame]:
+    def _closed(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         for frame in frames:
             self.frames += 1
             self.first_step = frame.step if self.first_step is None else self.first_step

@@ -25,8 +25,8 @@ NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
 )
 """By kind: of each of these groups of columns a file must have one; and the same in words."""
 
-NOT_IN_FILES: Final = (Kind.TELEMETRY_LOST,)
-"""Kinds that no file shows: a host without telemetry looks like ranks that ended."""
+NOT_IN_FILES: Final = (Kind.TELEMETRY_LOST, Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY)
+"""Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no sender."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "late": "rows of steps that were closed already; is the file sorted by rank, not by step?",

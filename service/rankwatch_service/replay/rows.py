@@ -11,7 +11,7 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
 from rankwatch_service.replay.cells import CellPlace, bits, counts, integers, is_number, numbers, texts
 from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
-from rankwatch_service.telemetry.columns import EXACT, Exact, Records
+from rankwatch_service.telemetry.columns import EXACT, FINGERPRINTS, Exact, Records
 from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX
 
 TIME_S_MAX: Final = 1e11
@@ -147,7 +147,7 @@ class RowReader:
 
     def _exact(self, column: Any, name: str) -> Exact:
         place = self._place(name)
-        return Exact(*(bits(column, place) if name == "fingerprint" else counts(column, place, COUNT_MAX)))
+        return Exact(*(bits(column, place) if name in FINGERPRINTS else counts(column, place, COUNT_MAX)))
 
     def _place(self, column: str) -> CellPlace:
         theirs = next((name for name, ours in self.ours.items() if ours == column), column)

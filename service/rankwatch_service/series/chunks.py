@@ -28,6 +28,9 @@ TIME_RESOLUTION_S: Final = 1e-5
 TIME_SHARE: Final = 1e-3
 """Resolution of times as a share of their median, if that is finer: a phase of 50 us needs digits too."""
 
+TOGETHER_BYTES: Final = 32 * 1024 * 1024
+"""Cells that are encoded or rolled up together, which takes about six times their memory: 16 metrics of 8,192 ranks."""
+
 _LEVEL: Final = 1  # level 3 gains 0.3 % on shuffled integers
 _VERSION: Final = 2  # the first byte; zstd's own, with which the first version's chunks began, is 0x28
 _FIXED, _ROUNDED = 0, 1
@@ -134,6 +137,11 @@ def by_resolution(metrics: Sequence[str]) -> tuple[tuple[bool, list[int]], tuple
     times = [index for index, name in enumerate(metrics) if is_time(name)]
     others = [index for index, name in enumerate(metrics) if not is_time(name)]
     return (True, times), (False, others)
+
+
+def metrics_together(block: Block) -> int:
+    """How many metrics of a block are worked on at once: about `TOGETHER_BYTES`, and one at least."""
+    return max(TOGETHER_BYTES * len(block) // max(block.nbytes, 1), 1)
 
 
 # ---- values to integers --------------------------------------------------------------------------------------------

@@ -1,21 +1,32 @@
-"""Removes series that are too old or too many, oldest first. Raw chunks and roll-ups have limits of their own."""
+"""Removes series that are too old or too many, oldest first, and those of deleted jobs.
+
+Raw chunks and roll-ups have limits of their own. A project may have other ages than the rest; limits of size are those
+of all jobs together.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
-from sqlalchemy import Connection, Engine, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select, true, tuple_
 
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write_aside
-from rankwatch_service.store.models import SeriesChunk, SeriesRollup
+from rankwatch_service.store.models import JobProject, SeriesChunk, SeriesRollup
+
+HOUR_NS: Final = 3_600 * 10**9
+DAY_NS: Final = 24 * HOUR_NS
 
 TRIM_ROWS: Final = 500
 """Rows removed in one transaction."""
 
 PASS_ROWS: Final = 20_000
 """Rows removed in one pass, which takes about a second; the next pass goes on."""
+
+Series = type[SeriesChunk] | type[SeriesRollup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,8 @@ class Tier:
 
     keep_ns: int
     bytes_max: int
+    projects_keep_ns: Mapping[str, int] = field(default_factory=dict)
+    """By project, what holds for its jobs instead of `keep_ns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,16 @@ class Trimmed:
 
 def tiers(settings: Settings) -> tuple[Tier, Tier]:
     """The limits of raw chunks and of roll-ups."""
-    raw = Tier(settings.series_raw_hours * 3_600 * 10**9, settings.series_raw_bytes)
-    return raw, Tier(settings.series_rollup_days * 86_400 * 10**9, settings.series_rollup_bytes)
+    raw = {project: one.series_raw_hours for project, one in settings.projects.items()}
+    rolled = {project: one.series_rollup_days for project, one in settings.projects.items()}
+    return (
+        Tier(settings.series_raw_hours * HOUR_NS, settings.series_raw_bytes, _times(HOUR_NS, raw)),
+        Tier(settings.series_rollup_days * DAY_NS, settings.series_rollup_bytes, _times(DAY_NS, rolled)),
+    )
+
+
+def _times(unit_ns: int, lasting: Mapping[str, int | None]) -> dict[str, int]:
+    return {project: units * unit_ns for project, units in lasting.items() if units is not None}
 
 
 def trim(engine: Engine, raw: Tier, rolled: Tier, now_unix_ns: int) -> Trimmed:
@@ -46,28 +67,60 @@ def trim(engine: Engine, raw: Tier, rolled: Tier, now_unix_ns: int) -> Trimmed:
     return Trimmed(chunks, _trimmed(engine, SeriesRollup, rolled, now_unix_ns))
 
 
+def delete_some(engine: Engine, job: str) -> int:
+    """Remove up to `TRIM_ROWS` of a job's rows from each tier; returns how many were removed."""
+    gone = 0
+    for model in (SeriesChunk, SeriesRollup):
+        keys = list(model.__table__.primary_key)
+        some = select(*keys).where(model.job == job).order_by(*keys).limit(TRIM_ROWS)
+        with write_aside(engine) as connection:
+            gone += connection.execute(delete(model).where(tuple_(*keys).in_(some))).rowcount
+    return gone
+
+
 def kept_bytes(connection: Connection) -> tuple[int, int]:
     """Bytes of raw chunks and of roll-ups, without the overhead of rows."""
     raw, rolled = (connection.scalar(select(func.sum(model.size_bytes))) for model in (SeriesChunk, SeriesRollup))
     return int(raw or 0), int(rolled or 0)
 
 
-def _trimmed(engine: Engine, model: type[SeriesChunk | SeriesRollup], tier: Tier, now_unix_ns: int) -> int:
-    keys = list(model.__table__.primary_key)
+def _trimmed(engine: Engine, model: Series, tier: Tier, now_unix_ns: int) -> int:
+    gone = 0
+    for jobs, keep_ns in _by_project(model, tier):
+        before_unix_ns = max(now_unix_ns - keep_ns, 0)  # a database has no number for "for ever"
+        gone += _remove_oldest(engine, model, jobs & (model.at_unix_ns < before_unix_ns), PASS_ROWS - gone)
     with read(engine) as connection:
         raw, rolled = kept_bytes(connection)
     excess = (raw if model is SeriesChunk else rolled) - tier.bytes_max
+    return gone + _remove_oldest(engine, model, true(), PASS_ROWS - gone, excess)
+
+
+def _by_project(model: Series, tier: Tier) -> Iterator[tuple[ColumnElement[bool], int]]:
+    """The jobs that are kept equally long, as a condition, and how long."""
+
+    def of(projects: Iterable[str]) -> ColumnElement[bool]:
+        return model.job.in_(select(JobProject.job).where(JobProject.project.in_(projects)))
+
+    yield ~of(tier.projects_keep_ns) if tier.projects_keep_ns else true(), tier.keep_ns
+    for project, keep_ns in tier.projects_keep_ns.items():
+        yield of([project]), keep_ns
+
+
+def _remove_oldest(
+    engine: Engine, model: Series, where: ColumnElement[bool], rows_max: int, size_bytes: float = inf
+) -> int:
+    """Remove the oldest of these rows, up to `rows_max`, until this many bytes are gone; returns how many."""
+    keys = list(model.__table__.primary_key)
+    oldest = select(*keys, model.size_bytes).where(where).order_by(model.at_unix_ns)
     gone = 0
-    while gone < PASS_ROWS:
+    while gone < rows_max and size_bytes > 0:
         with read(engine) as connection:
-            oldest = connection.execute(
-                select(*keys, model.at_unix_ns, model.size_bytes).order_by(model.at_unix_ns).limit(TRIM_ROWS)
-            ).all()
+            rows = connection.execute(oldest.limit(min(TRIM_ROWS, rows_max - gone))).all()
         leaving = []
-        for *key, at_unix_ns, size_bytes in oldest:
-            if excess <= 0 and at_unix_ns >= now_unix_ns - tier.keep_ns:
+        for *key, row_bytes in rows:
+            if size_bytes <= 0:
                 break
-            excess -= size_bytes
+            size_bytes -= row_bytes
             leaving.append(tuple(key))
         if not leaving:
             break

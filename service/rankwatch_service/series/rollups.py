@@ -17,7 +17,16 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from rankwatch_service.series.chunks import ABSENT_BITS, CHUNK_STEPS, Block, absent, by_resolution, decoded, encoded
+from rankwatch_service.series.chunks import (
+    ABSENT_BITS,
+    CHUNK_STEPS,
+    Block,
+    absent,
+    by_resolution,
+    decoded,
+    encoded,
+    metrics_together,
+)
 
 BRANCHES: Final = 8
 LEVELS: Final = 4
@@ -136,6 +145,13 @@ class Buckets:
 
 def of_chunk(block: Block) -> Buckets:
     """The bucket of level 1 of a raw chunk."""
+    size = metrics_together(block)
+    found = [_of_chunk(block[first : first + size]) for first in range(0, len(block), size)]
+    parts = zip(*(one._parts() for one in found), strict=True)
+    return found[0] if len(found) == 1 else Buckets(*map(np.concatenate, parts))
+
+
+def _of_chunk(block: Block) -> Buckets:
     low, high, mark = extremes(block)
     drawn_low, drawn_high, drawn_mark = extremes(lines(block))
     return Buckets(

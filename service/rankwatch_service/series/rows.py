@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from rankwatch_service.series.chunks import Block, Cells, absent, by_resolution, decoded, encoded
+from rankwatch_service.series.chunks import Block, Cells, absent, by_resolution, decoded, encoded, metrics_together
 from rankwatch_service.series.rollups import BRANCHES, Buckets, ValueMark, packed, unpacked
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Base, SeriesChunk, SeriesRollup
@@ -73,8 +73,10 @@ def chunk_rows(
     used = np.flatnonzero(~absent(cells).all(axis=(0, 2)))
     steps = int(used[-1]) + 1 if len(used) else 0
     rows = []
-    for times, chosen in by_resolution(metrics):
-        if chosen:
+    size = metrics_together(cells)
+    for times, of_kind in by_resolution(metrics):
+        for first in range(0, len(of_kind), size):
+            chosen = of_kind[first : first + size]
             block = cells[chosen, :steps]
             for index, data in zip(chosen, encoded(block, times), strict=True):
                 rows.append(

@@ -18,6 +18,14 @@ class SeriesSink(Protocol):
         """Write what is buffered for a job."""
         ...
 
+    def delete(self, job: str) -> None:
+        """Drop what is buffered for a job, and remove what is stored."""
+        ...
+
+    def close(self, job: str) -> None:
+        """Write what is buffered for a job that is idle, and drop it."""
+        ...
+
     def flush_due(self) -> None:
         """Write what has been buffered for long enough."""
         ...

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
 from rankwatch_service.series.buffer import AttemptBuffer
+from rankwatch_service.series.retention import delete_some
 from rankwatch_service.series.rows import (
     chunk_rows,
     known,
@@ -33,8 +34,8 @@ SUM_UP_CHUNKS: Final = 4
 """Roll-ups are written this often, or after this many finished chunks of a job. Until then charts use the raw chunks
 for what roll-ups lack."""
 
-ATTEMPTS_OPEN: Final = 2
-"""Attempts of a job that are open at a time; older ones are written and dropped."""
+ATTEMPTS_OPEN: Final = 1
+"""Attempts of a job that are open at a time; older ones are written and dropped: they get no more frames."""
 
 
 class SeriesWriter:
@@ -71,6 +72,19 @@ class SeriesWriter:
         self._finished[job] = 0
         for attempt, buffer in self._open.get(job, {}).items():
             self._flush(job, attempt, buffer)
+
+    def delete(self, job: str) -> None:
+        """Drop what is buffered for a job, and remove what is stored."""
+        for kept in (self._open, self._finished, self._flushed_s, self._summed_s):
+            kept.pop(job, None)
+        while delete_some(self._engine, job):
+            pass
+
+    def close(self, job: str) -> None:
+        """Write everything that is buffered for a job, and drop it."""
+        self.flush(job)
+        for held in (self._open, self._finished, self._flushed_s, self._summed_s):
+            held.pop(job, None)
 
     def flush_due(self) -> None:
         """Write the jobs that are due: unfinished chunks, and roll-ups less often."""
@@ -122,7 +136,8 @@ class SeriesWriter:
             chosen = sorted(chunk.dirty)
             if chosen:
                 metrics = [buffer.metrics[index] for index in chosen]
-                rows += chunk_rows(job, attempt, metrics, number, chunk.cells[chosen], now)
+                cells = chunk.cells if len(chosen) == len(chunk.cells) else chunk.cells[chosen]
+                rows += chunk_rows(job, attempt, metrics, number, cells, now)
         put(self._engine, SeriesChunk, rows)
         for number in numbers:
             buffer.chunks[number].dirty.clear()

@@ -29,7 +29,7 @@ def upgrade(engine: Engine) -> None:
     """
     config = configuration()
     head = ScriptDirectory.from_config(config).get_current_head()
-    if _revision(engine) == head:
+    if current_revision(engine) == head:
         return
     with write(engine) as connection:
         if engine.dialect.name == "postgresql":
@@ -67,7 +67,7 @@ def check(engine: Engine) -> None:
         SchemaError: it is older, newer or empty.
     """
     config = configuration()
-    head, revision = ScriptDirectory.from_config(config).get_current_head(), _revision(engine)
+    head, revision = ScriptDirectory.from_config(config).get_current_head(), current_revision(engine)
     if revision == head:
         return
     _refuse_newer(revision, config)
@@ -75,15 +75,26 @@ def check(engine: Engine) -> None:
     raise SchemaError(f"the database {found}, this version needs {head}: run `rankwatch db upgrade`")
 
 
+def knows(revision: str) -> bool:
+    """Whether this version can upgrade tables of a revision, or has them."""
+    return any(script.revision == revision for script in ScriptDirectory.from_config(configuration()).walk_revisions())
+
+
+def migrations_folder() -> Path:
+    """The migrations of this installation."""
+    shipped = _PACKAGE / "migrations"
+    return shipped if shipped.exists() else _PACKAGE.parents[1] / "migrations"
+
+
 def configuration() -> Config:
     """Alembic's configuration, pointing at the migrations of this installation."""
-    shipped = _PACKAGE / "migrations"
     config = Config()
-    config.set_main_option("script_location", str(shipped if shipped.exists() else _PACKAGE.parents[1] / "migrations"))
+    config.set_main_option("script_location", str(migrations_folder()))
     return config
 
 
-def _revision(engine: Engine) -> str | None:
+def current_revision(engine: Engine) -> str | None:
+    """The revision of the database's tables; None if it has none."""
     with read(engine) as connection:
         return MigrationContext.configure(connection).get_current_revision()
 

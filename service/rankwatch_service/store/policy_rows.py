@@ -1,4 +1,4 @@
-"""The policy as it is stored: rules in their table, limits and the hands-off switch as one setting."""
+"""The policy as it is stored: rules in their table, limits and switches as one setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def read_policy(connection: Connection) -> Policy:
     # A newer version may have stored limits that this one does not know.
     known = {field.name for field in fields(PolicyLimits)}
     limits = PolicyLimits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
-    return Policy(rules, limits, stored.get("hands_off", False))
+    switches = (stored.get("hands_off", False), stored.get("two_people", False), stored.get("unsigned_until_unix_ns"))
+    return Policy(rules, limits, *switches)
 
 
 def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> None:
@@ -32,5 +33,10 @@ def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> No
     if rows:
         connection.execute(insert(PolicyRule), rows)
     connection.execute(delete(Setting).where(Setting.name == SETTING))
-    value = {"hands_off": policy.hands_off, "limits": asdict(policy.limits)}
+    value = {
+        "hands_off": policy.hands_off,
+        "two_people": policy.two_people,
+        "unsigned_until_unix_ns": policy.unsigned_until_unix_ns,
+        "limits": asdict(policy.limits),
+    }
     connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=now_unix_ns))

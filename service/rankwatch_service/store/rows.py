@@ -104,6 +104,7 @@ def outbox_row(notification: Notification) -> dict[str, Any]:
         "next_try_unix_ns": notification.created_unix_ns,
         "created_unix_ns": notification.created_unix_ns,
         "delivered_unix_ns": None,
+        "command_id": notification.command_id,
     }
 
 
@@ -122,9 +123,13 @@ def command_row(request: CommandRequest) -> dict[str, Any]:
         "params": dict(request.params),
         "reason": request.reason,
         "requested_by": request.requested_by,
+        "requester": request.requester,
         "incident_id": request.incident_id,
         "idempotency_key": request.idempotency_key,
+        "world_size": request.world_size,
         "approval_required": request.approval_required,
+        "approved_by": None,
+        "break_glass": request.break_glass,
         "state": "requested",
         "result": "",
         "mode": "",
@@ -168,12 +173,22 @@ def attempt_row(job: str, attempt: str, columns: Mapping[str, Any]) -> dict[str,
 
 
 def _topology(topology: AttemptTopology) -> dict[str, Any]:
-    elsewhere = ("world_size", "parameters", "replicated", "can", "watched")
+    elsewhere = (
+        "world_size",
+        "parameters",
+        "replicated",
+        "can",
+        "watched",
+        "checkpoint_roots",
+        "checkpoint_shards",
+        "slices",
+    )
     ranks = [msgspec.structs.asdict(info) for info in topology.ranks]
     return {
         "ranks": [{name: value for name, value in info.items() if name not in elsewhere} for info in ranks],
         "can": sorted(topology.can),
         "replicated": topology.replicated,
+        "shared_slices": [list(group) for group in topology.shared_slices],
         "watched": topology.watched,
     }
 
@@ -189,6 +204,7 @@ def checkpoint_row(job: str, entry: LedgerEntry) -> dict[str, Any]:
         "location": entry.location,
         "shards_expected": entry.shards_expected,
         "shards": list(entry.shards),
+        "verified": entry.verified,
         "seconds": entry.seconds,
         "bytes": entry.bytes,
         "verdict": str(entry.verdict),
@@ -211,6 +227,7 @@ def checkpoint_of(row: Mapping[Any, Any]) -> LedgerEntry:
         saved_unix_ns=row["saved_unix_ns"],
         verdict=Verdict(row["verdict"]),
         reason=row["verdict_reason"],
+        verified=row["verified"],
     )
 
 

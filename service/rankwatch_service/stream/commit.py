@@ -16,6 +16,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders.commands import record_request
+from rankwatch_service.store import audit_trail, job_removal
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -28,6 +29,7 @@ from rankwatch_service.store.models import (
     Outbox,
     RestingJob,
     Snapshot,
+    StreamGrant,
     StreamPosition,
     StreamTick,
 )
@@ -46,6 +48,7 @@ from rankwatch_service.store.rows import (
 from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.ownership import own
 from rankwatch_service.stream.place import Place, StoredTick
+from rankwatch_service.stream.saved import grants
 
 TRIM_RECORDS: Final = 1_000
 """Control records removed in one transaction, so that other writers do not wait for long."""
@@ -73,6 +76,8 @@ def _forget_old_log(connection: Connection, partition: int, position: int) -> No
     connection.execute(delete(Snapshot).where(mine, Snapshot.job != ALL_JOBS))
     connection.execute(update(Snapshot).where(mine).values(position=position))
     connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
+    connection.execute(delete(StreamGrant).where(StreamGrant.partition == partition))
+    connection.execute(update(StreamPosition).where(StreamPosition.partition == partition).values(granted_since=0))
 
 
 def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
@@ -87,6 +92,7 @@ def forget(connection: Connection, partition: int, kept: Place, partitions: int)
     connection.execute(
         delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)
     )
+    grants.trim(connection, partition, kept.position)
     # A former owner that does not know yet that it was fenced may call this with an older place.
     mine = (StreamPosition.partition == partition, StreamPosition.position_needed <= kept.position)
     needed = {"position_needed": kept.position, "control_needed": kept.control_position}
@@ -116,7 +122,10 @@ def commit(
     own(connection, partition, epoch, **asdict(place))
     if ticks:
         connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
-    _jobs(connection, effects)
+    for job in effects.deleted_jobs:
+        job_removal.delete_job(connection, job, now_unix_ns)
+    grants.store(connection, partition, effects.grants)
+    _jobs(connection, effects, now_unix_ns)
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)
     for job, entry in effects.checkpoints:
@@ -129,13 +138,24 @@ def commit(
         connection.execute(insert(Feed), list(map(feed_row, effects.feed)))
 
 
-def _jobs(connection: Connection, effects: Effects) -> None:
+def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
     for summary in effects.jobs.values():
         row = job_row(summary)
         connection.execute(upsert(connection, Job, row), row)
+    _unarchive(connection, effects, now_unix_ns)
     for (job, attempt), change in effects.attempts.items():
         columns = attempt_columns(change)
         connection.execute(upsert(connection, Attempt, columns), attempt_row(job, attempt, columns))
+
+
+def _unarchive(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
+    """Show archived jobs again that have sent telemetry since."""
+    if not effects.jobs:
+        return
+    sent_since = (Job.name.in_(effects.jobs), Job.archived_unix_ns < Job.last_seen_unix_ns)
+    back = update(Job).where(*sent_since).values(archived_unix_ns=None).returning(Job.name)
+    for name in connection.scalars(back).all():
+        audit_trail.append(connection, now_unix_ns, "stream", "job.unarchive", name, "ok")
 
 
 def _incidents(connection: Connection, effects: Effects) -> None:

@@ -7,10 +7,12 @@ from sqlalchemy import Engine, func, select
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
+from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
+from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.models import Outbox
 from rankwatch_service.store.rows import incident_of
 
@@ -25,11 +27,16 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         notified: dict[str, list[str]] = {}
         # A receiver without a notification of the opening is not notified of the end either.
         reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
-        for incident_id, receiver in connection.execute(reached.where(mine, Outbox.state != "silenced").distinct()):
+        of_incidents = (mine, Outbox.state != "silenced", Outbox.command_id == "")
+        for incident_id, receiver in connection.execute(reached.where(*of_incidents).distinct()):
             notified.setdefault(incident_id, []).append(receiver)
         incidents = [incident_of(row, sorted(notified.get(row["id"], []))) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
+        whose = connection.execute(
+            select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)
+        ).first()
+        job.whose = JobProject(job.job, *(whose or ()))
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()

@@ -24,20 +24,24 @@ from rankwatch_service.store.models import Job
 from rankwatch_service.stream.commit import commit, forget, resume
 from rankwatch_service.stream.from_tables import restore_from_tables
 from rankwatch_service.stream.ownership import claim, own
-from rankwatch_service.stream.partition import TOGETHER_MAX, Partition
+from rankwatch_service.stream.partition import Partition, together
 from rankwatch_service.stream.place import Claim, Place, StoredTick
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 from rankwatch_service.stream.replay import Past, Replay
-from rankwatch_service.stream.saved import idle_jobs, snapshots
+from rankwatch_service.stream.saved import grants, idle_jobs, snapshots
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.ticker import Ticker
 from rankwatch_service.stream.ticks import applied_controls, stored_ticks
+from rankwatch_service.telemetry.signature import SecretOf, no_secrets
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""
 
 BATCH_S: Final = 0.2
 """Processing time after which a batch is committed, full or not, so that an incident does not wait for other jobs."""
+
+FRAMES_BYTES: Final = 64 * 1024 * 1024
+"""Closed frames after which a batch is committed, full or not, so that they are charted and their memory is free."""
 
 SNAPSHOT_S: Final = 60.0
 SNAPSHOT_ROWS: Final = 2_000_000
@@ -87,6 +91,7 @@ class Stream:
         series: SeriesSink,
         partition: int = 0,
         publish_refused: PublishRefused | None = None,
+        secret_of: SecretOf = no_secrets,
     ) -> None:
         """Nothing is claimed or read yet.
 
@@ -100,6 +105,7 @@ class Stream:
             series: gets closed frames, for charts.
             partition: of the source.
             publish_refused: gets records that could not be used, before that is committed; it must not raise.
+            secret_of: the secrets of agents that have enrolled.
         """
         self._engine = engine
         self._source = source
@@ -107,7 +113,7 @@ class Stream:
         self._clock = clock
         self._series = series
         self._number = partition
-        self._partition = Partition(make_detectors, links, self._owns, self._load_idle)
+        self._partition = Partition(make_detectors, links, self._owns, self._load_idle, secret_of)
         self._ticker = Ticker(self._partition, controls, self._concerns_us)
         self._publish_refused = publish_refused
         self._epoch = 0
@@ -157,9 +163,13 @@ class Stream:
         effects, ticks = Effects(), list[StoredTick]()
         began_s = self._clock.monotonic_s()
         done = 0
-        while done < len(records) and self._clock.monotonic_s() - began_s <= BATCH_S:
+        while (
+            done < len(records)
+            and self._clock.monotonic_s() - began_s <= BATCH_S
+            and effects.frames_bytes <= FRAMES_BYTES
+        ):
             self._ticker.tick_before(records[done], ticks, effects)
-            part = _appended_before(self._ticker.next_unix_ns(), records[done : done + TOGETHER_MAX])
+            part = _appended_before(self._ticker.next_unix_ns(), together(records, done))
             self._partition.records(part, effects)
             done += len(part)
         if done == len(records) < records_max and self._source.drained(self._number, self._partition.place.position):
@@ -227,7 +237,7 @@ class Stream:
     def _evict_together(self, names: Sequence[str]) -> None:
         place = self._partition.place
         for name in names:
-            self._series.flush(name)
+            self._series.close(name)
         with write(self._engine) as connection:
             own(connection, self._number, self._epoch)
             for name in names:
@@ -235,9 +245,7 @@ class Stream:
                 idle_jobs.evict(connection, self._number, name, place, state, self._partition.now_ns)
         for name in names:
             self._partition.evict(name)
-            self._saved.discard(name)
-            self._saved_ns.pop(name, None)
-            self._rows.pop(name, None)
+            self._unschedule(name)
 
     def _load_idle(self, job: JobStream) -> Place:
         try:
@@ -267,11 +275,24 @@ class Stream:
             commit(connection, self._number, self._epoch, self._partition.place, ticks, effects, now)
         for refused in effects.refused:
             _log.warning("record_refused", position=refused.position, reason=refused.reason, detail=refused.detail)
+        if effects.frames_left_out:
+            _log.warning("frames_not_charted", partition=self._number, frames=effects.frames_left_out)
         for job, failure in effects.failures:
             _log.error("detector_failed", job=job, detector=failure.detector, error=failure.error, off=failure.off)
+        for job in effects.deleted_jobs:
+            self._unschedule(job)
         self._chart(effects)
 
+    def _unschedule(self, name: str) -> None:
+        """Take no snapshot of a job that is not in memory any more."""
+        self._saved.discard(name)
+        self._saved_ns.pop(name, None)
+        self._rows.pop(name, None)
+
     def _chart(self, effects: Effects) -> None:
+        # Here, so that a replay ends a removal that a crash cut short.
+        for job in effects.deleted_jobs:
+            self._series.delete(job)
         for job, frame in effects.frames:
             self._rows[job] = self._rows.get(job, 0) + max((p.size for p in frame.present.values()), default=0)
             self._series.add(job, frame)
@@ -312,7 +333,7 @@ class Stream:
         )
 
     def _carry_out(self, plan: Plan) -> Started:
-        self._partition.restore(plan.snapshots, plan.idle, plan.known)
+        self._partition.restore(plan.snapshots, plan.idle, plan.known, grants.load(self._engine, self._number))
         self._begin_from_tables(plan.from_tables, plan.replay_to)
         self._replay_end = plan.replay_to
         replay = Replay(self._partition, self._past(plan.replay_from, plan.replay_to), self._chart)

@@ -7,20 +7,24 @@ own place: a replay skips for it what came before.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
+from rankwatch_service.incidents.model import unix_ns
+from rankwatch_service.job.attempts.allowance import Beyond, Grant, Need, fits, limit_of
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import Control, Record
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import decode_control
+from rankwatch_service.policy.control_records import JobDeleted, JobProject, decode_control
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.place import Place, Saved, StoredTick
+from rankwatch_service.stream.place import Granted, Place, Saved, StoredTick
 from rankwatch_service.telemetry.bundle import read_bundle
-from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, decode_envelope
+from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason
+from rankwatch_service.telemetry.signature import SecretOf, no_secrets, read_envelope
 
 TICK_S: Final = 1.0
 """Between ticks, while any job is active."""
@@ -32,7 +36,9 @@ JOBS_MAX: Final = 1_000
 """Active jobs of one partition; beyond it, telemetry of a new job is refused with a dead letter."""
 
 TOGETHER_MAX: Final = 512
-"""Records given to a partition at once: enough to share work, few enough to check the clock in between."""
+TOGETHER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Records given to a partition at once: enough to share work, few enough to check the clock and the size of closed
+frames in between."""
 
 BUNDLE_BYTES_MAX: Final = 640 * 1024
 """A bundle with this many bytes of tables is full: 8,192 rank-steps of 16 metrics make 1 MB of numbers, which stay in a
@@ -75,6 +81,7 @@ class Partition:
         links: Links,
         owns: Callable[[str], bool] = lambda _job: True,
         load_idle: LoadIdle = _no_idle_jobs,
+        secret_of: SecretOf = no_secrets,
     ) -> None:
         """Begin without jobs.
 
@@ -83,10 +90,12 @@ class Partition:
             links: pages about an incident, for notifications.
             owns: whether a job belongs to this partition. A new job that does not is refused.
             load_idle: restores evicted jobs.
+            secret_of: the secrets of agents that have enrolled.
         """
         self.place = _START
         self._owns = owns
         self._load_idle = load_idle
+        self._secret_of = secret_of
         self.now_ns = 0
         self.jobs: dict[str, JobStream] = {}
         """The jobs in memory."""
@@ -94,6 +103,8 @@ class Partition:
         """Names of evicted jobs."""
         self._accepted: Container[str] | None = None
         """During a replay: the jobs that were accepted the first time; no other may begin."""
+        self._granted = Granted()
+        """During a replay: what jobs were allowed the first time."""
         self.settings = SettingsInForce()
         self._make_detectors = make_detectors
         self._links = links
@@ -150,14 +161,22 @@ class Partition:
             return {"desk": self.settings.state()}
         return self.jobs[name].state()
 
-    def restore(self, snapshots: Iterable[Saved], idle: Mapping[str, Place], known: Container[str]) -> None:
+    def restore(
+        self,
+        snapshots: Iterable[Saved],
+        idle: Mapping[str, Place],
+        known: Container[str],
+        granted: Granted = Granted(),  # noqa: B008 - frozen
+    ) -> None:
         """Restore snapshots of different places. The replay that follows may begin at the earliest of them.
 
         Args:
             snapshots: of active jobs, and of the settings.
             idle: evicted jobs, with the places of their rows.
             known: the jobs that were accepted the first time; no other may begin until `settled`.
+            granted: what jobs were allowed the first time.
         """
+        self._granted = granted
         self._new_from |= idle
         self._idle |= idle.keys()
         self._accepted = known
@@ -193,7 +212,7 @@ class Partition:
 
     def settled(self) -> None:
         """The replay is over: nothing is skipped any more, and new jobs may begin."""
-        self._new_from, self._accepted = {}, None
+        self._new_from, self._accepted, self._granted = {}, None, Granted()
 
     @property
     def _now_s(self) -> float:
@@ -201,11 +220,25 @@ class Partition:
 
     def _obey(self, control: Control, effects: Effects) -> None:
         record = decode_control(control.value)
-        if self._is_new_to(ALL_JOBS, control):
+        if isinstance(record, JobDeleted):
+            self._delete(control, effects)
+            return
+        waits = control.key not in self.jobs and control.key not in self._idle and self._owns(control.key)
+        if self._is_new_to(ALL_JOBS, control) and (waits or not isinstance(record, JobProject)):
             self.settings.take(record)
         for name, job in self.jobs.items():
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)
+
+    def _delete(self, control: Control, effects: Effects) -> None:
+        """Delete the job of a control record, unless the job of that name now began after the request."""
+        job = self.jobs.get(control.key)
+        began_ns = None if job is None else job.first_seen_unix_ns
+        if not self._is_new_to(control.key, control) or (began_ns or 0) > control.appended_unix_ns:
+            return
+        self.jobs.pop(control.key, None)
+        self.settings.waiting.pop(control.key, None)
+        effects.delete_job(control.key)
 
     def _bundles(self, records: Iterable[Record], effects: Effects) -> Iterator[_Unread]:
         """The records by job, in log order. A batch that may not join others is a bundle of its own."""
@@ -234,7 +267,7 @@ class Partition:
         if self._is_known(record):
             return None
         try:
-            batch = _decoded(record)
+            batch = _decoded(record, self._secret_of)
         except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
             self._refuse([record], error, effects)
             return None
@@ -261,8 +294,31 @@ class Partition:
     def _take_whole(self, unread: _Unread, effects: Effects) -> bool:
         bundle = read_bundle(unread.batches)
         name = unread.records[0].key
-        job = self.jobs.get(name) or self._new(name)
+        position = unread.records[0].position
+        job = self.jobs.get(name) or self._new(name, position, effects)
+        need = job.need(bundle)
+        if need.cells > job.held.cells and not job.objection(bundle, self._now_s):
+            granted = self._grant(job, position, effects, need)
+            if not granted and len(unread.records) > 1:
+                return False
+            limit = limit_of(need, heard=need.is_heard)
+            may_have = partial(self._grant, job, position, effects)
+            if not (granted or job.go_without(bundle, limit, may_have, self._now_s, effects)):
+                raise BadBatchError(Reason.LIMIT, str(limit))
         return job.take(bundle, self._now_s, effects)
+
+    def _grant(self, job: JobStream, position: int, effects: Effects, need: Need) -> bool:
+        """Allow a job what it needs, if there is room."""
+        if self._accepted is not None:
+            cells = self._granted.cells_for(Grant(job.job, position, need.cells))
+        else:
+            others = (other.held for name, other in self.jobs.items() if name != job.job)
+            cells = need.cells if fits(need, others) else None
+        if cells is None:
+            return False
+        effects.grants.append(Grant(job.job, position, cells))
+        job.allow(cells)
+        return True
 
     def _refuse(self, records: Sequence[Record], error: Exception, effects: Effects) -> None:
         if isinstance(error, BadBatchError):
@@ -270,6 +326,10 @@ class Partition:
         else:
             reason, detail = Reason.FAILED, f"{type(error).__name__}: {error}"[:500]
         effects.refused += [RefusedRecord(r.position, reason, detail, r.value, self.now_ns) for r in records]
+        job = self.jobs.get(records[0].key)
+        if reason is Reason.FORGED and job is not None:
+            fields = {"what": "telemetry", "detail": detail, "count": len(records)}
+            job.refuse("forged", fields, self._now_s, effects)
 
     def _is_known(self, record: Record) -> bool:
         return bool(self._new_from) and record.position < self._new_from.get(record.key, _START).position
@@ -289,12 +349,23 @@ class Partition:
         self.jobs[name] = job
         self._idle.remove(name)
 
-    def _new(self, name: str) -> JobStream:
+    def _new(self, name: str, position: int, effects: Effects) -> JobStream:
         if not self._owns(name):
             raise BadBatchError(Reason.NAME, f"records of job {name!r} belong in another partition")
         if not self._has_room_for(name):
-            raise BadBatchError(Reason.TOO_LARGE, f"more than {JOBS_MAX} jobs in one partition")
-        return self._begin(name)
+            self._report_full(position, effects)
+            raise BadBatchError(Reason.LIMIT, f"more than {JOBS_MAX} jobs in one partition")
+        job = self._begin(name)
+        job.whose = self.settings.waiting.pop(name, job.whose)
+        return job
+
+    def _report_full(self, position: int, effects: Effects) -> None:
+        """Report a new job that is refused, in the newest job that there is."""
+        begun = [job for job in self.jobs.values() if 0 < (job.first_seen_unix_ns or 0) <= unix_ns(self._now_s)]
+        newest = max(begun, key=lambda job: (job.first_seen_unix_ns, job.job), default=None)
+        if newest is not None and position >= self._new_from.get(newest.job, _START).position:
+            limit = Beyond("active jobs in a partition", JOBS_MAX, JOBS_MAX + 1)
+            newest.refuse("limit", asdict(limit), self._now_s, effects)
 
     def _has_room_for(self, name: str) -> bool:
         if self._accepted is not None:
@@ -306,8 +377,18 @@ class Partition:
         return job
 
 
-def _decoded(record: Record) -> Envelope:
-    batch = decode_envelope(record.value)
+def together(records: Sequence[Record], first: int) -> Sequence[Record]:
+    """The records from `first` on that are given to a partition at once: one at least."""
+    size = 0
+    for index in range(first, min(first + TOGETHER_MAX, len(records))):
+        size += len(records[index].value)
+        if size > TOGETHER_BYTES_MAX and index > first:
+            return records[first:index]
+    return records[first : first + TOGETHER_MAX]
+
+
+def _decoded(record: Record, secret_of: SecretOf) -> Envelope:
+    batch = read_envelope(record.value, secret_of)
     if batch.job != record.key:
         raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
     return batch

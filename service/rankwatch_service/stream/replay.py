@@ -15,7 +15,7 @@ from typing import Final
 
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Control, Record
-from rankwatch_service.stream.partition import TOGETHER_MAX, Partition
+from rankwatch_service.stream.partition import Partition, together
 from rankwatch_service.stream.place import StoredTick
 
 _POSITION: Final = attrgetter("position")
@@ -48,13 +48,11 @@ class Replay:
         self._chart = chart
 
     def run(self) -> None:
-        """Replay everything; frames go to the charts after each chunk of records."""
+        """Replay everything; frames go to the charts after each part of the records."""
         past = self._past
         self._partition.now_ns = past.begin_unix_ns or self._partition.now_ns
         for records in past.records:
-            effects = Effects()
-            self._chunk(records, effects)
-            self._chart(effects)
+            self._chunk(records)
         effects = Effects()
         while past.ticks:
             self._tick(effects)
@@ -62,14 +60,16 @@ class Replay:
             self._partition.control(control, effects)
         self._chart(effects)
 
-    def _chunk(self, records: Sequence[Record], effects: Effects) -> None:
+    def _chunk(self, records: Sequence[Record]) -> None:
         ticks, done = self._past.ticks, 0
         while done < len(records):
+            effects = Effects()
             while ticks and ticks[0].position <= records[done].position:
                 self._tick(effects)
             end = ticks[0].position if ticks else self._past.end
-            part = records[done : min(bisect_left(records, end, key=_POSITION), done + TOGETHER_MAX)]
+            part = together(records[: bisect_left(records, end, key=_POSITION)], done)
             self._partition.records(part, effects)
+            self._chart(effects)
             done += len(part)
         self.records += len(records)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
-from urllib.parse import quote
+from functools import partial
 
 from sqlalchemy import Engine
 
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.access.agents import AgentSecrets
+from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.job.job import Links
 from rankwatch_service.log.control_log import ControlLog, ControlTail
+from rankwatch_service.policy.notification import page_links
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
@@ -23,11 +25,16 @@ from rankwatch_service.stream.process import Stop, StreamProcess
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.sources.sql import SqlSource
 from rankwatch_service.stream.status import new_counts
+from rankwatch_service.telemetry.signature import SecretOf, no_secrets
 from rankwatch_service.text_log import configure
 
 
 def run(settings: Settings) -> None:
-    """Process the log until SIGTERM or SIGINT."""
+    """Process the log until SIGTERM or SIGINT.
+
+    Raises:
+        SecretKeyError: see `load_secret_key`.
+    """
     configure(settings.log_level, "stream")
     tune()
     stop = Stop()
@@ -35,25 +42,32 @@ def run(settings: Settings) -> None:
         signal.signal(number, stop.ask)
     engine = open_engine(settings.database_url, "stream")
     upgrade(engine)
-    clock, links = SystemClock(), links_of(settings.public_url)
+    clock, links = SystemClock(), partial(page_links, settings.public_url)
+    secret_of = AgentSecrets(load_secret_key(settings, engine, clock))
     if settings.kafka:
-        follow_kafka(engine, settings, clock, links, stop)
+        follow_kafka(engine, settings, clock, links, stop, secret_of)
     else:
-        follow_sql(engine, clock, links, stop)
+        follow_sql(engine, clock, links, stop, secret_of)
     engine.dispose()
 
 
-def follow_sql(engine: Engine, clock: Clock, links: Links, stop: Stop) -> None:
+def follow_sql(engine: Engine, clock: Clock, links: Links, stop: Stop, secret_of: SecretOf = no_secrets) -> None:
     """Run the stream over the log in the store until asked to stop.
 
     Raises:
         FencedError: another process owns the log; this one must end.
     """
-    process_over(engine, SqlSource(engine, clock), clock, links, new_counts()).run(stop)
+    process_over(engine, SqlSource(engine, clock), clock, links, new_counts(), secret_of=secret_of).run(stop)
 
 
 def follow_kafka(
-    engine: Engine, settings: Settings, clock: Clock, links: Links, stop: Stop, session_ms: int | None = None
+    engine: Engine,
+    settings: Settings,
+    clock: Clock,
+    links: Links,
+    stop: Stop,
+    secret_of: SecretOf = no_secrets,
+    session_ms: int | None = None,
 ) -> None:
     """Run the streams of the partitions that the consumer group assigns to this process, until asked to stop.
 
@@ -63,6 +77,7 @@ def follow_kafka(
         clock: for ticks and durations.
         links: pages about an incident, for notifications.
         stop: when to end.
+        secret_of: the secrets of agents that have enrolled.
         session_ms: session time-out of the consumer group; None: `kafka_consumer.SESSION_MS`.
     """
     # The client is an extra that is not installed where telemetry is kept in the store.
@@ -71,16 +86,7 @@ def follow_kafka(
     counts = new_counts()
     session = {} if session_ms is None else {"session_ms": session_ms}
     with open_kafka(settings, clock, counts, lambda: stop.asked, **session) as (source, dead_letters):
-        process_over(engine, source, clock, links, counts, dead_letters.publish).run(stop)
-
-
-def links_of(public_url: str) -> Callable[[str, str], Mapping[str, str]]:
-    """Pages about an incident, for notifications."""
-
-    def links(job: str, incident_id: str) -> Mapping[str, str]:
-        return {"incident": f"{public_url}/incidents/{incident_id}", "job": f"{public_url}/jobs/{quote(job, safe='')}"}
-
-    return links
+        process_over(engine, source, clock, links, counts, dead_letters.publish, secret_of).run(stop)
 
 
 def process_over(
@@ -90,12 +96,13 @@ def process_over(
     links: Links,
     counts: Counter[str],
     publish_refused: PublishRefused | None = None,
+    secret_of: SecretOf = no_secrets,
 ) -> StreamProcess:
     """A stream process over this source, with the detectors of the catalogue."""
     controls = ControlTail(ControlLog(engine, clock))
 
     def make_stream(partition: int) -> Stream:
         series = SeriesWriter(engine, clock)
-        return Stream(engine, source, controls, clock, detectors, links, series, partition, publish_refused)
+        return Stream(engine, source, controls, clock, detectors, links, series, partition, publish_refused, secret_of)
 
     return StreamProcess(engine, source, controls, clock, make_stream, counts)

@@ -20,7 +20,10 @@ ROWS_MAX: Final = 65_536
 COLUMNS_MAX: Final = 160
 """Columns in one table: 64 metrics, 64 phases and the known ones."""
 
-EXACT: Final[tuple[str, ...]] = ("fingerprint", "nonfinite", "nonfinite_first")
+FINGERPRINTS: Final = ("fingerprint", *(f"fingerprint.{number}" for number in range(wire.SLICES_MAX)))
+"""Of all parameters of a rank, and of each of its slices."""
+
+EXACT: Final[tuple[str, ...]] = (*FINGERPRINTS, "nonfinite", "nonfinite_first")
 """Columns that stay integers, because every bit counts."""
 
 NOT_METRICS: Final = frozenset({"step", "rank", "kind", "time_unix_ns", "relative_step", *EXACT})

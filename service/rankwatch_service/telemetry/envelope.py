@@ -32,6 +32,18 @@ PARAMETERS_MAX: Final = 65_536
 FIELDS_DEPTH_MAX: Final = 4
 """Nesting of an event's fields. Agents send one level."""
 
+LINE_CHARS_MAX: Final = 4_096
+"""Characters in the line that says what is watched."""
+
+CAN_MAX: Final = 64
+"""Actions that a rank may say it supports, of at most `NAME_CHARS_MAX` characters each."""
+
+SLICE_CHARS_MAX: Final = 64
+"""Characters that name the content of a slice: a hash of 16, and an index and a number for each of 6 axes."""
+
+FIELDS_CHARS_MAX: Final = 256 * 1024
+"""Characters in an event's fields together: four times the longest stack that agents send."""
+
 _ATTEMPT: Final = re.compile(r".+\.\d{1,9}", re.DOTALL)
 
 
@@ -50,6 +62,10 @@ class Reason(StrEnum):
     """A column whose length, type or mask does not fit its table."""
     RANGE = "range"
     """A rank, step, world size or age that is out of range."""
+    FORGED = "forged"
+    """It is not from the agent that it names, or that agent has nothing to say of a rank in it."""
+    LIMIT = "limit"
+    """There is no room for one more job, or for its ranks and metrics. Sent again later, it may be accepted."""
     FAILED = "failed"
     """The batch seems valid, and processing it failed: a defect of the service."""
 
@@ -68,6 +84,8 @@ class Envelope(wire.Batch, frozen=True):
 
     steps: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
     values: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+    agent: str = ""
+    """The agent that signed it, by `signature.read_envelope`; what a sender writes here counts for nothing."""
 
 
 def decode_envelope(body: bytes) -> Envelope:
@@ -188,6 +206,17 @@ def _check_ranks(ranks: Sequence[wire.RankInfo]) -> None:
         check_range("pid", info.pid, 0, 2**31)
         if len(info.parameters) > PARAMETERS_MAX:
             raise BadBatchError(Reason.TOO_LARGE, f"more than {PARAMETERS_MAX} parameter names")
+        if len(info.can) > CAN_MAX or len(info.watched) > LINE_CHARS_MAX:
+            raise BadBatchError(Reason.TOO_LARGE, f"rank {info.rank}: more than {CAN_MAX} actions, or a long line")
+        texts = [one.content for one in info.slices or ()]
+        for one in info.slices or ():
+            check_range("replica_of", one.replica_of, -1, info.world_size - 1)
+        if len(texts) > wire.SLICES_MAX or max(map(len, texts), default=0) > SLICE_CHARS_MAX:
+            raise BadBatchError(
+                Reason.TOO_LARGE, f"rank {info.rank}: more than {wire.SLICES_MAX} slices, or a long one"
+            )
+        if max(map(len, (info.host, info.device_uuid, *info.can))) > NAME_CHARS_MAX:
+            raise BadBatchError(Reason.NAME, f"rank {info.rank}: a name of more than {NAME_CHARS_MAX} characters")
     if len({info.world_size for info in ranks}) > 1:
         raise BadBatchError(Reason.RANGE, "ranks of one attempt disagree on its world size")
 
@@ -202,8 +231,10 @@ def _check_progress(progress: Sequence[wire.Progress]) -> None:
             and 0 <= block.step_age_s < 1e9
             and 0 <= block.cpu_s < 1e9
             and -1 <= block.outside_s < 1e9
+            and len(block.phase) + len(block.state) + len(block.os_state) <= NAME_CHARS_MAX
         ):
-            raise BadBatchError(Reason.RANGE, f"progress of rank {block.rank}: a number is out of range in {block}")
+            detail = f"progress of rank {block.rank}: a number is out of range, or a name too long, in {block}"[:500]
+            raise BadBatchError(Reason.RANGE, detail)
 
 
 def _check_event(event: wire.Event) -> None:
@@ -212,8 +243,13 @@ def _check_event(event: wire.Event) -> None:
     if event.step is not None:
         check_range("step", event.step, -1, STEP_MAX)
     check_range("time_unix_ns", event.time_unix_ns, 0, 2**63 - 1)
+    if len(event.kind) > NAME_CHARS_MAX:
+        raise BadBatchError(Reason.NAME, f"kind of an event: more than {NAME_CHARS_MAX} characters")
     if not _is_json(event.fields, FIELDS_DEPTH_MAX):
-        raise BadBatchError(Reason.MALFORMED, f"fields of event {event.kind[:80]!r} are not plain JSON")
+        raise BadBatchError(Reason.MALFORMED, f"fields of event {event.kind!r} are not plain JSON")
+    if _chars(event.fields) > FIELDS_CHARS_MAX:
+        detail = f"fields of event {event.kind!r}: more than {FIELDS_CHARS_MAX} characters"
+        raise BadBatchError(Reason.TOO_LARGE, detail)
 
 
 def _is_json(value: Any, depth: int) -> bool:
@@ -228,3 +264,14 @@ def _is_json(value: Any, depth: int) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(item, depth - 1) for key, item in value.items())
     return False
+
+
+def _chars(value: Any) -> int:
+    """Characters of all texts in fields, and one for each other value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_chars, value))
+    if isinstance(value, dict):
+        return sum(len(key) + _chars(item) for key, item in value.items())
+    return 1

@@ -34,6 +34,7 @@ class ValidBatch:
     """A batch that may be appended to the log."""
 
     job: str
+    host: str
     body: bytes
     """As msgpack."""
 
@@ -56,7 +57,7 @@ def validate(body: bytes, content_type: str) -> ValidBatch:
         raise BadBatchError(Reason.CONTENT_TYPE, f"{media_type!r}: send application/msgpack or application/json")
     envelope = decode_envelope(body)
     check_tables(envelope)
-    return ValidBatch(envelope.job, body)
+    return ValidBatch(envelope.job, envelope.host, body)
 
 
 def _as_msgpack(body: bytes) -> bytes:

@@ -19,7 +19,7 @@ model = DDP(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 start = 0
 if os.path.exists("snapshot.pt"):
-    snapshot = torch.load("snapshot.pt")
+    snapshot = torch.load("snapshot.pt", weights_only=True)
     model.load_state_dict(snapshot["model"])
     optimizer.load_state_dict(snapshot["optimizer"])
     start = snapshot["step"]

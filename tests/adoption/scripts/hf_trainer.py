@@ -1,42 +1,27 @@
-"""Hugging Face Trainer with a tiny GPT-2 from scratch; rankwatch lives in a callback."""
+"""Hugging Face Trainer with a tiny GPT-2 from scratch, which it evaluates and saves now and then."""
+
+import os
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import rankwatch
 
-STEPS = 100
+STEPS = int(os.environ.get("STEPS", "100"))
 
 
 class Tokens(Dataset):
+    def __init__(self, size):
+        self.size = size
+
     def __len__(self):
-        return 4096
+        return self.size
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         ids = torch.randint(0, 256, (32,), generator=generator)
         return {"input_ids": ids, "labels": ids}
-
-
-class Rankwatch(TrainerCallback):
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        self.watch = rankwatch.start()
-        self.watch.torch(model, optimizer)
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.step = self.watch.step(state.global_step)
-        self.step.__enter__()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.step.__exit__(None, None, None)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs:
-            self.watch.log(loss=float(logs["loss"]))
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.watch.close()
 
 
 torch.manual_seed(0)
@@ -51,10 +36,15 @@ arguments = TrainingArguments(
     learning_rate=5e-4,
     warmup_steps=10,
     logging_steps=10,
-    save_strategy="no",
+    eval_strategy="steps",
+    eval_steps=40,
+    save_steps=40,
+    save_total_limit=3,
     report_to=[],
     disable_tqdm=True,
 )
-Trainer(model=model, args=arguments, train_dataset=Tokens(), callbacks=[Rankwatch()]).train()
+trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(4096), eval_dataset=Tokens(64))
+rankwatch.hf(trainer)
+trainer.train()
 if torch.distributed.is_initialized():  # else gloo's threads may abort the process as it ends
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A DataLoader with worker processes that prepare images, and a small convolutional network."""
+"""A DataLoader with worker processes that prepare images, over which rankwatch iterates."""
 
 import torch
 import torch.distributed as dist
@@ -8,12 +8,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import rankwatch
 
-STEPS = 100
+EPOCHS = 4
 
 
 class Images(Dataset):
     def __len__(self):
-        return 100_000
+        return 832  # 26 batches for each of two ranks
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -33,10 +33,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     watch = rankwatch.start()
     watch.torch(model, optimizer)
-    stream = iter(loader)
-    for _ in watch.steps(STEPS):
-        with watch.phase("data_wait"):
-            x, y = next(stream)
+    for _, (x, y) in watch.over(loader, epochs=EPOCHS):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()

@@ -32,7 +32,7 @@ for block in model:
 fully_shard(model, mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-watch = rankwatch.start(topology={"dp": mesh.get_local_rank("dp"), "tp": mesh.get_local_rank("tp")})
+watch = rankwatch.start()
 watch.torch(model, optimizer)
 
 generator = torch.Generator().manual_seed(mesh.get_local_rank("dp"))

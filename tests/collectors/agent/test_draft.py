@@ -13,7 +13,7 @@ from tests.collectors.agent.test_columns import read
 def rank(number: int, **identity: Any) -> Any:
     """As much of a local rank as a draft looks at."""
     return SimpleNamespace(
-        rank=number, path=f"ring-{number}", identity=identity, header=SimpleNamespace(pid=1_000 + number)
+        rank=number, path=f"ring-{number}", identity=identity, header=SimpleNamespace(pid=1_000 + number), shards=1
     )
 
 
@@ -76,10 +76,11 @@ def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
 def test_an_introduction_carries_who_the_rank_is() -> None:
     draft = Draft("gpt", "l.0")
     identity = {"world_size": 4, "local_rank": 1, "host": "n", "device_uuid": None, "tp": 1, "can": ["pause"], "x": 1}
-    draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity))
+    draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
     (info,) = sent(draft).ranks
     assert info == wire.RankInfo(
-        2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",)
+        2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",),
+        checkpoint_roots=("/ckpt",), checkpoint_shards=1,
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
     names = [f"layers.{number}.attention.query.weight" for number in range(10_000)]
     count = 0
     while not draft.full:
-        draft.introduce(rank(count, parameters=names))
+        draft.introduce(rank(count, parameters=names), ())
         draft.tell(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
         count += 1
     assert 1 < count < 10
@@ -114,7 +115,7 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
 @pytest.mark.parametrize(("identity", "optimizers"), [({}, 0), ({"optimizers": 2}, 2)])
 def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], optimizers: int) -> None:
     draft = Draft("gan", "l.0")
-    draft.introduce(rank(0, world_size=1, **identity))
+    draft.introduce(rank(0, world_size=1, **identity), ())
     topology_state = TopologyState()
     topology_state.learn(sent(draft).ranks)
     assert topology_state.topology().optimizers == optimizers
@@ -123,5 +124,5 @@ def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], o
 @pytest.mark.parametrize(("identity", "lockstep"), [({}, True), ({"lockstep": False}, False)])
 def test_a_rank_that_goes_at_its_own_pace_says_so(identity: dict[str, Any], lockstep: bool) -> None:
     draft = Draft("gpt", "l.0")
-    draft.introduce(rank(0, world_size=2, **identity))
+    draft.introduce(rank(0, world_size=2, **identity), ())
     assert wire.decode_batch(draft.parcel(Numbering("n"), 5).body).ranks[0].lockstep is lockstep

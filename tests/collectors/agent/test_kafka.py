@@ -10,7 +10,7 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.agent.process import AgentProcess
-from tests.support.agent.service import AgentService, rows, until
+from tests.support.agent.service import AgentService, decoded, rows, until
 from tests.support.kafka.broker import kafka_broker, new_prefix
 from tests.support.kafka.topic import read_topic
 from tests.support.ranks.recording_rank import RecordingRank
@@ -36,11 +36,11 @@ def batches(kafka: KafkaSettings, steps: int) -> list[wire.Batch]:
     """Everything in the topic once it holds so many step records."""
 
     def enough(found: list) -> bool:
-        return sum(steps_in(wire.decode_batch(one.value)) for one in found) >= steps
+        return sum(steps_in(decoded(one.value)) for one in found) >= steps
 
     found = read_topic(kafka.bootstrap, kafka.telemetry_topic, enough, PARTITIONS, within_s=60.0)
     assert {one.key for one in found} == {"gpt"}
-    return [wire.decode_batch(one.value) for one in found]
+    return [decoded(one.value) for one in found]
 
 
 def steps_in(batch: wire.Batch) -> int:

@@ -17,6 +17,11 @@ from rankwatch.recorder import Recorder
 HOLD = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
 
 
+def anything(_location: str) -> str:
+    """Every location is below a checkpoint root."""
+    return ""
+
+
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[LocalRank]:
     identity = {"job": "gpt", "launch": "l", "rank": 0, "world_size": 1}
@@ -30,7 +35,7 @@ def rank(tmp_path: Path) -> Iterator[LocalRank]:
 
 @pytest.fixture
 def relay(rank: LocalRank, tmp_path: Path) -> Relay:
-    return Relay([rank], tmp_path / "resume.json", "gpt")
+    return Relay([rank], tmp_path / "resume.json", "gpt", anything)
 
 
 def say(relay: Relay, view: wire.OrderView, phase: str = "", **fields: object) -> None:
@@ -88,7 +93,7 @@ def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(
     say(relay, HOLD, "do")
     reader = RingReader(rank.path, writable=True)
     again = replace(rank, reader=reader, directive=reader.directives.read())
-    second = Relay([again], tmp_path / "resume.json", "gpt")
+    second = Relay([again], tmp_path / "resume.json", "gpt", anything)
     second.apply(wire.Orders((HOLD,)))
     assert slot(again) == ("o1", "do")
     assert second.late == 1
@@ -152,7 +157,7 @@ def test_a_rank_that_cannot_be_held_is_not_killed(
 
 def test_advice_that_cannot_be_written_is_tried_again(rank: LocalRank, tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    relay = Relay([rank], folder / "resume.json", "gpt")
+    relay = Relay([rank], folder / "resume.json", "gpt", anything)
     orders = wire.Orders(resume=wire.ResumeAdvice("gpt", "c", "/c", 4))
     relay.apply(orders)
     folder.mkdir()
@@ -193,10 +198,104 @@ def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep
 
 
 def test_a_restarted_worker_knows_from_the_slot_what_was_told(rank: LocalRank, tmp_path: Path) -> None:
-    keep(Relay([rank], tmp_path / "resume.json", "gpt"), "memory:l.0:300")
+    keep(Relay([rank], tmp_path / "resume.json", "gpt", anything), "memory:l.0:300")
     ranks = LocalRanks(tmp_path, "gpt")
     (found,) = ranks.scan()
     assert found.proven == "memory:l.0:300"
-    keep(Relay(ranks, tmp_path / "resume.json", "gpt"), "memory:l.0:300", HOLD)
+    keep(Relay(ranks, tmp_path / "resume.json", "gpt", anything), "memory:l.0:300", HOLD)
     assert (writes(rank), rank.reader.directives.proven) == (2, "memory:l.0:300")
     ranks.close()
+
+
+class Places:
+    """What is known of locations; one that is not named may be passed on."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str | None] = {}
+
+    def why_not(self, location: str) -> str | None:
+        return self.known.get(location, "")
+
+
+ROLLBACK = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 7, 4.0, "local:l.0:3", "/evil/3", 3, 1)
+ADVICE = wire.Orders(resume=wire.ResumeAdvice("gpt", "local:l.0:3", "/evil/3", 3))
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places()
+
+
+@pytest.fixture
+def careful(rank: LocalRank, tmp_path: Path, places: Places) -> Relay:
+    return Relay([rank], tmp_path / "resume.json", "gpt", places.why_not)
+
+
+def seen(relay: Relay, rank: LocalRank, order: str = "", answer: str = "") -> wire.Progress:
+    return relay.seen_by_service(rank, wire.Progress(0, 5, "", 0.0, 0.0, order=order, answer=answer))
+
+
+def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(
+    careful: Relay, rank: LocalRank, places: Places
+) -> None:
+    places.known["/evil/3"] = "it is elsewhere"
+    for phase in ("view", "hold", "hold", "do"):
+        say(careful, ROLLBACK, phase)
+    assert slot(rank) is None
+    told = seen(careful, rank)
+    assert (told.order, told.answer, told.answer_step) == ("o1", "failed", 5)
+    assert told.answer_detail == "this host does not load from '/evil/3': it is elsewhere"
+    assert [(each.checkpoint, each.reason) for each in careful.take_refused()] == [("local:l.0:3", "it is elsewhere")]
+    assert careful.take_refused() == []
+
+
+def test_a_refusal_ends_with_its_order(careful: Relay, rank: LocalRank, places: Places) -> None:
+    places.known["/evil/3"] = "it is elsewhere"
+    say(careful, ROLLBACK)
+    say(careful, ROLLBACK, "closed")
+    assert seen(careful, rank).order == ""
+    say(careful, HOLD, order="o2")
+    assert slot(rank) == ("o2", "hold")
+    assert seen(careful, rank).order == ""
+
+
+def test_what_a_rank_itself_has_answered_is_passed_on(careful: Relay, rank: LocalRank, places: Places) -> None:
+    say(careful, ROLLBACK)
+    assert slot(rank) == ("o1", "hold")
+    places.known["/evil/3"] = "it is elsewhere"
+    say(careful, ROLLBACK, "do")
+    assert slot(rank) == ("o1", "do"), "the rank has the location since the hold"
+    assert seen(careful, rank, "o1", "held").answer == "held"
+
+
+def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(
+    careful: Relay, rank: LocalRank, places: Places
+) -> None:
+    places.known["/evil/3"] = None
+    say(careful, ROLLBACK)
+    assert (slot(rank), seen(careful, rank).order) == (None, "")
+    del places.known["/evil/3"]
+    say(careful, ROLLBACK)
+    assert slot(rank) == ("o1", "hold")
+
+
+def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(
+    careful: Relay, places: Places, tmp_path: Path
+) -> None:
+    advice = tmp_path / "resume.json"
+    places.known["/evil/3"] = None
+    assert not careful.ready(ADVICE)
+    careful.apply(ADVICE)
+    assert not advice.exists()
+    places.known["/evil/3"] = "it is elsewhere"
+    assert careful.ready(ADVICE)
+    for _ in range(3):
+        careful.apply(ADVICE)
+    assert not advice.exists()
+    assert "it is elsewhere" in careful.trouble
+    assert len(careful.take_refused()) == 1
+    careful.apply(wire.Orders(resume=wire.ResumeAdvice("gpt", "local:l.0:2", "/ckpt/2", 2)))
+    assert '"/ckpt/2"' in advice.read_text()
+    assert careful.trouble == ""
+    careful.apply(ADVICE)
+    assert '"/ckpt/2"' in advice.read_text(), "the checkpoint before it stays"

@@ -151,6 +151,27 @@ def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(service: Service,
     until(lambda: sender.trouble == "")
 
 
+def test_each_reason_of_an_outage_is_logged_once(
+    service: Service, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons = ["no rank has said yet which host this is", "403: the token is for another job"]
+
+    def logged() -> list[int]:
+        return [sum(reason in record.getMessage() for record in caplog.records) for reason in reasons]
+
+    service.answer = lambda _seq: Later(reasons[service.asked > 1], after_s=0.0)
+    sender.put(parcel(0))
+    until(lambda: service.asked > 4)
+    assert logged() == [1, 1]
+    assert (sender.answered, sender.held) == (False, False)
+    service.answer = lambda _seq: Accepted()
+    until(lambda: sender.answered)
+    service.answer = lambda _seq: Later(reasons[1], after_s=0.0, for_a_person=True)
+    sender.put(parcel(1))
+    until(lambda: sender.held)
+    assert logged() == [1, 2]
+
+
 def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(service: Service) -> None:
     service.answer = lambda _seq: Refused("refused_422", "no such metric")
     sender = Sender(one_by_one(service), no_disk, HostClock())

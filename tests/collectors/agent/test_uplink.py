@@ -3,14 +3,19 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from rankwatch import wire
 from rankwatch.agent import channel as channel_module
+from rankwatch.agent.access.enrolment import Enrolment
+from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.channel import Channel, Unreachable
+from rankwatch.agent.draft import Numbering
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.uplink import FindEndpoint, HttpPublisher, Inbox, Line, OrderStream, ViewPoster
+from rankwatch.agent.line import FindEndpoint, Line
+from rankwatch.agent.uplink import HttpPublisher, Inbox, OrderStream, ViewPoster
 from rankwatch.outcome import Accepted, Later, Refused
 from tests.support.agent.service import TOKEN, AgentService, until
 
@@ -36,11 +41,25 @@ def lines() -> Iterator[list[Line]]:
 Publisher = Callable[[FindEndpoint], HttpPublisher]
 
 
+Enrol = Callable[[FindEndpoint], Enrolment]
+
+
 @pytest.fixture
-def publisher(lines: list[Line]) -> Publisher:
+def enrol(lines: list[Line], tmp_path: Path) -> Enrol:
+    def make(find: FindEndpoint) -> Enrolment:
+        lines.append(Line(find))
+        enrolment = Enrolment(tmp_path / "identity", "gpt", lines[-1])
+        enrolment.introduce("h")
+        return enrolment
+
+    return make
+
+
+@pytest.fixture
+def publisher(lines: list[Line], enrol: Enrol) -> Publisher:
     def make(find: FindEndpoint) -> HttpPublisher:
         lines.append(Line(find))
-        return HttpPublisher(lines[-1])
+        return HttpPublisher(lines[-1], enrol(find))
 
     return make
 
@@ -51,12 +70,13 @@ def find(service: AgentService) -> Endpoint:
 
 def test_a_batch_is_accepted_with_the_token(publisher: Publisher, service: AgentService) -> None:
     assert publisher(lambda: find(service))(BODY) == Accepted()
-    assert service.tokens == [f"Bearer {TOKEN}"]
+    assert service.tokens == [f"Bearer {TOKEN}"] * 2, "one to enrol, one for the batch"
     assert len(service.batches) == 1
 
 
 def test_a_base_url_may_have_a_path() -> None:
     with AgentService() as service:
+        service.enrols = False
         channel = Channel(Endpoint(service.url + "/behind/a/proxy", TOKEN))
         assert channel.post("/api/v1/telemetry", BODY, "application/msgpack").status == 202
         channel.close()
@@ -73,6 +93,16 @@ def test_a_base_url_may_have_a_path() -> None:
 def test_answers_are_told_apart(publisher: Publisher, service: AgentService, status: int, outcome: object) -> None:
     service.status, service.retry_after = status, "7"
     assert publisher(lambda: find(service))(BODY) == outcome
+
+
+def test_a_service_that_does_not_answer_to_its_name_keeps_the_message_and_tells_a_person(
+    publisher: Publisher, service: AgentService
+) -> None:
+    service.status = 421
+    outcome = publisher(lambda: find(service))(BODY)
+    assert isinstance(outcome, Later)
+    assert outcome.for_a_person
+    assert f"{service.url} says 421" in outcome.reason
 
 
 def test_no_service_and_a_broken_configuration_are_reasons_to_wait(publisher: Publisher) -> None:
@@ -102,7 +132,7 @@ def test_where_the_service_is_is_looked_up_again_after_a_failure(publisher: Publ
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = Endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", TOKEN)
     places = [gone, find(service)]
-    publish = publisher(lambda: places.pop(0))
+    publish = publisher(lambda: places.pop(0) if len(places) > 1 else places[0])
     assert isinstance(publish(BODY), Later)
     assert publish(BODY) == Accepted()
     assert publish(BODY) == Accepted()
@@ -183,9 +213,11 @@ def test_a_line_with_no_service_says_so() -> None:
         list(Line(lambda: None).stream("/"))
 
 
-def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentService) -> None:
+def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentService, enrol: Enrol) -> None:
     inbox = Inbox()
-    stream = OrderStream(lambda: find(service), inbox, "gpt", "h", "b")
+    stream = OrderStream(
+        lambda: find(service), inbox, enrol(lambda: find(service)), OrderCheck(), "gpt", Numbering("h")
+    )
     stream.start()
     found: list[wire.Orders] = []
 
@@ -205,10 +237,10 @@ def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentServic
     assert not stream.is_alive()
 
 
-def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService) -> None:
+def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService, enrol: Enrol) -> None:
     inbox = Inbox()
     service.order(wire.OrderView("o1", "gpt", "l.0", "hold", "pause"))
-    poster = ViewPoster(lambda: find(service), inbox)
+    poster = ViewPoster(lambda: find(service), inbox, enrol(lambda: find(service)), OrderCheck())
     poster.start()
     poster.offer([VIEW])
     found: list[wire.Orders] = []
@@ -219,10 +251,10 @@ def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService) -> Non
 
 
 def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_posted_afterwards(
-    service: AgentService,
+    service: AgentService, enrol: Enrol
 ) -> None:
     service.stop()
-    poster = ViewPoster(lambda: find(service), Inbox())
+    poster = ViewPoster(lambda: find(service), Inbox(), enrol(lambda: find(service)), OrderCheck())
     poster.start()
     for number in range(500):
         poster.offer([wire.View("gpt", "l.0", "h", "b", number, ())])

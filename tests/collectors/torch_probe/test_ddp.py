@@ -124,22 +124,6 @@ def by_hand(rank: int) -> dict:
     return {**record(sink, local=local, reduced=reduced), "after_restore": probe.after_restore()}
 
 
-def sharded(rank: int) -> dict:
-    """FSDP2: each rank holds a part of every parameter."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import init_device_mesh
-
-    model = fully_shard(Model(unused=False), mesh=init_device_mesh("cpu", (RANKS,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer)
-    probe.step_begin(0, 0)
-    model(data(rank, 0)).square().mean().backward()
-    optimizer.step()
-    probe.step_end(0, 0)
-    return {**record(sink), "after_restore": probe.after_restore(), "dropped": sink.dropped, "declared": sink.declared}
-
-
 def late_rank(rank: int) -> list[tuple[str, float]]:
     """How long each phase lasted when rank 1 is slow in its forward."""
     ddp = DistributedDataParallel(Model(unused=False))
@@ -178,7 +162,7 @@ def everything(rank: int) -> dict:
     results = {name: train(rank, wrapping, faults=False) for name, wrapping in WRAPPINGS.items()}
     results |= {f"{name}, faulty": train(rank, wrapping, faults=True) for name, wrapping in WRAPPINGS.items()}
     results |= {f"{name}, no_sync": accumulate(rank, WRAPPINGS[name]) for name in ("plain", "bucket views")}
-    return {**results, "by hand": by_hand(rank), "sharded": sharded(rank), "late rank": late_rank(rank)}
+    return {**results, "by hand": by_hand(rank), "late rank": late_rank(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -241,13 +225,3 @@ def test_the_wait_for_a_late_rank_is_collective_time_of_the_others(ranks):
     assert punctual["collective"] > 0.2
     assert late["collective"] < 0.2
     assert punctual["backward"] < 0.2
-
-
-def test_of_sharded_parameters_each_rank_tells_its_own_fingerprint_and_no_norm(ranks):
-    first, second = (results["sharded"] for results in ranks)
-    assert first["fingerprint"] != second["fingerprint"]
-    for got in (first, second):
-        assert got["declared"]["replicated"] is False
-        assert got["after_restore"] == 0
-        assert got["dropped"] == {}
-        assert not {"grad_norm", "local_grad_norm", "nonfinite"} & set(got)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from rankwatch.torch_probe.late import ROWS, WORDS_MAX, LateValues, Span
+from rankwatch.torch_probe.late import DRAIN_S, ROWS, WORDS_MAX, LateValues, Span
+from tests.support.clock import FakeClock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
 
@@ -182,3 +183,21 @@ def test_phases_on_a_device_carry_device_time(device):
 def test_a_probe_on_a_device_that_lags_counts_what_it_gives_up(device):
     sink, _, _ = trained(device, ROWS + 1, phases=False, fingerprint_every=0)
     assert sink.dropped == {"late_values": 4}  # grad_norm, local_grad_norm, nonfinite, nonfinite_first of step 0
+
+
+def test_at_the_end_of_a_process_what_arrives_soon_is_awaited(late, device, arrived, monkeypatch):
+    late.send(4, 0, {"grad_norm": torch.tensor(math.nan)}, {"nonfinite": torch.tensor(1)})
+    monkeypatch.setattr("rankwatch.torch_probe.late.time.sleep", lambda seconds: device.finish())
+    late.drain()
+    assert [(step, ints) for step, _, _, ints in arrived] == [(4, {"nonfinite": 1})]
+
+
+def test_a_device_that_hangs_is_awaited_only_for_a_moment(late, arrived, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr("rankwatch.torch_probe.late.time.monotonic", clock.monotonic_s)
+    monkeypatch.setattr("rankwatch.torch_probe.late.time.sleep", clock.advance)
+    begun_s = clock.monotonic_s()
+    late.send(4, 0, {"grad_norm": torch.tensor(1.0)}, {})
+    late.drain()
+    assert arrived == []
+    assert clock.monotonic_s() - begun_s == pytest.approx(DRAIN_S, abs=0.01)

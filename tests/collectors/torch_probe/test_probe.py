@@ -187,7 +187,7 @@ def test_logged_tensors_are_read_at_once_and_not_kept(sink, model, optimizer):
 def test_a_norm_that_the_loop_logs_is_not_measured_again_until_it_stops_logging(sink, model, optimizer, monkeypatch):
     probe = TorchProbe(sink, model, optimizer, local_gradients=False)
     measured = []
-    monkeypatch.setattr(probe, "_total_norm", lambda share: measured.append(step) or 5.0)
+    monkeypatch.setattr("rankwatch.torch_probe.probe.total_norm", lambda *_, **__: measured.append(step) or 5.0)
     recorded = []
     for step in range(6):
         sink.values = {}

@@ -52,7 +52,7 @@ def test_a_session_ends_after_a_shift_or_with_its_token_unless_that_is_a_login_t
     assert expires_unix_ns == now + session_lasts_s * 10**9
     session = Authenticator(engine, clock).authenticate(text)
     assert session is not None
-    assert (session.kind, session.name, session.scopes, session.job) == ("session", "ada", {"read"}, "llm")
+    assert (session.kind, session.name, session.scopes, session.jobs.only) == ("session", "ada", {"read"}, "llm")
 
 
 def test_a_login_token_opens_one_session_and_another_token_as_many_as_asked_for(engine):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select
 
-from rankwatch_service.access.identities import CACHE_S, LAST_USED_EVERY_NS, Authenticator
+from rankwatch_service.access.identities import CACHE_S, ENDED_S, LAST_USED_EVERY_NS, Authenticator
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token, issue_token, revoke_token
 from rankwatch_service.store.engine import read, write
@@ -28,7 +28,7 @@ def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine):
         token_id, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns(), job="llm")
     identity = Authenticator(engine, clock).authenticate(text)
     assert identity is not None
-    assert (identity.id, identity.name, identity.scopes, identity.job) == (token_id, "ci", {"read"}, "llm")
+    assert (identity.id, identity.name, identity.scopes, identity.jobs.only) == (token_id, "ci", {"read"}, "llm")
     assert identity.holds(Scope.READ)
     assert not identity.holds(Scope.COMMAND)
     assert identity.may_see("llm")
@@ -72,6 +72,49 @@ def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine):
     authenticator.clear_cache()
     assert authenticator.cached(text) is None
     assert authenticator.authenticate(text) is None
+
+
+def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine):
+    clock = FakeClock()
+    with write(engine) as connection:
+        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+    authenticator = Authenticator(engine, clock)
+    assert not authenticator.knows(text)
+    authenticator.authenticate(text)
+    authenticator.clear_cache()
+    clock.advance(3_600)
+    assert authenticator.knows(text)
+
+
+def test_the_tokens_that_were_valid_first_make_room(engine, monkeypatch):
+    monkeypatch.setattr("rankwatch_service.access.identities.KNOWN_MAX", 2)
+    authenticator = Authenticator(engine, FakeClock())
+    with write(engine) as connection:
+        texts = [create_token(connection, TokenKind.API, "ci", [Scope.READ], 0)[1] for _ in range(3)]
+    for text in (texts[0], texts[1], texts[0], texts[2]):
+        authenticator.authenticate(text)
+    assert [authenticator.knows(text) for text in texts] == [True, False, True]
+
+
+@pytest.mark.parametrize("revoked", [True, False])
+def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine, revoked):
+    clock = FakeClock()
+    with write(engine) as connection:
+        expires = clock.unix_ns() + 60 * 10**9
+        token_id, text = create_token(
+            connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns(), expires_unix_ns=expires
+        )
+        if revoked:
+            revoke_token(connection, token_id)
+    clock.advance(65)
+    authenticator = Authenticator(engine, clock)
+    wrong = text[:-1] + ("a" if text[-1] != "a" else "b")
+    assert [authenticator.authenticate(one) for one in (text, wrong)] == [None, None]
+    assert authenticator.ended(text) == ("this token was revoked" if revoked else "this token expired 5 s ago")
+    assert authenticator.ended(wrong) == ""
+    assert (authenticator.knows(text), authenticator.knows(wrong)) == (True, False)
+    clock.advance(ENDED_S + 0.1)
+    assert authenticator.ended(text) == "", "it is looked up again"
 
 
 def test_last_used_is_written_once_in_five_minutes(engine):

@@ -4,11 +4,14 @@ import re
 
 import pytest
 
+from rankwatch.trust import pin_of, split_token
 from rankwatch_service.access import refusals
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import DEFAULT_S
 from rankwatch_service.api.http.openapi import PUBLIC
 from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
+from tests.support.service.certificates import make_certificate
 
 
 def operations(api):
@@ -93,6 +96,42 @@ def test_a_made_token_is_shown_once_and_stored_as_a_hash(api):
     assert secret not in dump
 
 
+def test_a_token_expires_after_90_days_unless_another_time_or_never_is_asked_for(tmp_path):
+    clock = FakeClock()
+    with running_api(tmp_path, clock) as api:
+        now = clock.unix_ns()
+        wanted = {"usual": {}, "short": {"expires_s": 60}, "lasting": {"expires_s": None}}
+        made = {
+            name: api.post("/api/v1/tokens", {"name": name, "scopes": ["read"], **more}).json()
+            for name, more in wanted.items()
+        }
+        lasts_s = {name: one["expires_unix_ns"] and (one["expires_unix_ns"] - now) / 1e9 for name, one in made.items()}
+        assert lasts_s == {"usual": DEFAULT_S, "short": 60, "lasting": None}
+        assert DEFAULT_S == 90 * 86_400
+        api.ask("DELETE", f"/api/v1/tokens/{made['usual']['id']}")
+        clock.advance(61)
+        listed = {one["name"]: one["state"] for one in api.get("/api/v1/tokens").json()["items"]}
+        assert {name: listed[name] for name in wanted} == {"usual": "revoked", "short": "expired", "lasting": "valid"}
+
+
+@pytest.mark.parametrize("expires_s", [0, -1, 1e-12])
+def test_a_token_that_would_have_expired_is_refused(api, expires_s):
+    wanted = {"name": "ci", "scopes": ["read"], "expires_s": expires_s}
+    assert api.post("/api/v1/tokens", wanted).status_code == 422
+
+
+def test_the_list_of_tokens_says_when_each_was_last_used(tmp_path):
+    clock = FakeClock()
+    with running_api(tmp_path, clock) as api:
+        token = api.token(Scope.READ)
+        used = clock.unix_ns()
+        assert api.get("/api/v1/jobs", token=token).status_code == 200
+        clock.advance(5)
+        api.app.state.context.authenticator.store_last_used()
+        listed = {one["id"]: one["last_used_unix_ns"] for one in api.get("/api/v1/tokens").json()["items"]}
+        assert listed[token.split("_")[2]] == used
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -148,3 +187,22 @@ def test_pages_carry_a_strict_policy(api):
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_a_token_for_agents_ends_with_the_pin_of_a_certificate_that_signs_itself(tmp_path):
+    files = tmp_path / "certificate.pem", tmp_path / "certificate.key"
+    authority = make_certificate(*files)
+    with running_api(tmp_path, tls_cert=files[0], tls_key=files[1]) as api:
+
+        def made(*scopes):
+            return api.post("/api/v1/tokens", {"name": "agents", "scopes": scopes})
+
+        def pin(*scopes):
+            return split_token(made(*scopes).json()["token"]).pin
+
+        assert pin("ingest") == pin_of(files[0])
+        assert pin("read") == ""
+        files[0].write_text("being renewed")
+        assert made("ingest").status_code == 503
+        make_certificate(*files, signer=authority)
+        assert pin("ingest") == ""

@@ -101,7 +101,9 @@ def test_a_broker_that_hangs_makes_no_request_hang_and_takes_the_same_batch_afte
 def test_a_batch_that_brokers_refuse_is_413_and_a_dead_letter(any_broker, tmp_path, monkeypatch):
     monkeypatch.setattr(producer_module, "MESSAGE_BYTES_MAX", 1_000)
     kafka = topics_at(any_broker.bootstrap)
-    large = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=(wire.Event("n" * 2_000, 1),)))
+    large = wire.encode(
+        wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=tuple(wire.Event("note", number) for number in range(200)))
+    )
     with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:
         answer = send(api, large)
         assert answer.status_code == 413

@@ -59,6 +59,6 @@ def test_one_name_is_one_receiver(api):
 def test_writers_that_meet_leave_one_chain(api):
     answers = at_once(lambda number: api.post("/api/v1/silences", silence(api, number)))
     assert {answer.status_code for answer in answers} == {201}
+    assert audit_trail.verify(api.engine) is None
     with read(api.engine) as connection:
-        assert audit_trail.verify(connection) is None
         assert len(connection.scalars(select(Feed.id)).all()) == TOGETHER

@@ -2,6 +2,7 @@
 
 from rankwatch_service.access.refusals import TRIES_MAX, WINDOW_S
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.store.audit_trail import exported_rows, verify_export
 
 ON_BOTH_DATABASES = True
 
@@ -30,10 +31,31 @@ def test_who_guesses_tokens_has_to_wait_and_who_has_used_a_valid_one_goes_on(api
     assert api.ask("GET", JOBS, token=reader).status_code == 200
 
 
+def test_a_token_that_has_ended_is_no_guess_and_locks_nobody_out(api):
+    old, new = api.token(Scope.READ), api.token(Scope.READ)
+    token_id = old.split("_")[2]
+    assert api.ask("DELETE", f"/api/v1/tokens/{token_id}").status_code in (200, 204)
+    answers = [api.ask("GET", JOBS, token=old) for _ in range(2 * TRIES_MAX)]
+    assert {answer.status_code for answer in answers} == {401}
+    assert answers[-1].json()["detail"] == "this token was revoked"
+    assert api.ask("GET", JOBS, token=new).status_code == 200, "which nobody has used before"
+
+
+def test_who_has_used_a_valid_token_goes_on_when_others_are_revoked(api):
+    reader, other = api.token(Scope.READ), api.token(Scope.READ)
+    assert api.ask("GET", JOBS, token=reader).status_code == 200
+    token_id = other.split("_")[2]
+    assert api.ask("DELETE", f"/api/v1/tokens/{token_id}").status_code in (200, 204)
+    guess(api, TRIES_MAX + 1)
+    assert api.ask("GET", JOBS, token=reader).status_code == 200
+
+
 def test_wrong_logins_count_too(api):
     login = {"json": {"token": WRONG}, "headers": {"Sec-Fetch-Site": "same-origin"}}
     answers = [api.client.post("/api/v1/session", **login).status_code for _ in range(TRIES_MAX + 1)]
     assert answers == [401] * TRIES_MAX + [429]
+    login["headers"]["Authorization"] = f"Bearer {api.admin}"
+    assert api.client.post("/api/v1/session", **login).status_code == 429, "a valid token beside it does not help"
 
 
 def test_a_browser_without_a_session_does_not_count_as_a_guesser(api):
@@ -52,6 +74,24 @@ def test_refused_requests_are_in_the_audit_trail_with_their_number(api):
     assert reader.split("_")[2] in forbidden[0]
     assert len(audited(api)) == 2, "each is written once"
     assert api.get("/api/v1/audit/chain").json()["whole"]
+
+
+def test_an_address_that_has_to_wait_is_in_the_audit_trail_too(api):
+    assert api.get("/api/v1/audit").status_code == 200  # whose token is known by then is not kept waiting
+    guess(api, TRIES_MAX + 2)
+    assert sorted(audited(api)) == [("unknown", JOBS, "401", TRIES_MAX), ("unknown", JOBS, "429", 2)]
+
+
+def test_the_export_has_what_was_refused(api):
+    guess(api)
+    audited(api)
+    reply = api.get("/api/v1/audit/export")
+    assert reply.headers["content-type"].startswith("application/jsonl")
+    rows = list(exported_rows(reply.text.splitlines()))
+    assert [(row["action"], row["outcome"]) for row in rows] == [("request.refuse", "401")]
+    assert verify_export(rows, api.engine) is None
+    assert api.get(f"/api/v1/audit/export?since_unix_ns={rows[0]['at_unix_ns'] + 1}").text == ""
+    assert api.get("/api/v1/audit/export", token=api.token(Scope.READ, Scope.COMMAND)).status_code == 403
 
 
 def test_the_metrics_count_refused_requests(api):

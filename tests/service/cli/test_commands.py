@@ -1,6 +1,8 @@
 """The command line against a real api on a real port."""
 
+import io
 import json
+import re
 import socket
 import sys
 
@@ -10,40 +12,19 @@ from sqlalchemy import delete, insert, update
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import Progress, View
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.cli import main
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
 from tests.support.service.served_api import served_api
+from tests.support.service.terminal import Terminal
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
-
-
-class Terminal:
-    """Runs commands in this process, as the installed script does."""
-
-    def __init__(self, capsys, monkeypatch):
-        self._capsys = capsys
-        self._monkeypatch = monkeypatch
-
-    def run(self, *arguments):
-        self._monkeypatch.setattr(sys, "argv", ["rankwatch", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = self._capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture
 def terminal(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("RANKWATCH_URL", "RANKWATCH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    # Jobs of this machine that have nothing to do with the test keep their notices where any command looks.
-    monkeypatch.setattr("rankwatch.notices.directories", lambda env, uid: [env.get("RANKWATCH_DIR", str(tmp_path))])
-    return Terminal(capsys, monkeypatch)
+    return Terminal(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +34,7 @@ def api(tmp_path_factory):
         with write(api.engine) as connection:
             fill(connection)
         # An agent that tells of itself and obeys nothing.
-        store_views(api.engine, [View("gpt-small", "launch.0", "h", "b", 0, ())], 2**62)
+        store_views(api.engine, [ReceivedView(View("gpt-small", "launch.0", "h", "b", 0, ()))], 2**62)
         yield api
 
 
@@ -148,8 +129,14 @@ def test_a_command_is_requested_listed_and_cancelled(terminal, to):
     assert (status, command["action"], command["reason"]) == (0, "pause", "a look"), err
     status, out, _ = terminal.run("commands", "--job", "gpt-small", *to)
     assert short(command["id"]) in out
-    status, _, err = terminal.run("commands", "cancel", short(command["id"]), *to)
-    assert (status, "cancelled" in err) == (0, True)
+    assert command["short_id"] == short(command["id"])
+    status, _, err = terminal.run("commands", "cancel", command["id"], *to)
+    assert (status, err.strip()) == (0, f"{command['short_id']} is cancelled")
+    status, _, err = terminal.run("pause", "gpt-small", *to)
+    assert re.fullmatch(r"pause gpt-small: \w+ \([0-9a-f]{10}\)", err.strip())
+    newest = json.loads(terminal.run("commands", "--json", "--limit", "1", *to)[1])
+    assert re.fullmatch(r"cmd_[0-9a-f]{24}", newest["id"])
+    terminal.run("commands", "cancel", newest["short_id"], *to)
 
 
 def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to, api):
@@ -163,9 +150,9 @@ def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to
 def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(terminal, to, api):
     for launch in ("launch", "other"):
         ranks = (Progress(0, 7, "", 0.0, 0.0),)
-        store_views(api.engine, [View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks)], 2**62)
+        store_views(api.engine, [ReceivedView(View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks))], 2**62)
     assert "launches launch and other run under the same name" in terminal.run("jobs", *to)[2]
-    store_views(api.engine, [View("gpt-small", "other.0", "of-other", "b", 0, ())], 1)
+    store_views(api.engine, [ReceivedView(View("gpt-small", "other.0", "of-other", "b", 0, ()))], 1)
     assert "at once" not in terminal.run("jobs", *to)[2]
 
 
@@ -185,13 +172,14 @@ def test_silences_are_added_listed_and_ended(terminal, to):
     status, out, err = terminal.run("silences", "add", "--comment", "drill", "--for", "30m", "--job", "gpt-small", *to)
     assert status == 0, err
     silence = out.strip()
-    status, out, _ = terminal.run("silences", "--json", *to)
-    assert silence in out
+    (found,) = map(json.loads, terminal.run("silences", "--json", *to)[1].splitlines())
+    assert re.fullmatch(r"sil_[0-9a-f]{24}", found["id"])
+    assert silence == found["short_id"] == short(found["id"])
     assert terminal.run("silences", "expire", silence, *to)[0] == 0
 
 
 def test_receivers_are_added_with_a_secret_listed_and_removed(terminal, to):
-    status, out, err = terminal.run("receivers", "add", "pager", "http://127.0.0.1:9009/hook", "--kind", "hang", *to)
+    status, out, err = terminal.run("receivers", "add", "pager", "https://hooks.example/hook", "--kind", "hang", *to)
     assert (status, out.startswith("whsec_")) == (0, True), err
     status, out, _ = terminal.run("receivers", *to)
     assert "hang" in out
@@ -226,10 +214,70 @@ def test_a_service_that_does_not_answer_ends_with_3(terminal):
     assert (status, "does not answer" in err) == (3, True)
 
 
+@pytest.fixture
+def ended_job(api):
+    """A job that ended long ago."""
+    times = {"first_seen_unix_ns": NOON_UNIX_NS, "last_seen_unix_ns": NOON_UNIX_NS}
+    row = {"state": "ended", "attempt": "l.0", "world_size": 1, "ranks_reporting": 0, "step": 9, **times}
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(name="of-old", **row))
+    yield "of-old"
+    with write(api.engine) as connection:
+        connection.execute(delete(Job).where(Job.name == "of-old"))
+
+
+def test_a_job_is_archived_and_listed_again(terminal, to, ended_job):
+    assert terminal.run("jobs", "archive", ended_job, *to)[0] == 0
+    assert ended_job not in terminal.run("jobs", *to)[1]
+    assert ended_job in terminal.run("jobs", "--archived", *to)[1]
+    assert terminal.run("jobs", "unarchive", ended_job, *to)[0] == 0
+    assert ended_job in terminal.run("jobs", *to)[1]
+    status, _, err = terminal.run("jobs", "archive", "gpt-small", *to)
+    assert (status, "is running" in err) == (2, True)
+
+
+def test_a_job_is_deleted_only_if_its_name_is_typed(terminal, to, api, ended_job, monkeypatch):
+    position = api.controls.end()
+    monkeypatch.setattr("sys.stdin", io.StringIO("of-new\n"))
+    status, _, err = terminal.run("jobs", "delete", ended_job, *to)
+    assert (status, "nothing was deleted" in err) == (2, True)
+    assert "of-old will be deleted for good; the audit" in err
+    assert api.controls.read(position, 10) == []
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{ended_job}\n"))
+    status, _, err = terminal.run("jobs", "delete", ended_job, *to)
+    assert (status, "as soon as stream runs" in err) == (0, True), err
+    (record,) = api.controls.read(position, 10)
+    assert record.key == ended_job
+
+
+def test_a_job_that_reports_is_not_deleted_and_its_name_not_asked_for(terminal, to, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("gpt-small\n"))
+    status, _, err = terminal.run("jobs", "delete", "gpt-small", *to)
+    assert (status, "it can be deleted when it has reported nothing for 300 s" in err) == (2, True)
+    assert "Type the name" not in err
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "1 incident that is not"), (2, "2 incidents that are not")])
+def test_who_deletes_a_job_is_told_of_its_incidents(terminal, to, api, ended_job, monkeypatch, number, words):
+    with write(api.engine) as connection:
+        for at in range(number):
+            connection.execute(insert(Incident).values(**incident_row(id=f"inc_of_old{at}", job=ended_job)))
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    try:
+        assert (
+            f"of-old will be deleted for good, with {words} resolved"
+            in terminal.run("jobs", "delete", ended_job, *to)[2]
+        )
+    finally:
+        with write(api.engine) as connection:
+            connection.execute(delete(Incident).where(Incident.job == ended_job))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("jobs", "show", "nope"),
+        ("jobs", "delete", "nope"),
         ("incidents", "--state", "odd"),
         ("incidents", "show", "nope"),
         ("silences", "add", "--comment", "x", "--for", "soon"),

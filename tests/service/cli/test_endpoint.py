@@ -1,12 +1,17 @@
 """Which service and which token a command uses."""
 
 import json
+import ssl
 import stat
 
 import pytest
 
+from rankwatch.trust import Trust, pin_of
+from rankwatch_service.cli.client import Client
 from rankwatch_service.cli.endpoint import URL_DEFAULT, Places, ServiceEndpoint, find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
+from tests.support.agent.service import AgentService
+from tests.support.service.certificates import make_certificate
 
 
 @pytest.fixture
@@ -51,6 +56,51 @@ def test_a_token_is_never_sent_to_another_service_than_its_own(config):
     assert found(config, "http://elsewhere") == ServiceEndpoint("http://elsewhere", "")
     assert found(config, RANKWATCH_URL="http://elsewhere") == ServiceEndpoint("http://elsewhere", "")
     assert found(config, "http://file/") == ServiceEndpoint("http://file", "f")
+
+
+def test_what_the_service_has_to_prove_comes_with_its_token(config, tmp_path):
+    pin = "ab" * 32
+    store_endpoint(ServiceEndpoint("http://file", "f", Trust(insecure=True)), config)
+    assert found(config) == ServiceEndpoint("http://file", "f", Trust(insecure=True))
+    assert found(config, "http://elsewhere", "o") == ServiceEndpoint("http://elsewhere", "o")
+    assert found(config, "https://x", f"o.{pin}") == ServiceEndpoint("https://x", f"o.{pin}", Trust(pin))
+    environment = {"RANKWATCH_CA_FILE": "ca.pem", "RANKWATCH_INSECURE": "1"}
+    assert found(config, "https://x", "o", **environment).trust == Trust(ca_file="ca.pem", insecure=True)
+    with pytest.raises(CliError, match="not copied as a whole"):
+        found(config, "https://x", "o.abc")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        (ServiceEndpoint("http://10.0.0.1:8770", "t"), "RANKWATCH_INSECURE=1"),
+        (ServiceEndpoint("ftp://h", "t"), "is not the URL of a service"),
+        (ServiceEndpoint("https://h", "t", Trust(ca_file="/nonexistent")), "/nonexistent cannot be used: No such file"),
+    ],
+)
+def test_a_client_refuses_before_anything_is_sent(endpoint, told):
+    with pytest.raises(CliError, match=told):
+        Client(endpoint)
+
+
+def test_a_client_sends_no_token_to_who_does_not_prove_itself(tmp_path):
+    make_certificate(tmp_path / "c.pem", tmp_path / "k.pem")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
+    with AgentService(served) as service:
+        for trust, told in (
+            (Trust("ab" * 32), r"^https://127.0.0.1:\d+: the service has another certificate"),
+            (Trust(), "not trusted .self-signed"),
+        ):
+            client = Client(ServiceEndpoint(service.url, "t", trust))
+            with pytest.raises(CliError, match=told):
+                client.post("/api/v1/agents/view", {})
+        assert service.tokens == []
+        pin = pin_of(tmp_path / "c.pem")
+        client = Client(ServiceEndpoint(service.url, f"t.{pin}", Trust(pin)))
+        with pytest.raises(CliError, match="enrol again"):  # what the fake service says
+            client.post("/api/v1/agents/view", {})
+        assert service.tokens == ["Bearer t"]
 
 
 def test_a_token_without_a_url_is_used_with_the_default_service(config):

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankwatch.agent.endpoint import Endpoint, find_endpoint
+from rankwatch.trust import Trust, split_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.settings import Settings
@@ -76,7 +77,7 @@ def test_commands_find_the_service_with_its_own_folder_and_port(up: Role, user: 
         ("token", "create", "ci", "--scope", "read"),
         ("token", "list"),
         ("token", "revoke", "x"),
-        ("token", "ingest", "file"),
+        ("token", "job", "gpt", "--file", "file"),
         ("db", "check"),
         ("db", "downgrade", "0001"),
     ],
@@ -108,10 +109,12 @@ def test_agents_read_the_address_file_that_up_writes(user: Path, monkeypatch: py
     settings = Settings(data_dir=user / "elsewhere")
     settings.data_dir.mkdir()
     prepare(settings, SystemClock())
-    token = json.loads(named.read_text())["token"]
-    assert find_endpoint(None, None, os.environ) == Endpoint(settings.public_url, token)
+    token, _, key = split_token(json.loads(named.read_text())["token"])
+    assert key, "so that they know the service"
+    endpoint = Endpoint(settings.public_url, token, Trust(enrolment_key=key))
+    assert find_endpoint(None, None, os.environ) == endpoint
     # The address alone is enough where the token that goes with it lies here.
-    assert find_endpoint(settings.public_url + "/", None, os.environ) == Endpoint(settings.public_url, token)
+    assert find_endpoint(settings.public_url + "/", None, os.environ) == endpoint
     with pytest.raises(ValueError, match="no token"):
         find_endpoint("http://127.0.0.1:9", None, os.environ)
 

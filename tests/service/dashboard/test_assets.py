@@ -33,7 +33,9 @@ def test_the_root_leads_to_the_incidents(client):
     assert (answer.status_code, answer.headers["location"]) == (307, "/incidents")
 
 
-@pytest.mark.parametrize("path", ["/login", "/incidents", "/incidents/inc_1", "/jobs", "/jobs/team%2Fjob"])
+@pytest.mark.parametrize(
+    "path", ["/login", "/incidents", "/incidents/inc_1", "/jobs", "/jobs/team%2Fjob", "/policy", "/access"]
+)
 def test_every_page_and_every_file_it_names_is_there(client, path):
     answer = client.get(path)
     assert answer.headers["content-type"].startswith("text/html")

@@ -19,6 +19,7 @@ from rankwatch_service.demo.services.backing import OWN, Backing, BackingError, 
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.service.process import free_port, until
+from tests.support.store.postgres import let_others_through
 
 
 def topics(bootstrap: str) -> set[str]:
@@ -39,11 +40,7 @@ def test_nothing_is_started_where_sqlite_and_the_sql_log_will_do(tmp_path: Path)
 def test_a_broker_and_a_database_of_its_own_run_as_long_as_the_demo(tmp_path: Path) -> None:
     folder = tmp_path / "rankwatch-demo-backing"
     folder.mkdir(mode=0o700)
-    # For root PostgreSQL runs as nobody, who has to come through the folders of the test, too.
-    for above in tmp_path.parents[:3]:
-        if above.name.startswith("pytest"):
-            above.chmod(0o711)
-    tmp_path.chmod(0o711)
+    let_others_through(tmp_path)
     with stand_on(Backing(OWN, OWN), folder, {}) as environment:
         address = make_url(environment["RANKWATCH_DATABASE_URL"]).set(drivername="postgresql+psycopg")
         engine = create_engine(address)

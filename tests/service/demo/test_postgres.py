@@ -11,13 +11,7 @@ from sqlalchemy.engine import make_url
 
 from rankwatch_service.demo.services import postgres
 from rankwatch_service.demo.services.postgres import PACKAGE, Postgres, PostgresError
-
-
-def let_others_through(folder: Path) -> None:
-    """Open the folders of the test itself: for root the server runs as another user."""
-    for each in (folder, *folder.parents):
-        if each.name.startswith("pytest") or each == folder:
-            each.chmod(0o711)
+from tests.support.store.postgres import let_others_through
 
 
 @pytest.fixture

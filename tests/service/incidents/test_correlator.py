@@ -266,6 +266,17 @@ def test_a_job_that_dies_again_and_again_is_one_incident_from_the_loop_on(correl
     assert go_on(correlator, "n.0") == ["resolved"]
 
 
+@pytest.mark.parametrize("kind", [Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY])
+def test_what_is_about_senders_neither_causes_nor_ends_with_what_happens_in_training(correlator, kind):
+    judge(correlator, finding(Kind.HANG, ranks=(3,)))
+    assert judge(correlator, finding(kind)) == [("opened", str(kind))]
+    assert judge(correlator, finding(Kind.DEVICE_FAULT, scope="rank:5")) == [("opened", "device_fault")]
+    correlator.begin("m.0")
+    go_on(correlator, "m.0")
+    assert kind in {incident.kind for incident in correlator.open}
+    assert judge(correlator, finding(kind, Change.CLOSE)) == [("resolved", str(kind))]
+
+
 def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
     for second, rank in enumerate((4, 5, 6, 7)):
         told = judge(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))

@@ -27,7 +27,7 @@ def steps(closed: list[Frame]) -> list[int]:
 def test_a_frame_closes_when_every_rank_has_reported():
     target = window()
     add(target, 1, [0], loss=[1.0])
-    assert target.ready(0.0, 1.0) == []
+    assert list(target.ready(0.0, 1.0)) == []
     add(target, 1, [1], loss=[2.0])
     (frame,) = target.ready(0.0, 1.0)
     assert (frame.attempt, frame.family, frame.step, frame.kind) == ("l.0", "steps", 1, StepKind.TRAIN)
@@ -41,9 +41,9 @@ def test_frames_close_in_step_order_whatever_order_they_came_in():
         add(target, step, [0])
     add(target, 3, [1])
     add(target, 2, [1])
-    assert target.ready(0.0, 1.0) == []
+    assert list(target.ready(0.0, 1.0)) == []
     add(target, 1, [1])
-    assert steps(target.ready(0.0, 1.0)) == [1, 2, 3]
+    assert steps(list(target.ready(0.0, 1.0))) == [1, 2, 3]
 
 
 def test_a_late_frame_closes_with_what_is_missing_unknown():
@@ -51,8 +51,8 @@ def test_a_late_frame_closes_with_what_is_missing_unknown():
     add(target, 0, [0])
     for step in range(1, LATE_STEPS + 1):
         add(target, step, [0, 1])
-    assert target.ready(1.9, 0.1) == []
-    closed = target.ready(2.0, 0.1)
+    assert list(target.ready(1.9, 0.1)) == []
+    closed = list(target.ready(2.0, 0.1))
     assert steps(closed) == list(range(LATE_STEPS + 1))
     assert closed[0].present["busy_s"].tolist() == [True, False]
     assert target.counts["incomplete"] == 1
@@ -61,23 +61,23 @@ def test_a_late_frame_closes_with_what_is_missing_unknown():
 def test_a_frame_of_a_slow_job_is_late_after_eight_steps():
     target = window()
     add(target, 0, [0])
-    assert target.ready(79.0, 10.0) == []
-    assert steps(target.ready(80.0, 10.0)) == [0]
+    assert list(target.ready(79.0, 10.0)) == []
+    assert steps(list(target.ready(80.0, 10.0))) == [0]
 
 
 def test_a_row_that_comes_after_its_frame_closed_does_not_change_it():
     target = window()
     add(target, 1, [0])
-    assert steps(target.ready(100.0, 1.0)) == [1]
+    assert steps(list(target.ready(100.0, 1.0))) == [1]
     add(target, 1, [1])
-    assert target.ready(200.0, 1.0) == []
+    assert list(target.ready(200.0, 1.0)) == []
     assert target.counts["late"] == 1
 
 
 def test_late_rows_are_kept_for_the_charts():
     target = window()
     add(target, 1, [0], loss=[1.0])
-    target.ready(100.0, 1.0)
+    list(target.ready(100.0, 1.0))
     (frame,) = add(target, 1, [1], loss=[2.0])
     assert (frame.step, frame.values["loss"].tolist()) == (1, [0.0, 2.0])
     assert frame.present["loss"].tolist() == [False, True]
@@ -123,45 +123,45 @@ def test_one_row_of_another_kind_labels_the_step():
     target = window()
     evaluated = table([1, 1], [0, 1], exact={"kind": [0, 1]})
     target.add(rows(evaluated), 0.0)
-    assert target.ready(0.0, 1.0)[0].kind is StepKind.EVAL
+    assert next(target.ready(0.0, 1.0)).kind is StepKind.EVAL
 
 
 def test_a_departed_rank_is_not_waited_for():
     target = window()
     add(target, 1, [0])
     target.depart(1)
-    assert steps(target.ready(0.0, 1.0)) == [1]
+    assert steps(list(target.ready(0.0, 1.0))) == [1]
 
 
 def test_a_rank_missing_for_long_is_not_waited_for_until_it_reports_again():
     target = window()
     for step in range(MISSES_MAX):
         add(target, step, [0])
-    assert len(target.ready(100.0, 1.0)) == MISSES_MAX
+    assert len(list(target.ready(100.0, 1.0))) == MISSES_MAX
     add(target, 100, [0], now_s=100.0)
-    assert steps(target.ready(100.0, 1.0)) == [100]
+    assert steps(list(target.ready(100.0, 1.0))) == [100]
     add(target, 101, [1], now_s=100.0)
     add(target, 101, [0], now_s=100.0)
-    assert steps(target.ready(100.0, 1.0)) == [101]
+    assert steps(list(target.ready(100.0, 1.0))) == [101]
     add(target, 102, [0], now_s=100.0)
-    assert target.ready(100.0, 1.0) == []
+    assert list(target.ready(100.0, 1.0)) == []
 
 
 def test_a_wrong_step_number_of_one_rank_makes_no_later_row_late():
     target = window(3)
     add(target, 1, [0, 1, 2])
-    assert steps(target.ready(0.0, 1.0)) == [1]
+    assert steps(list(target.ready(0.0, 1.0))) == [1]
     add(target, 1 + FAR_STEPS + 1, [2])
-    assert target.ready(100.0, 1.0) == []
+    assert list(target.ready(100.0, 1.0)) == []
     add(target, 2, [0, 1, 2], now_s=100.0)
-    assert steps(target.ready(100.0, 1.0)) == [2]
+    assert steps(list(target.ready(100.0, 1.0))) == [2]
     assert target.counts["far"] == 1
 
 
 def test_ranks_that_the_attempt_does_not_have_are_counted():
     target = window()
     add(target, 1, [0, 1, 7])
-    assert steps(target.ready(0.0, 1.0)) == [1]
+    assert steps(list(target.ready(0.0, 1.0))) == [1]
     assert target.counts["rank"] == 1
 
 
@@ -170,7 +170,7 @@ def test_open_frames_are_bounded(monkeypatch):
     target = window()
     for step in range(15):
         add(target, step, [0])
-    assert len(target.ready(0.0, 1.0)) == 5
+    assert len(list(target.ready(0.0, 1.0))) == 5
     assert target.counts["pushed"] == 5
 
 
@@ -178,7 +178,7 @@ def test_metric_names_are_bounded(monkeypatch):
     monkeypatch.setattr(frames_module, "NAMES_MAX", 2)
     target = window(1)
     add(target, 1, [0], a=[1.0], b=[2.0], c=[3.0])
-    assert set(target.ready(0.0, 1.0)[0].values) == {"a", "b"}
+    assert set(next(target.ready(0.0, 1.0)).values) == {"a", "b"}
     assert target.counts["names"] == 1
 
 
@@ -193,9 +193,9 @@ def test_a_late_value_that_usually_comes_is_waited_for():
     target = window(1, "values")
     for step in range(STREAK):
         add(target, step, [0], a=[1.0], b=[1.0])
-        assert steps(target.ready(0.0, 1.0)) == [step]
+        assert steps(list(target.ready(0.0, 1.0))) == [step]
     add(target, 50, [0], a=[1.0])
-    assert target.ready(0.0, 1.0) == []
+    assert list(target.ready(0.0, 1.0)) == []
     add(target, 50, [0], b=[2.0])
     (frame,) = target.ready(0.0, 1.0)
     assert frame.values["b"].tolist() == [2.0]
@@ -205,16 +205,16 @@ def test_no_frame_is_late_because_the_service_could_not_receive():
     target = window()
     add(target, 0, [0])
     target.blind(60.0)
-    assert target.ready(61.0, 1.0) == []
-    assert steps(target.ready(68.0, 1.0)) == [0]
+    assert list(target.ready(61.0, 1.0)) == []
+    assert steps(list(target.ready(68.0, 1.0))) == [0]
 
 
 def test_flushing_closes_everything_in_order():
     target = window()
     for step in (2, 1):
         add(target, step, [0])
-    assert steps(target.flush(0.0)) == [1, 2]
-    assert target.flush(0.0) == []
+    assert steps(list(target.flush(0.0))) == [1, 2]
+    assert list(target.flush(0.0)) == []
 
 
 def test_an_attempt_that_turns_out_larger_keeps_its_values():
@@ -275,7 +275,7 @@ def test_rows_of_several_batches_may_come_in_any_order():
     table_of_six = rows(table([2, 1, 2, 1, 1, 2], [3, 2, 0, 0, 1, 1], loss=[23.0, 12.0, 20.0, 10.0, 11.0, 21.0]))
     assert target.fits(table_of_six, 0.0)
     target.add(table_of_six, 0.0)
-    assert target.ready(0.0, 1.0) == []
+    assert list(target.ready(0.0, 1.0)) == []
     add(target, 1, [3], loss=[13.0])
     add(target, 2, [2], loss=[22.0])
     first, second = target.ready(0.0, 1.0)
@@ -300,5 +300,5 @@ def test_a_frame_that_a_later_batch_of_the_bundle_completes_stays_open_until_the
     target.add(bundle, 0.0)
     last = bundle.last_batches()
     assert last == {1: 1, 2: 2}
-    closed = [steps(target.ready(0.0, 1.0, {step for step in last if last[step] > batch})) for batch in range(3)]
+    closed = [steps(list(target.ready(0.0, 1.0, {step for step in last if last[step] > batch}))) for batch in range(3)]
     assert closed == [[], [1], [2]]

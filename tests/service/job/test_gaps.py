@@ -1,4 +1,4 @@
-from rankwatch_service.job.gaps import BOOTS_MAX, GAP_WAIT_S, INTERVALS_MAX, Arrival, Gap, GapTracker
+from rankwatch_service.job.gaps import BOOTS_MAX, GAP_WAIT_S, HOSTS_MIN, INTERVALS_MAX, Arrival, Gap, GapTracker
 
 
 def test_a_message_in_order_is_new_and_a_repeated_one_changes_nothing():
@@ -79,3 +79,13 @@ def test_a_restored_state_goes_on_as_before():
     again.restore(gaps.state())
     assert again.arrive("h", "b", 1, 1.0) is Arrival.LATE
     assert again.gaps(GAP_WAIT_S) == [Gap("h", "b", 1)]
+
+
+def test_names_of_hosts_that_somebody_makes_up_take_no_more_memory_than_the_jobs_own():
+    tracker = GapTracker()
+    for number in range(10 * HOSTS_MIN):
+        assert tracker.arrive(f"made-up-{number}", "b", 0, 0.0, ranks=4) is Arrival.NEW
+    assert len(tracker.state()) == HOSTS_MIN
+    for number in range(1_000):
+        tracker.arrive(f"node-{number}", "b", 0, 0.0, ranks=1_000)
+    assert len(tracker.state()) == HOSTS_MIN + 1_000, "a job of one rank on each host has room for all"

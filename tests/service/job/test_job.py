@@ -6,10 +6,18 @@ from collections.abc import Sequence
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import Finding, Observation, Occurrence
+from rankwatch_detectors.base import SERVICE_KINDS, Finding, Kind, Observation, Occurrence
+from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.control_records import Judgement, ReceiverRoute
+from rankwatch_service.policy.control_records import (
+    Judgement,
+    ReceiverRoute,
+    TelemetryRefused,
+    decode_control,
+    encode_control,
+)
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
@@ -60,6 +68,35 @@ def test_a_hang_that_names_no_rank_requests_the_stacks_of_some():
     assert world.effects.commands[0].params == {"ranks": [0, 1, 2, 3]}
 
 
+@pytest.mark.parametrize(
+    ("refusal", "opened"),
+    [
+        (
+            TelemetryRefused("forged", {"what": "view", "agent": "agt_1", "host": "node-9", "count": 2}),
+            "forged_telemetry",
+        ),
+        (TelemetryRefused("limit", {"what": "new jobs within a minute", "limit": 60, "figure": 61}), "limit_reached"),
+    ],
+)
+def test_a_refusal_of_the_api_opens_an_incident_that_ends_a_quiet_time_later(refusal, opened):
+    world = World(detector=lambda: RefusalDetector(Kind(opened), RefusalConfig()))
+    world.job.control(decode_control(encode_control(refusal)), world.now_s, world.effects)
+    (transition,) = world.effects.transitions
+    assert (transition.incident.kind, transition.incident.scope) == (opened, WHOLE_JOB)
+    assert transition.incident.evidence["what"] == refusal.fields["what"]
+    world.tick(RefusalConfig().quiet_s)
+    assert world.told() == ["opened", "resolved"]
+
+
+@pytest.mark.parametrize("kind", sorted(SERVICE_KINDS))
+def test_an_agent_cannot_report_what_the_service_alone_reports(kind):
+    world = World(detector=lambda: RefusalDetector(Kind.FORGED_TELEMETRY, RefusalConfig()))
+    world.send(events=(wire.Event(kind, 1, None, 1, {"what": "rank", "action": "pause", "phase": "do"}),))
+    world.tick()
+    assert world.told() == []
+    assert world.effects.jobs["gpt"].dropped == {"reserved_events": 1}
+
+
 def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     world = World(Rule("r1", Mode.ACT, kind="nonfinite", action="rollback"))
     world.train(*range(60, 80))
@@ -76,6 +113,24 @@ def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     assert command.requested_by == "policy"
     assert world.verdicts() == {"memory:l.0:79": "good", "memory:l.0:99": "suspect"}
     assert world.effects.transitions[0].incident.checkpoint == "memory:l.0:79"
+
+
+def test_what_the_policy_wants_approved_is_asked_for_by_notification():
+    world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=3)
+    world.find("hang", ranks=[3], onset_step=100)
+    relaunch, stacks = world.effects.commands
+    assert (relaunch.approval_required, relaunch.world_size, stacks.approval_required) == (True, 4, False)
+    asked, opened = world.effects.notifications
+    assert (asked.receiver, asked.command_id, asked.silenced) == ("oncall", relaunch.id, False)
+    body = json.loads(asked.body)
+    assert (body["type"], body["data"]["incident"]) == ("command.approval_needed", relaunch.incident_id)
+    assert b'"incident.opened"' in opened.body
+
+
+def test_what_the_policy_may_do_by_itself_asks_nobody():
+    world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=4)
+    world.find("hang", ranks=[3], onset_step=100)
+    assert [one.command_id for one in world.effects.notifications] == [""]
 
 
 def test_policy_acts_on_the_second_incident_after_the_cool_down():

@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.notify.address import (
     ADDRESSES_MAX,
     AddressError,
@@ -15,6 +16,7 @@ from rankwatch_service.notify.address import (
     resolved,
 )
 
+NOTHING = allow_list("")
 NEVER = [
     "169.254.169.254",
     "0.0.0.0",
@@ -44,22 +46,30 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", NEVER)
-@pytest.mark.parametrize("allow_private", [True, False])
-def test_webhooks_never_go_to_link_local_reserved_or_metadata_addresses(address, allow_private):
+@pytest.mark.parametrize("private", [EVERY_ADDRESS, NOTHING, allow_list("host.example")])
+def test_webhooks_never_go_to_link_local_reserved_or_metadata_addresses(address, private):
     with pytest.raises(AddressError, match="never"):
-        check_address(ip_address(address), allow_private)
+        check_address("host.example", ip_address(address), private)
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_private_addresses_need_the_setting_that_allows_them(address):
-    check_address(ip_address(address), allow_private=True)
-    with pytest.raises(AddressError, match="private"):
-        check_address(ip_address(address), allow_private=False)
+def test_private_addresses_need_a_setting_that_allows_them(address):
+    check_address("host.example", ip_address(address), EVERY_ADDRESS)
+    check_address("Host.example", ip_address(address), allow_list("other.example, host.example"))
+    for private in (NOTHING, allow_list("other.example, 10.200.0.0/16")):
+        with pytest.raises(AddressError, match=r"private.*RANKWATCH_NOTIFY_ALLOW"):
+            check_address("host.example", ip_address(address), private)
+
+
+def test_a_network_in_the_list_allows_its_addresses_in_every_form():
+    private = allow_list("10.0.0.0/9, ::1")
+    for address in ("10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::a01:203", "::1"):
+        check_address("host.example", ip_address(address), private)
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:4700::1111", "::ffff:93.184.215.14"])
 def test_public_addresses_are_allowed(address):
-    check_address(ip_address(address), allow_private=False)
+    check_address("host.example", ip_address(address), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_other_urls_are_refused(url):
 @pytest.mark.parametrize("host", ["2130706433", "0177.0.0.1", "127.1", "0x7f.1", "localhost"])
 def test_other_spellings_of_loopback_are_seen_through(host):
     with pytest.raises(AddressError, match="private"):
-        asyncio.run(resolved(host, 80, allow_private=False))
+        asyncio.run(resolved(host, 80, NOTHING))
 
 
 def answers(*addresses):
@@ -119,14 +129,14 @@ def answers(*addresses):
 def test_one_bad_answer_among_good_ones_refuses_the_name(monkeypatch):
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", answers("93.184.215.14", "169.254.169.254"))
     with pytest.raises(AddressError, match="never"):
-        asyncio.run(resolved("rebinding.example", 80, allow_private=True))
+        asyncio.run(resolved("rebinding.example", 80, EVERY_ADDRESS))
 
 
 def test_addresses_are_tried_in_the_name_servers_order_up_to_the_bound(monkeypatch):
     given = [f"93.184.215.{n}" for n in (9, 1, 5, 1, 2, 3, 4)]
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", answers(*given))
     assert (
-        asyncio.run(resolved("many.example", 80, allow_private=False))
+        asyncio.run(resolved("many.example", 80, NOTHING))
         == [
             "93.184.215.9",
             "93.184.215.1",

@@ -13,6 +13,7 @@ from sqlalchemy import insert, select
 from rankwatch.kafka import producer as producer_module
 from rankwatch.kafka.producer import Producer
 from rankwatch.kafka.settings import KafkaSettings
+from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_topics import ensure_topics
@@ -30,6 +31,7 @@ from tests.support.kafka.topic import read_topic
 from tests.support.service.process import until
 from tests.support.values.incidents import notified, receiver_row, transition
 
+KEY = SecretKey(b"k" * 32)
 SOURCE = "https://watch.example"
 BODY = incident_message(transition(), {})
 
@@ -91,12 +93,12 @@ def test_the_topic_becomes_a_receiver_once_and_stream_learns_of_it(engine):
     clock = SystemClock()
     controls = ControlLog(engine, clock)
     begin = controls.end()
-    add_topic_receiver(engine, controls, clock)
-    add_topic_receiver(engine, controls, clock)
+    add_topic_receiver(engine, controls, clock, KEY)
+    add_topic_receiver(engine, controls, clock, KEY)
     with read(engine) as connection:
         (row,) = connection.execute(select(Receiver.__table__)).mappings()
         (audited,) = connection.execute(select(Audit.__table__)).mappings()
-    assert (row["name"], row["url"], row["enabled"]) == (TOPIC_RECEIVER, TOPIC_URL, True)
+    assert (row["name"], KEY.decrypt(row["url"]), row["enabled"]) == (TOPIC_RECEIVER, TOPIC_URL, True)
     assert audited["target"] == TOPIC_RECEIVER
     (record,) = controls.read(begin, 10)
     told = decode_control(record.value)

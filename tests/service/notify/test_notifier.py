@@ -154,6 +154,18 @@ def test_other_incidents_do_not_wait_behind_one_that_fails(desk):
     assert desk.states() == {bad: "waiting", good: "delivered"}
 
 
+@pytest.mark.parametrize("fails", ["incident", "command"])
+def test_a_message_about_a_command_and_those_of_its_incident_do_not_wait_for_each_other(desk, fails):
+    (incident,), (command,) = desk.told(number=1), desk.told(number=2)
+    with write(desk.engine) as connection:
+        of_command = {"command_id": "cmd_1", "transition": 0}
+        connection.execute(update(Outbox).where(Outbox.id == command).values(**of_command))
+    bad, good = (incident, command) if fails == "incident" else (command, incident)
+    sender = ScriptedSender(pager=lambda one: TryOutcome(500, "answered 500", 0.1) if one == bad else OK)
+    desk.work(sender, lambda: desk.states()[good] == "delivered" and ("pager", bad) in sender.sent)
+    assert desk.states() == {bad: "waiting", good: "delivered"}
+
+
 def test_a_receiver_that_hangs_delays_no_other_and_is_bounded(desk):
     desk.receiver("slow")
     for n in range(20):

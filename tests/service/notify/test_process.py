@@ -21,7 +21,7 @@ from tests.support.values.incidents import SECRET, notified, receiver_row
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
-    "run(Settings(database_url=sys.argv[1]))"
+    "run(Settings(database_url=sys.argv[1], notify_allow_private=True))"
 )
 INCIDENTS_A_KILL = 6
 KILLS = 12

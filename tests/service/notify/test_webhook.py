@@ -11,6 +11,7 @@ import threading
 import pytest
 from standardwebhooks import Webhook
 
+from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.webhook import WebhookSender
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
@@ -19,9 +20,9 @@ from tests.support.values.incidents import SECRET
 BODY = b'{"type":"incident.opened"}'
 
 
-def send(url, *, allow_private=True, timeout_s=5.0, secret=SECRET):
+def send(url, *, private=EVERY_ADDRESS, timeout_s=5.0, secret=SECRET):
     async def once():
-        async with WebhookSender(SystemClock(), allow_private, timeout_s) as sender:
+        async with WebhookSender(SystemClock(), private, timeout_s) as sender:
             return await sender.send(url, secret, "msg_1", BODY)
 
     return asyncio.run(once())
@@ -111,7 +112,7 @@ def test_an_answer_that_is_not_http_is_a_failure():
 @pytest.mark.parametrize("spelling", ["127.0.0.1", "2130706433", "0177.0.0.1", "[::ffff:127.0.0.1]", "localhost"])
 def test_where_private_addresses_are_not_allowed_nothing_is_connected(spelling):
     with webhook_receiver() as receiver:
-        outcome = send(receiver.url.replace("127.0.0.1", spelling), allow_private=False)
+        outcome = send(receiver.url.replace("127.0.0.1", spelling), private=allow_list(""))
     assert (outcome.status, receiver.calls) == (None, [])
     assert outcome.error.startswith("refused: ")
 

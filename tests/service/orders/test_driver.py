@@ -2,13 +2,16 @@
 
 import msgspec
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 
+from rankwatch.wire import View
 from rankwatch_service.api.background.order_cache import orders_of
+from rankwatch_service.orders import driver
+from rankwatch_service.orders.running_attempt import ReceivedView, read_training, store_views
 from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.audit_trail import verify
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Checkpoint, Command, Feed, Job
+from rankwatch_service.store.models import Attempt, Audit, Checkpoint, Command, Feed, Job
 from tests.support.orders.driven_world import CrashError, DrivenWorld
 from tests.support.orders.training_world import S
 
@@ -25,8 +28,7 @@ def check(world: DrivenWorld) -> None:
     assert not world.violations
     for steps in world.acted_steps().values():
         assert len(steps) == 1
-    with read(world.engine) as connection:
-        assert verify(connection) is None
+    assert verify(world.engine) is None
     world.engine.dispose()
 
 
@@ -133,16 +135,63 @@ def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
     check(world)
 
 
-def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
-    from rankwatch.wire import View
-    from rankwatch_service.orders.running_attempt import store_views
+@pytest.mark.parametrize("action", [*ACTIONS, "relaunch"])
+def test_a_command_that_two_drivers_find_due_at_once_has_one_order(tmp_path, monkeypatch, action):
+    world = DrivenWorld(1, action, tmp_path)
+    world.ask("c", action)
+    with monkeypatch.context() as patch:
+        find = driver._to_begin
 
+        def found_by_both(*arguments):
+            found = find(*arguments)
+            patch.setattr(driver, "_to_begin", find)
+            world.drivers[1]()
+            return found
+
+        patch.setattr(driver, "_to_begin", found_by_both)
+        world.drivers[0]()
+    world._look()
+    assert (world.command, len(world.orders)) == ("sent", 1), world.result
+    check(world)
+
+
+def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
     world = DrivenWorld(1, "pause", tmp_path)
-    store_views(world.engine, [View("j", "later.0", "9", "b", 0, ())], world.now_ns)
+    with write(world.engine) as connection:
+        columns = {"started_unix_ns": 1, "world_size": 1, "topology": {}, "number": 9}
+        connection.execute(insert(Attempt).values(job="j", attempt="later.0", **columns))
+    store_views(world.engine, [ReceivedView(View("j", "later.0", "9", "b", 0, ()))], world.now_ns)
     world.run(seconds=2.0)
     assert (world.command, world.orders) == ("refused", [])
     assert "later.0" in world.result
     check(world)
+
+
+@pytest.mark.parametrize("attempt", ["later.0", "l.7"])
+def test_a_view_alone_makes_no_attempt_the_one_that_commands_are_for(tmp_path, attempt):
+    """Neither of a launch that stream has not accepted nor by an agent that carries no rank of the launch."""
+    world = DrivenWorld(1, "pause", tmp_path)
+    with write(world.engine) as connection:
+        topology = connection.scalar(select(Attempt.topology))
+        for rank in topology["ranks"]:
+            rank["agent"] = f"agent of {rank['host']}"
+        connection.execute(update(Attempt).values(topology=topology))
+    world.agent_of = "agent of {}".format
+    store_views(world.engine, [ReceivedView(View("j", attempt, "9", "b", 0, ()), "stranger")], world.now_ns)
+    world.run(seconds=5.0)
+    assert world.command == "applied"
+    check(world)
+
+
+def test_ranks_that_hold_the_same_slices_must_answer_a_rollback_alike(tmp_path):
+    world = DrivenWorld(1, "rollback", tmp_path)
+    with write(world.engine) as connection:
+        topology = connection.scalar(select(Attempt.topology)) | {"replicated": False}
+        connection.execute(update(Attempt).values(topology=topology))
+        assert read_training(connection, "j", "l.0").replicas == ()
+        topology |= {"shared_slices": [[0, 2], [1, 3]]}
+        connection.execute(update(Attempt).values(topology=topology))
+        assert read_training(connection, "j", "l.0").replicas == ((0, 2), (1, 3))
 
 
 def test_a_command_waits_for_approval_and_expires_without(tmp_path):
@@ -154,6 +203,9 @@ def test_a_command_waits_for_approval_and_expires_without(tmp_path):
     world.now_ns += 100 * S
     world.drivers[0]()
     assert world.state_of("c") == "expired"
+    with read(world.engine) as connection:
+        assert connection.scalar(select(Command.result).where(Command.id == "c")) == "nobody approved it in time"
+        assert connection.scalar(select(Audit.action).order_by(Audit.id.desc()).limit(1)) == "command.pause.expired"
     check(world)
 
 

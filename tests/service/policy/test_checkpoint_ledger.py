@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from rankwatch_service.policy.checkpoint_ledger import (
     ENTRIES_MAX,
     PROOF_STEPS,
+    REFUSED_MAX,
     SURVIVES_HOSTS,
     SURVIVES_PROCESSES,
     CheckpointTier,
@@ -17,8 +18,8 @@ from rankwatch_service.policy.checkpoint_ledger import (
 )
 
 
-def shard(step, rank=0, attempt="l.0", tier=CheckpointTier.LOCAL, shards=0):
-    return Shard(attempt, step, rank, tier, f"/at/{step}", shards, 1.0, 100, step)
+def shard(step, rank=0, attempt="l.0", tier=CheckpointTier.LOCAL):
+    return Shard(attempt, step, rank, tier, f"/at/{step}", 1.0, 100, step)
 
 
 def saved(ledger, step, *, attempt="l.0", tier=CheckpointTier.LOCAL, world_size=2):
@@ -33,16 +34,55 @@ def verdicts(ledger):
 
 def test_a_save_is_incomplete_until_all_its_shards_are_reported():
     ledger = Ledger()
-    [entry] = ledger.saved(shard(10, rank=1), world_size=2)
+    [entry] = ledger.saved(shard(10, rank=1), expected=2)
     assert (entry.verdict, entry.shards) == (Verdict.INCOMPLETE, (1,))
-    assert ledger.saved(shard(10, rank=1), world_size=2) == []
-    [entry] = ledger.saved(shard(10, rank=0), world_size=2)
+    assert ledger.saved(shard(10, rank=1), expected=2) == []
+    [entry] = ledger.saved(shard(10, rank=0), expected=2)
     assert (entry.verdict, entry.shards, entry.bytes) == (Verdict.UNPROVEN, (0, 1), 200)
 
 
-def test_a_save_that_only_one_rank_makes_says_so_and_is_complete_at_once():
-    [entry] = Ledger().saved(shard(10, shards=1), world_size=64)
+def test_a_save_that_only_one_rank_makes_is_complete_at_once():
+    [entry] = Ledger().saved(shard(10), expected=1)
     assert entry.verdict is Verdict.UNPROVEN
+
+
+def test_a_later_report_cannot_lower_how_many_shards_a_save_has():
+    ledger = Ledger()
+    ledger.saved(shard(10, rank=1), expected=3)
+    [entry] = ledger.saved(shard(10, rank=0), expected=1)
+    assert (entry.verdict, entry.shards_expected) == (Verdict.INCOMPLETE, 3)
+
+
+def test_what_was_refused_is_never_loaded_and_does_not_stand_in_the_way_of_the_honest_save():
+    ledger = Ledger()
+    [entry] = ledger.refused(shard(10), "elsewhere")
+    assert (entry.verdict, entry.reason, entry.shards) == (Verdict.REFUSED, "elsewhere", ())
+    ledger.progressed("l.0", 0, 500)
+    assert (ledger.newest_good(), ledger.first_on_disk) == (None, None)
+    saved(ledger, 10)
+    ledger.progressed("l.0", 0, 500)
+    good = ledger.newest_good()
+    assert (good.step, good.location, good.shards) == (10, "/at/10", (0, 1))
+    assert ledger.refused(replace(shard(10), location="/evil"), "elsewhere") == []
+    assert ledger.newest_good() == good
+
+
+def test_refused_saves_displace_no_other():
+    ledger = Ledger()
+    kept = [saved(ledger, step) for step in range(ENTRIES_MAX - REFUSED_MAX)]
+    for step in range(1_000, 1_000 + 2 * ENTRIES_MAX):
+        ledger.refused(shard(step), "elsewhere")
+    assert [entry.id for entry in ledger.entries if entry.verdict is not Verdict.REFUSED] == kept
+    newest = [saved(ledger, step) for step in range(5_000, 5_000 + REFUSED_MAX)]
+    assert [entry.id for entry in ledger.entries] == kept + newest
+
+
+def test_a_save_is_verified_only_if_all_its_shards_are():
+    ledger = Ledger()
+    ledger.saved(replace(shard(10), verified=True), expected=2)
+    assert ledger.entries[0].verified
+    [entry] = ledger.saved(shard(10, rank=1), expected=2)
+    assert not entry.verified
 
 
 def test_clean_steps_make_a_save_good_and_not_one_step_earlier():
@@ -105,7 +145,7 @@ def test_a_later_attempt_proves_the_save_that_it_came_from():
 
 def test_half_a_save_of_an_attempt_that_ended_is_gone():
     ledger = Ledger()
-    ledger.saved(shard(10), world_size=2)
+    ledger.saved(shard(10), expected=2)
     ledger.began("l.1", 5)
     assert list(verdicts(ledger).values()) == [Verdict.GONE]
 

@@ -7,14 +7,17 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.notification import (
     BODY_BYTES_MAX,
     LISTED_MAX,
     TEXT_CHARS_MAX,
+    command_message,
     incident_message,
     message_id,
+    page_links,
 )
-from tests.support.values.incidents import transition
+from tests.support.values.incidents import NOON_UNIX_NS, transition
 
 LINKS = {"incident": "http://127.0.0.1:8770/incidents/inc_1"}
 
@@ -86,6 +89,33 @@ def test_a_message_never_grows_past_its_bound(text):
 
 def test_lone_surrogates_in_a_job_name_do_not_stop_the_message():
     assert composed(job="a\ud800b")["data"]["job"] == "a?b"
+
+
+def test_a_message_about_a_command_says_who_wants_what_until_when_and_stays_in_its_bound():
+    request = CommandRequest(
+        id="cmd_1",
+        job="gpt",
+        attempt="l.0",
+        action="relaunch",
+        params={"culprits": list(range(131_072))},
+        reason="x" * 50_000,
+        requested_by="policy",
+        requested_unix_ns=NOON_UNIX_NS,
+        world_size=131_072,
+        approval_required=True,
+    )
+    body = command_message(request, page_links("http://127.0.0.1:8770", "gpt", "inc_1"))
+    assert len(body) <= BODY_BYTES_MAX
+    message = json.loads(body)
+    assert (message["type"], message["timestamp"]) == ("command.approval_needed", "2025-10-09T08:53:20.000Z")
+    data = message["data"]
+    assert (data["requested_by"], data["action"], data["world_size"]) == ("policy", "relaunch", 131_072)
+    assert data["params"] == {"culprits": list(range(LISTED_MAX))}
+    assert data["expires_time"] == "2025-10-09T09:08:20.000Z"
+    assert data["links"] == {
+        "incident": "http://127.0.0.1:8770/incidents/inc_1",
+        "job": "http://127.0.0.1:8770/jobs/gpt",
+    }
 
 
 def test_composing_again_gives_the_same_bytes_and_the_same_id():

@@ -28,7 +28,7 @@ ROLL_BACK = Policy((Rule("r", Mode.ACT, kind="corruption", action="rollback"),))
 def ledger(*steps, tier=CheckpointTier.LOCAL):
     made = Ledger()
     for step in steps:
-        made.saved(Shard("l.0", step, 0, tier, "/x", 1, 2.0, 1, step), 1)
+        made.saved(Shard("l.0", step, 0, tier, "/x", 2.0, 1, step), 1)
     made.progressed("l.0", 0, 10_000)
     return made
 
@@ -46,6 +46,14 @@ def test_a_rule_that_matches_acts_on_the_newest_good_checkpoint_before_the_onset
     assert (decision.mode, decision.action, decision.rule) == (Mode.ACT, "rollback", "r")
     assert decision.params == {"checkpoint": "local:l.0:80"}
     assert not decision.approval_required
+
+
+@pytest.mark.parametrize("kind", ["limit_reached", "forged_telemetry"])
+def test_whoever_sends_forged_telemetry_does_not_steer_the_job_by_a_rule_for_every_kind(kind):
+    sent = replace(BIT, kind=kind)
+    decision = told(sent, Policy((Rule("any", Mode.ACT, action="stop"),)))
+    assert (decision.mode, decision.reason) == (Mode.SUGGEST, f"only a rule for {kind} acts on it")
+    assert told(sent, Policy((Rule("own", Mode.ACT, kind=kind, action="stop"),))).mode is Mode.ACT
 
 
 def test_the_first_rule_that_matches_decides():
@@ -89,6 +97,24 @@ def test_a_large_job_needs_approval():
     assert not told(replace(BIT, world_size=64)).approval_required
 
 
+@pytest.mark.parametrize(
+    ("action", "world_size", "needed"),
+    [
+        ("rollback", 65, True),
+        ("relaunch", 65, True),
+        ("stop", 65, True),
+        ("stop", 64, False),
+        ("stop", 0, True),
+        ("pause", 65, False),
+        ("resume", 65, False),
+        ("checkpoint", 65, False),
+    ],
+)
+def test_two_people_are_needed_for_what_costs_much_and_only_where_that_is_set(action, world_size, needed):
+    assert Policy(two_people=True).needs_second_person(action, world_size) is needed
+    assert not Policy().needs_second_person(action, world_size)
+
+
 def test_a_relaunch_names_the_culprits():
     policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
     hang = replace(BIT, kind="hang", hung=True, ranks=(3, 1))
@@ -103,7 +129,9 @@ def test_a_hang_that_is_not_critical_yet_is_left_alone():
 
 
 def test_a_policy_survives_the_log():
-    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),), PolicyLimits(actions_per_hour=9), True)
+    policy = Policy(
+        (Rule("r", Mode.ACT, kind="hang", action="relaunch"),), PolicyLimits(actions_per_hour=9), True, True
+    )
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
 
 

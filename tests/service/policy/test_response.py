@@ -76,7 +76,7 @@ def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
 def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
     desk, history = Desk(), JobHistory()
     for step in (103, 110):
-        history.ledger.saved(Shard("l.0", step, 0, CheckpointTier.LOCAL, "x", 1, 1.0, 10, 0), 8)
+        history.ledger.saved(Shard("l.0", step, 0, CheckpointTier.LOCAL, "x", 1.0, 10, 0), 1)
     slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
     fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
     history.doubt(desk.find(slow, fault))

@@ -6,8 +6,10 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import message_id
-from rankwatch_service.policy.routing import Routed, mutes, notifications, receivers_for
+from rankwatch_service.policy.routing import Routed, command_notifications, mutes, notifications, receivers_for
 from rankwatch_service.store.rows import outbox_row
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 
@@ -28,11 +30,26 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
         ({"severities": ["critical"]}, False),
         ({"severities": ["warning"], "jobs": ["gpt-small"]}, True),
         ({"severities": ["warning"], "jobs": ["other"]}, False),
+        ({"projects": ["vision", "nlp"]}, True),
+        ({"projects": ["vision"]}, False),
+        ({"projects": ["nlp"], "jobs": ["other"]}, False),
         ({"enabled": False}, False),
     ],
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
-    assert bool(routed([receiver_route(**wants)])) is told
+    assert bool(receivers_for(incident_version(), [receiver_route(**wants)], (), NOON_UNIX_NS, "nlp")) is told
+
+
+def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
+    assert routed([receiver_route(projects=["nlp"]), receiver_route("all")]) == [Routed("all", None)]
+    whose = JobProject("gpt-small", "nlp", "ann")
+    (one,) = notifications(transition(), [receiver_route(projects=["nlp"])], [], {}, NOON_UNIX_NS, whose=whose)
+    data = json.loads(one.body)["data"]
+    assert (data["project"], data["owner"]) == ("nlp", "ann")
+    routes = [receiver_route("nlp", projects=["nlp"]), receiver_route("vision", projects=["vision"])]
+    (asked,) = command_notifications(requested(), routes, {}, whose=whose)
+    assert asked.receiver == "nlp"
+    assert json.loads(asked.body)["data"]["owner"] == "ann"
 
 
 def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
@@ -82,6 +99,39 @@ def test_a_silenced_notification_is_kept_and_says_so():
 @pytest.mark.parametrize("what", ["acknowledged", "commented", "evidence"])
 def test_transitions_for_the_pages_only_notify_nobody(what):
     assert notifications(transition(what), [receiver_route()], [], {}, NOON_UNIX_NS) == []
+
+
+def requested(**changes):
+    fields = {"id": "cmd_1", "job": "gpt-small", "attempt": "l.0", "action": "rollback", "params": {}, "reason": "NaN"}
+    fields |= {"requested_by": "policy", "requested_unix_ns": NOON_UNIX_NS, "approval_required": True}
+    return CommandRequest(**fields | changes)
+
+
+def test_a_command_that_needs_an_approval_is_told_to_the_receivers_of_its_incident():
+    receivers = [receiver_route("b"), receiver_route("a"), receiver_route("hangs", kinds=["hang"])]
+    incident = incident_version()
+    sent = command_notifications(requested(incident_id="inc_1"), receivers, {}, incident)
+    assert [(one.receiver, one.incident_id, one.command_id) for one in sent] == [
+        ("a", "inc_1", "cmd_1"),
+        ("b", "inc_1", "cmd_1"),
+    ]
+    assert [one.id for one in sent] == [message_id("cmd_1", 0, "a"), message_id("cmd_1", 0, "b")]
+    assert types(sent) == {"a": "command.approval_needed", "b": "command.approval_needed"}
+
+
+def test_a_command_without_an_incident_is_told_to_all_receivers_of_its_job():
+    receivers = [
+        receiver_route("hangs", kinds=["hang"], severities=["critical"]),
+        receiver_route("other", jobs=["other"]),
+        receiver_route("off", enabled=False),
+    ]
+    sent = command_notifications(requested(approval_required=False, break_glass=True), receivers, {})
+    assert types(sent) == {"hangs": "command.break_glass"}
+    assert outbox_row(sent[0])["incident_id"] == ""
+
+
+def test_a_command_that_needs_nobody_is_told_to_nobody():
+    assert command_notifications(requested(approval_required=False), [receiver_route()], {}) == []
 
 
 def types(sent):

@@ -7,12 +7,14 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import insert, inspect, select, text
 
+from rankwatch_service.access.secret_key import CHECK, SecretKey
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.errors import SchemaError
 from rankwatch_service.store.migrate import check, configuration, downgrade, upgrade
-from rankwatch_service.store.models import Base
+from rankwatch_service.store.models import Base, Receiver, Setting
+from tests.support.values.incidents import SECRET, receiver_row
 
 MIGRATE = """
 import os, sys
@@ -74,6 +76,21 @@ def test_an_earlier_version_gets_its_tables_back_and_this_one_goes_on_after_an_u
         check(engine)
     upgrade(engine)
     check(engine)
+
+
+def test_an_earlier_version_gets_no_receiver_that_it_cannot_read(engine):
+    upgrade(engine)
+    key = SecretKey(b"k" * 32)
+    with write(engine) as connection:
+        connection.execute(insert(Receiver).values(**receiver_row("plain")))
+        row = receiver_row("encrypted", url=key.encrypt("http://a/"), secret=key.encrypt(SECRET))
+        connection.execute(insert(Receiver).values(**row))
+        connection.execute(insert(Setting).values(name=CHECK, value={"check": "00"}, updated_unix_ns=1))
+        connection.execute(insert(Setting).values(name="policy", value={}, updated_unix_ns=1))
+    downgrade(engine, "0007")
+    with read(engine) as connection:
+        assert connection.scalars(select(Receiver.name)).all() == ["plain"]
+        assert connection.scalars(select(Setting.name)).all() == ["policy"]
 
 
 def test_a_database_goes_back_only_to_a_revision_that_was_before_its_own(engine):

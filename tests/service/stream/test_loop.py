@@ -291,7 +291,7 @@ def test_jobs_of_one_partition_are_bounded(service, monkeypatch):
     service.train(1)
     service.train(1, job="other")
     stream.step()
-    assert service.column(select(models.DeadLetter.reason)) == ["too_large"]
+    assert service.column(select(models.DeadLetter.reason)) == ["limit"]
     assert service.column(select(models.Job.name)) == ["gpt"]
 
 

@@ -8,7 +8,7 @@ from rankwatch import wire
 from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.agent.service import TOKEN
+from tests.support.agent.service import TOKEN, decoded
 from tests.support.kafka.broker import Broker, new_prefix
 
 
@@ -43,7 +43,7 @@ class KafkaSink:
     def batches(self) -> list[wire.Batch]:
         """Every message so far, in order."""
         while found := self._consumer.poll(timeout_ms=200):
-            self._batches += [wire.decode_batch(message.value) for some in found.values() for message in some]
+            self._batches += [decoded(message.value) for some in found.values() for message in some]
         return self._batches
 
     def close(self) -> None:

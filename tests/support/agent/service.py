@@ -2,17 +2,21 @@
 
 import contextlib
 import http.server
+import os
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import numpy as np
 
 from rankwatch import wire
+from rankwatch.signed import Purpose, code_of, nonce_of, proof_of, split
 
 TOKEN = "rankwatch_test_token"
 
@@ -23,6 +27,12 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.01)
+
+
+def decoded(body: bytes) -> wire.Batch:
+    """A batch as an agent sends it, whether it has enrolled or not."""
+    signed = split(body)
+    return wire.decode_batch(signed.message if signed else body)
 
 
 def rows(batch: wire.Batch) -> Iterator[tuple[str, int, int]]:
@@ -40,7 +50,8 @@ def rows(batch: wire.Batch) -> Iterator[tuple[str, int, int]]:
 class AgentService:
     """The server; `stop` and `start` are an outage, on the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self._tls = tls
         self.batches: list[wire.Batch] = []
         self.views: list[wire.View] = []
         self.tokens: list[str] = []
@@ -50,17 +61,27 @@ class AgentService:
         """Set: requests are accepted and never answered."""
         self.streaming = True
         """Whether the command stream is offered."""
+        self.agents: dict[str, tuple[str, bytes]] = {}
+        """(host, secret) of each agent that has enrolled, by its id."""
+        self.enrolment_key = b""
+        """By which it proves itself to agents that enrol; empty: it gives no proof."""
+        self.enrols = True
+        """Whether agents can enrol; False: the service is of the version before."""
         self._orders = wire.Orders()
         self._changed = threading.Condition()
-        self._port = 0
+        self._port = port
         self._server: http.server.ThreadingHTTPServer | None = None
         self._sockets: set[socket.socket] = set()
         self._answering = threading.Lock()
         """Held from taking a request to its answer: an outage never falls between them."""
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -81,6 +102,10 @@ class AgentService:
 
         self._server = Server(("127.0.0.1", self._port), Handler)
         self._port = self._server.server_port
+        if self._tls is not None:
+            listener = self._server.socket
+            # Each handler's thread shakes hands, so that a client that does not cannot stop the others.
+            self._server.socket = self._tls.wrap_socket(listener, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
@@ -102,6 +127,15 @@ class AgentService:
         with self._changed:
             self._orders = wire.Orders(orders, **fields)
             self._changed.notify_all()
+
+    def told(self, agent: str, nonce: str, sequence: int) -> str:
+        """The orders as JSON, signed for this agent; without an agent as they are."""
+        orders = msgspec.json.encode(self._orders).decode()
+        if agent not in self.agents:
+            return orders
+        told = wire.SignedOrders(orders, nonce, sequence, time.time_ns())
+        code = code_of(Purpose.ORDERS, agent, self.agents[agent][1], told.signed_part())
+        return msgspec.json.encode(msgspec.structs.replace(told, code=code.hex())).decode()
 
     def rows(self) -> Counter[tuple[str, int, int]]:
         return Counter(row for batch in list(self.batches) for row in rows(batch))
@@ -145,14 +179,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _take(self, body: bytes) -> None:
         self.api.tokens.append(self.headers["Authorization"])
-        if self.path.endswith("/agents/view"):
-            self.api.views.append(msgspec.msgpack.decode(body, type=wire.View))
-            self._answer(200, msgspec.json.encode(self.api._orders))
+        if self.path.endswith("/agents/enrol"):
+            self._enrol(msgspec.json.decode(body, type=wire.EnrolmentRequest))
+            return
+        views = self.path.endswith("/agents/view")
+        signed = split(body)
+        if self.api.enrols:
+            # As strict as the api, so that every test of an agent is one of its signatures too.
+            if signed is None or signed.agent not in self.api.agents:
+                self._answer(409, b'{"detail": "enrol again"}')
+                return
+            secret = self.api.agents[signed.agent][1]
+            if not signed.is_by(secret, Purpose.VIEW if views else Purpose.BATCH):
+                self._answer(403, b'{"detail": "not the signature of this agent"}')
+                return
+        message = signed.message if signed else body
+        if views:
+            self.api.views.append(msgspec.msgpack.decode(message, type=wire.View))
+            agent = signed.agent if signed else ""
+            self._answer(200, self.api.told(agent, nonce_of(body), 0).encode())
             return
         status = self.api.status
         if status == 202:
-            self.api.batches.append(wire.decode_batch(body))
+            self.api.batches.append(wire.decode_batch(message))
         self._answer(status, b'{"accepted": true}' if status == 202 else b'{"title": "no"}')
+
+    def _enrol(self, asked: wire.EnrolmentRequest) -> None:
+        if not self.api.enrols:
+            self._answer(404, b'{"detail": "not found"}')
+            return
+        agent, secret = os.urandom(8).hex(), os.urandom(32)
+        self.api.agents[agent] = (asked.host, secret)
+        key = self.api.enrolment_key
+        proof = proof_of(key, asked.nonce, agent, secret.hex()) if key else ""
+        self._answer(201, msgspec.json.encode(wire.Enrolled(agent, secret.hex(), proof)))
 
     def do_GET(self) -> None:
         if not self.api.streaming:
@@ -162,15 +222,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self.close_connection = True
+        asked = {name: value for name, [value] in parse_qs(urlsplit(self.path).query).items()}
         said: list[wire.Orders] = []
+        sequence = 0
         server = self.api._server
         with contextlib.suppress(OSError):
             while self.api._server is server:
                 with self.api._changed:
                     self.api._changed.wait_for(lambda: [self.api._orders] != said, 0.5)
                     said[:] = [self.api._orders]
-                data = msgspec.json.encode(said[0]).decode()
+                data = self.api.told(asked.get("agent", ""), asked.get("nonce", ""), sequence)
                 self.wfile.write(f"event: orders\ndata: {data}\n\n".encode())
+                sequence += 1
 
     def log_message(self, *_: object) -> None:
         return

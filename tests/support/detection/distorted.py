@@ -157,6 +157,8 @@ def _reordered(record: Any, order: Order) -> Any:
         value = getattr(record, field.name)
         if isinstance(value, np.ndarray):
             changes[field.name] = value[order]
+        elif field.name == "slices":
+            changes[field.name] = tuple(array[order] for array in value)
         elif isinstance(value, tuple) and field.name != "parameters":
             changes[field.name] = tuple(value[index] for index in order)
     return dataclasses.replace(record, **changes)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from rankwatch.kafka.settings import KafkaSettings
 from tests.support.kafka.broker import Broker, kafka_broker
+from tests.support.service.certificates import make_certificate
 from tests.support.service.process import free_port
 
 USER = "rankwatch"
@@ -51,28 +45,3 @@ def secure_kafka(folder: Path) -> Iterator[tuple[Broker, KafkaSettings]]:
                 ssl_cafile=str(certificate),
             ),
         )
-
-
-def make_certificate(certificate: Path, keystore: Path) -> None:
-    """A certificate for 127.0.0.1 that signs itself, alone and with its key before it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    public = signed.public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    certificate.write_bytes(public)
-    keystore.write_bytes(private + public)

@@ -14,7 +14,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import Driver, order_of
 from rankwatch_service.orders.order import HostView, Phase
-from rankwatch_service.orders.running_attempt import store_views
+from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
@@ -43,6 +43,8 @@ class DrivenWorld(World):
         self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.controls, self).run_once for _ in range(2)]
         self.also_asked: list[tuple[float, str]] = []
         """(seconds from the start, action) of further commands."""
+        self.agent_of: Callable[[str], str] = lambda _host: ""
+        """By host, the agent that signs its views."""
         store_job(self.engine, self)
 
     # ---- Clock -------------------------------------------------------------------------------------------------------
@@ -138,7 +140,8 @@ class DrivenWorld(World):
 
     def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
         # Under the order's attempt while one is open, as the agent does it.
-        store_views(self.engine, [View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)], self.now_ns)
+        view = View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)
+        store_views(self.engine, [ReceivedView(view, self.agent_of(str(agent.host)))], self.now_ns)
         arrives_ns = self.now_ns + self._transit_ns()
         orders = self._told()
         self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))

@@ -96,7 +96,7 @@ class Rank:
 
 
 class Probe:
-    """Implements rankwatch.meter.Probe and keeps the calls."""
+    """Implements rankwatch.sink.Probe and keeps the calls."""
 
     def __init__(self) -> None:
         self.calls = []
@@ -106,6 +106,9 @@ class Probe:
 
     def step_end(self, step: int, k: int) -> None:
         self.calls.append(("end", step, k))
+
+    def cut_short(self, step: int, k: int) -> None:
+        self.calls.append(("cut short", step, k))
 
     def log(self, name: str, value: object) -> None:
         self.calls.append(("log", name))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import rankwatch
 from rankwatch import layout
@@ -18,14 +19,25 @@ class RecordingRank:
     """The test's side of such a process."""
 
     def __init__(
-        self, directory: Path, rank: int = 0, *, job: str = "gpt", launch: str = "l", world_size: int = 8
+        self,
+        directory: Path,
+        rank: int = 0,
+        *,
+        job: str = "gpt",
+        launch: str = "l",
+        world_size: int = 8,
+        roots: str = "/checkpoints",
+        host: str = "node-1",
+        output: IO[bytes] | None = None,
     ) -> None:
-        arguments = [str(directory), job, launch, str(rank), str(world_size)]
+        """`output`: a file that gets what the training script would print as errors; None: the test's own."""
+        arguments = [str(directory), job, launch, str(rank), str(world_size), roots, host]
         self.rank = rank
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ranks.recording_rank", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=output,
             text=True,
         )
         try:
@@ -78,15 +90,17 @@ class RecordingRank:
 class _Rank:
     """The process itself."""
 
-    def __init__(self, directory: str, job: str, launch: str, rank: str, world_size: str) -> None:
+    def __init__(
+        self, directory: str, job: str, launch: str, rank: str, world_size: str, roots: str, host: str
+    ) -> None:
         self.watch = rankwatch.start(
             job,
             launch=launch,
             rank=int(rank),
             world_size=int(world_size),
-            host="node-1",
+            host=host,
             agent=False,
-            env={**os.environ, "RANKWATCH_DIR": directory},
+            env={**os.environ, "RANKWATCH_DIR": directory, "RANKWATCH_CHECKPOINT_ROOTS": roots},
         )
 
     def do_steps(self, count: str = "1", seconds: str = "0") -> None:
@@ -125,6 +139,16 @@ class _Rank:
         print("ok", flush=True)
         for _ in self.watch.steps(int(steps)):
             time.sleep(0.01)
+
+    def do_save(self, steps: str, every: str, folder: str) -> None:
+        """Steps of 10 ms and a checkpoint of its own now and then; says "ok" before it begins."""
+        print("ok", flush=True)
+        for step in self.watch.steps(int(steps)):
+            time.sleep(0.01)
+            if (step + 1) % int(every) == 0:
+                path = Path(folder) / f"step-{step + 1}.pt"
+                path.touch()
+                self.watch.checkpoint_saved(step + 1, str(path))
 
     def do_keep(self, keep: str, every: str, data: str = "with_data") -> None:
         """Keep captures in memory from now on, of a job without weights."""

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.ingest.batcher import Batcher
@@ -24,15 +26,23 @@ class Api:
     """A client that sends the admin's token by default."""
 
     def __init__(
-        self, folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = ""
+        self,
+        folder: Path,
+        clock: Clock | None = None,
+        intake: Intake | None = None,
+        database_url: str = "",
+        **more: Any,
     ) -> None:
         self.clock = clock or SystemClock()
         self.engine = open_engine(database_url) if database_url else new_database(folder)
         self.log = SqlLog(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)
-        self.settings = Settings(data_dir=folder, database_url=self.engine.url.render_as_string(False))
+        self.settings = Settings(
+            data_dir=folder, database_url=self.engine.url.render_as_string(False), allowed_hosts="testserver", **more
+        )
+        secret_key = load_secret_key(self.settings, self.engine, self.clock)
         self.app: FastAPI = create_app(
-            self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock
+            self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock, secret_key
         )
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.admin = self.token(Scope.ADMIN)
@@ -68,9 +78,10 @@ class Api:
 
 @contextmanager
 def running_api(
-    folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = ""
+    folder: Path, clock: Clock | None = None, intake: Intake | None = None, database_url: str = "", **more: Any
 ) -> Iterator[Api]:
-    api = Api(folder, clock, intake, database_url)
+    """`more`: settings of the service."""
+    api = Api(folder, clock, intake, database_url, **more)
     with api.client:
         yield api
     api.engine.dispose()

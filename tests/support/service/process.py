@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 START_S = 120.0
-LOGIN = re.compile(r"(http://\S+)/login#(\S+)")
+LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
 
 
 def free_port() -> int:

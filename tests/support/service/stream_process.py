@@ -83,7 +83,7 @@ def main(database_url: str, end_unix_ns: int, records_max: int, bootstrap: str =
     clock = StandingClock(end_unix_ns)
     if bootstrap:
         settings = Settings(kafka=bootstrap, kafka_prefix=prefix)
-        serve.follow_kafka(engine, settings, clock, links, stop, SESSION_MS)
+        serve.follow_kafka(engine, settings, clock, links, stop, session_ms=SESSION_MS)
     else:
         serve.follow_sql(engine, clock, links, stop)
 

@@ -5,6 +5,7 @@ must be allowed to make databases.
 """
 
 import os
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -82,6 +83,13 @@ class PostgresDatabases:
 
     def _url(self, name: str) -> str:
         return self._server.set(database=name).render_as_string(hide_password=False)
+
+
+def let_others_through(folder: Path) -> None:
+    """Open a folder of pytest and all above it: for root the server runs as another user, who has to come through."""
+    for each in (folder, *folder.parents):
+        if not each.stat().st_mode & stat.S_IXOTH:
+            each.chmod(0o711)
 
 
 @contextmanager

@@ -81,6 +81,7 @@ class Cluster:
             "RANKWATCH_DATABASE_URL": database_url,
             "RANKWATCH_PORT": str(port),
             "RANKWATCH_DATA_DIR": str(folder / "data"),
+            "RANKWATCH_NOTIFY_ALLOW": "127.0.0.1",
         }
         if kafka is not None:
             self._environment |= {

@@ -16,13 +16,15 @@ from heapq import merge
 from pathlib import Path
 
 from rankwatch import wire
+from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.agent.kafka_publisher import KafkaPublisher
+from rankwatch.agent.line import Line
 from rankwatch.agent.parcel import Parcel
 from rankwatch.agent.sender import Publish, Sender, one_by_one
 from rankwatch.agent.spool import Spool
-from rankwatch.agent.uplink import HttpPublisher, Line
+from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.simulate.batches import TimedBatch, batches
 from rankwatch_service.simulate.faults import BitFlip, Hang, LossSpike, NonFinite, NormSpike, Slow
@@ -135,15 +137,20 @@ class Fleet:
         sender = self._senders.get((job, host))
         if sender is None:
             folder = Path(self._settings.folder, f"{job}-{host}")
-            sender = Sender(self._publisher(job), lambda: Spool(folder), HostClock())
+            sender = Sender(self._publisher(job, host), lambda: Spool(folder), HostClock())
             self._senders[job, host] = sender
             sender.start()
         return sender
 
-    def _publisher(self, job: str) -> Publish:
+    def _publisher(self, job: str, host: str) -> Publish:
+        def find() -> Endpoint:
+            return Endpoint(self._settings.url, self._settings.token)
+
+        enrolment = Enrolment(Path(self._settings.folder, f"{job}-{host}.identity"), job, Line(find))
+        enrolment.introduce(host)
         if self._kafka is not None and self._jobs.index(job) % 2 == 0:
-            return KafkaPublisher(self._kafka, job)
-        return one_by_one(HttpPublisher(Line(lambda: Endpoint(self._settings.url, self._settings.token))))
+            return KafkaPublisher(self._kafka, job, enrolment)
+        return one_by_one(HttpPublisher(Line(find), enrolment))
 
 
 def main(path: str) -> int:

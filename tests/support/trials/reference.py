@@ -32,6 +32,12 @@ class NoCharts:
     def flush(self, job: str) -> None:
         pass
 
+    def delete(self, job: str) -> None:
+        pass
+
+    def close(self, job: str) -> None:
+        pass
+
     def flush_due(self) -> None:
         pass
 

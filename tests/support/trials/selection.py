@@ -1,4 +1,4 @@
-"""The trials that run: a few by default, all with `RANKWATCH_FAULT_TRIALS=all` (`make faults`)."""
+"""The trials that run: a few by default, all with `RANKWATCH_FAULT_TRIALS=all` (`make faults`, `make long`)."""
 
 import os
 

@@ -44,6 +44,17 @@ class Counters:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
             registry=registry,
         )
+        self.forged = Counter(
+            "rankwatch_forged_messages",
+            "Messages refused because they were not from their agent",
+            ["what"],
+            registry=registry,
+        )
+        self.agents_refused = Counter(
+            "rankwatch_agents_refused",
+            "Agents that did not enrol because their token admits no more",
+            registry=registry,
+        )
         self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
         self.streams_refused = Counter(
             "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
@@ -56,7 +67,7 @@ class Counters:
         )
         self.connections_closed = Counter(
             "rankwatch_connections_closed",
-            "Connections refused or closed by a limit",
+            "Connections refused, closed by a limit, or failed in their TLS handshake",
             ["reason"],
             registry=registry,
         )

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Engine, select
 from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.stack_dumps import STACKS
+from rankwatch_service.names import launch_of
 from rankwatch_service.orders.driver import current_orders
-from rankwatch_service.orders.running_attempt import checkpoints, launch_of
+from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, CheckpointTier, LedgerEntry, newest_good
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE

@@ -67,12 +67,19 @@ class Idempotency:
             if stored is not None and now - stored.at_unix_ns < REPLY_NS:
                 if stored.request_sha256 != digest:
                     raise ProblemError(422, "this Idempotency-Key has already been used for another request")
-                return Response(stored.body, stored.status, {"Idempotent-Replay": "true"}, JSON)
-            reply = work(connection).model_dump_json().encode()
+                reply = self._context.secret_key.decrypt(stored.body.decode())
+                return Response(reply, stored.status, {"Idempotent-Replay": "true"}, JSON)
+            reply = work(connection).model_dump_json()
+            encrypted = self._context.secret_key.encrypt(reply).encode()  # it may hold a receiver's secret
             connection.execute(delete(IdempotentReply).where(mine))
             connection.execute(
                 insert(IdempotentReply).values(
-                    token_id=identity.id, key=self.key, request_sha256=digest, status=status, body=reply, at_unix_ns=now
+                    token_id=identity.id,
+                    key=self.key,
+                    request_sha256=digest,
+                    status=status,
+                    body=encrypted,
+                    at_unix_ns=now,
                 )
             )
             return Response(reply, status, media_type=JSON)

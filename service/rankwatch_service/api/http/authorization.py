@@ -17,13 +17,13 @@ class Require:
 
         Args:
             scope: what the identity must hold.
-            every_job: whether a token that is restricted to one job is refused, since the route serves no single job.
+            every_job: whether a token that is restricted to some jobs is refused, since the route serves no single job.
         """
         self.scope = scope
         self.every_job = every_job
 
     def __call__(self, request: Request) -> Identity:
-        """The identity of a request.
+        """The identity of a request, with the jobs in which it holds the scope.
 
         Raises:
             ProblemError: no identity (401), not the scope (403), or not this job (403, or 404 as for an unknown job).
@@ -31,11 +31,15 @@ class Require:
         identity: Identity | None = request.scope.get("identity")
         if identity is None:
             raise ProblemError(401, "a token is required", headers={"WWW-Authenticate": "Bearer"})
-        if not identity.holds(self.scope):
+        holder = identity.within(self.scope)
+        if holder is None:
             raise ProblemError(403, f"a token with scope {self.scope} is required")
-        if self.every_job and identity.job:
-            raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
+        if self.every_job and not holder.jobs.every:
+            raise ProblemError(403, f"this token is restricted to {holder.jobs}")
         job = request.path_params.get("job")
-        if job is not None and not identity.may_see(job):
+        if job is not None and not holder.may_see(job):
+            reader = identity.within(Scope.READ)
+            if reader is not None and reader.may_see(job):
+                raise ProblemError(403, f"scope {self.scope} is required in job {job!r}")
             raise ProblemError(404, f"there is no job {job!r}")
-        return identity
+        return holder

@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
 HEAD_S: Final = 10.0
-"""From the connection, or the first byte of a further request, to the end of its headers."""
+"""From the connection, or the first byte of a further request, to the end of its headers. TLS included."""
 BODY_S: Final = 60.0
 """From there to the end of the body: 8 MB at 140 KB/s."""
 CONNECTIONS_MAX: Final = 8_192
@@ -27,6 +29,7 @@ CONNECTIONS_MAX: Final = 8_192
 RESERVED: Final = 2_048
 """Of these, for connections with a token."""
 ANONYMOUS_PER_ADDRESS_MAX: Final = 256
+"""Does not hold for trusted proxies, whose connections are those of many clients."""
 FILES_KEPT: Final = 256
 """Descriptors for the database, the log and the libraries."""
 SWEEP_S: Final = 1.0
@@ -40,13 +43,19 @@ class HeadSizeError(Exception):
 class Connections:
     """All connections of this process. For the thread of the event loop only."""
 
-    def __init__(self, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        count: Callable[[str], None],
+        proxies: TrustedProxies,
+    ) -> None:
         """Raise the limit of open files as far as allowed.
 
         Args:
             count: called with the reason of each connection that is refused or closed.
+            proxies: exempt from `ANONYMOUS_PER_ADDRESS_MAX`.
         """
         self._count = count
+        self._proxies = proxies
         self._all: set[ClientConnection] = set()
         self._anonymous: dict[ClientConnection, None] = {}
         """Oldest first."""
@@ -68,33 +77,37 @@ class Connections:
             return
         self._all.add(one)
         self._anonymous[one] = None
-        neighbours = self._by_address.setdefault(one.address, {})
-        neighbours[one] = None
-        if len(neighbours) > ANONYMOUS_PER_ADDRESS_MAX:
-            self._make_room(neighbours)
+        if one.address not in self._proxies:
+            neighbours = self._by_address.setdefault(one.address, {})
+            neighbours[one] = None
+            if len(neighbours) > ANONYMOUS_PER_ADDRESS_MAX:
+                self._make_room(neighbours)
         if len(self._anonymous) > max(self._max - RESERVED, 1):
             self._make_room(self._anonymous)
 
     def authenticated(self, one: ClientConnection) -> None:
         """A request on this connection had a valid token."""
-        if self._anonymous.pop(one, self) is not self:
-            self._leave_neighbours(one)
+        if one in self._anonymous:
+            del self._anonymous[one]
+            neighbours = self._by_address.get(one.address, {})
+            neighbours.pop(one, None)
+            if not neighbours:
+                self._by_address.pop(one.address, None)
 
     def remove(self, one: ClientConnection) -> None:
         """A connection was lost."""
         self._all.discard(one)
         self.authenticated(one)
 
+    def fail(self, one: ClientConnection) -> None:
+        """A handshake failed, or the client went away in the middle of it."""
+        self._count("handshake")
+        self.remove(one)
+
     def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
         """Answer, if an answer can still be sent, and close the connection."""
         self._count(reason)
         one.close_with(status, detail)
-
-    def _leave_neighbours(self, one: ClientConnection) -> None:
-        neighbours = self._by_address[one.address]
-        del neighbours[one]
-        if not neighbours:
-            del self._by_address[one.address]
 
     def _make_room(self, anonymous: dict[ClientConnection, None]) -> None:
         """Close the oldest that is not being answered; the newest, which is last, if all others are."""
@@ -119,6 +132,9 @@ class ClientConnection(HttpToolsProtocol):
         self._guard = guard
         self._head_bytes = 0
         self._too_large = False
+        self._abort: Callable[[], object] = lambda: None
+        self.is_open = False
+        """Whether requests can come: over TLS, the handshake is over."""
         self.in_head = True
         self.address = ""
         self.deadline_s = float("inf")
@@ -129,12 +145,23 @@ class ClientConnection(HttpToolsProtocol):
         """Whether no request on it is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
-        super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
+    def begin(self, address: str, abort: Callable[[], object]) -> None:
+        """A client has connected.
+
+        Args:
+            address: of the client.
+            abort: ends the connection as long as it is not open.
+        """
+        self.address, self._abort = address, abort
         self.deadline_s = self.loop.time() + HEAD_S
         self._guard.add(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Requests can come: a client has connected, or its handshake is over."""
+        super().connection_made(transport)
+        self.is_open = True
+        if not self.address:
+            self.begin(self.client[0] if self.client else "", transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -191,6 +218,9 @@ class ClientConnection(HttpToolsProtocol):
     def close_with(self, status: int, detail: str) -> None:
         """Close the connection, with a problem as the answer unless another answer has begun."""
         self.deadline_s = float("inf")
+        if not self.is_open:
+            self._abort()
+            return
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             phrase = HTTPStatus(status).phrase
             fields = {"type": "about:blank", "title": phrase, "status": status, "detail": detail}

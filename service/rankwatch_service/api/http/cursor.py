@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from typing import Any, Final
 
-from sqlalchemy import Engine, insert, select
-
-from rankwatch_service.clock import Clock
-from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Setting
-
-SETTING: Final = "api.seal"
-"""Name of the row that holds the key."""
 TAG_BYTES: Final = 12
 CURSOR_CHARS_MAX: Final = 1_024
 
@@ -48,17 +39,3 @@ class CursorSigner:
 
     def _tag(self, list_name: str, content: bytes) -> bytes:
         return hmac.new(self._key, list_name.encode() + b"\0" + content, sha256).digest()[:TAG_BYTES]
-
-
-def load_cursor_signer(engine: Engine, clock: Clock) -> CursorSigner:
-    """The signer of a database; the first process that asks for it creates the key."""
-    query = select(Setting.value).where(Setting.name == SETTING)
-    with read(engine) as connection:
-        stored = connection.scalar(query)
-    if stored is None:
-        with write(engine) as connection:
-            stored = connection.scalar(query)
-            if stored is None:
-                stored = {"key": secrets.token_hex(32)}
-                connection.execute(insert(Setting).values(name=SETTING, value=stored, updated_unix_ns=clock.unix_ns()))
-    return CursorSigner(bytes.fromhex(stored["key"]))

@@ -1,4 +1,4 @@
-"""The gate in front of every request: request id, identity, cross-site check, body limit, security headers.
+"""The gate in front of every request: request id, Host, identity, cross-site check, body limit, security headers.
 
 Only the two health routes, the files of the pages, and the login can be requested without a token.
 """
@@ -6,21 +6,29 @@ Only the two health routes, the files of the pages, and the login can be request
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import replace
 from http.cookies import CookieError, SimpleCookie
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from rankwatch_service.access.identities import Authenticator, Identity
+from rankwatch_service.access.oidc_provider import CALLBACK_PATH
 from rankwatch_service.access.refusals import Refusal, Refusals
+from rankwatch_service.access.sessions import SESSION_S
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.api.http.body import limited
+from rankwatch_service.api.http.host import asked_host, is_address
 from rankwatch_service.api.http.problem import problem, unavailable
+from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
 
 COOKIE: Final = "rankwatch_session"
@@ -33,8 +41,15 @@ PROTECTED: Final = ("/api/", "/metrics")
 
 LOGIN_PATH: Final = "/api/v1/session"
 
-REFUSED: Final = (401, 403)
+FROM_HERE_ONLY: Final = (
+    "this token is for the machine of the service; for agents on other hosts create one with `rankwatch token job JOB`"
+)
+
+REFUSED: Final = (401, 403, 421)
 """Statuses that are counted and recorded in the audit trail."""
+
+HTTPS_ONLY_S: Final = 30 * 86_400
+"""How long browsers use https alone for the api's host name, on all its ports: a month, should TLS be given up."""
 
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -53,7 +68,15 @@ HEADERS: Final = {
 class Gate:
     """ASGI middleware. Adds `identity` (or None) and `request_id` to the scope of each request."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, refusals: Refusals, public_url: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        refusals: Refusals,
+        public_url: str,
+        own_names: Collection[str],
+        proxies: TrustedProxies,
+    ) -> None:
         """Do no I/O.
 
         Args:
@@ -61,11 +84,15 @@ class Gate:
             authenticator: finds the identity behind a token.
             refusals: counts refused requests, and slows down whoever guesses tokens.
             public_url: how browsers reach the service, also if a reverse proxy ends TLS before it.
+            own_names: which names requests may ask for in `Host`, besides addresses.
+            proxies: whose word about the address of a client counts.
         """
         self._app = app
         self._authenticator = authenticator
         self._refusals = refusals
         self._public_origin = origin_of(public_url)
+        self._own_names = own_names
+        self._proxies = proxies
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
@@ -75,17 +102,29 @@ class Gate:
         scope["request_id"] = request_id = secrets.token_hex(8)
         scope["identity"] = None
         headers = Headers(scope=scope)
+        if scope.get("client"):
+            scope["client"] = (self._proxies.client_of(source_of(scope), headers), 0)
         path, method = scope["path"], scope["method"]
-        is_protected, logs_in = path.startswith(PROTECTED), path == LOGIN_PATH and method == "POST"
+        is_protected = path.startswith(PROTECTED)
+        logs_in = path == CALLBACK_PATH or (path == LOGIN_PATH and method == "POST")
         # Public paths must work without the database.
         token, by_cookie = presented_token(headers) if is_protected else ("", False)
-        answers = self._answering(scope, send, has_token=logs_in or bool(token))
+        answers = self._answering(scope, send, token, logs_in=logs_in)
 
         async def refuse(status: int, detail: str, **more: str) -> None:
             await problem(request_id, status, detail, more)(scope, receive, answers)
 
+        try:
+            host = asked_host(headers.getlist("host"))
+        except ValueError as error:
+            await refuse(400, str(error))
+            return
+        if host not in self._own_names and not is_address(host):
+            await refuse(421, f"this service does not answer to the name {host}; add it to RANKWATCH_ALLOWED_HOSTS")
+            return
         wait_s = self._refusals.wait_s(source_of(scope)) if logs_in or token else 0
-        if wait_s and not self._authenticator.knows(token):
+        # The token that a login tries is in its body: one that came beside it vouches for nothing.
+        if wait_s and (logs_in or not self._authenticator.knows(token)):
             self._refusals.add(Refusal(429, source_of(scope), ""), path, invalid_token=False)
             detail = "too many requests with an invalid token came from this address"
             await refuse(429, detail, **{"Retry-After": str(wait_s)})
@@ -99,7 +138,11 @@ class Gate:
         if identity is not None and (connection := scope.get("state", {}).get("connection")):
             connection.authenticated()
         if identity is None and is_protected and not logs_in:
-            await refuse(401, "a valid token is required", **{"WWW-Authenticate": "Bearer"})
+            detail = self._authenticator.ended(token) or "a valid token is required"
+            await refuse(401, detail, **{"WWW-Authenticate": "Bearer"})
+            return
+        if identity is not None and identity.loopback and not is_from_here(scope):
+            await refuse(403, FROM_HERE_ONLY)
             return
         from_browser = logs_in or (identity is not None and identity.by_cookie)
         if from_browser and method not in SAFE_METHODS and not self._is_same_origin(scope["scheme"], headers):
@@ -107,7 +150,7 @@ class Gate:
             return
         await self._app(scope, limited(path, headers, receive), answers)
 
-    def _answering(self, scope: AsgiScope, send: Send, *, has_token: bool) -> Send:
+    def _answering(self, scope: AsgiScope, send: Send, token: str, *, logs_in: bool) -> Send:
         """`send` that adds the headers of every answer, and counts what was refused."""
 
         async def answers(message: Message) -> None:
@@ -116,12 +159,16 @@ class Gate:
                 headers["X-Request-Id"] = scope["request_id"]
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
+                if scope["scheme"] == "https":
+                    headers["Strict-Transport-Security"] = f"max-age={HTTPS_ONLY_S}"
                 if scope["path"].startswith(PROTECTED):
                     headers.setdefault("Cache-Control", "no-store")
                 if status in REFUSED:
                     actor = scope["identity"].actor if scope["identity"] else ""
                     refusal = Refusal(status, source_of(scope), actor)
-                    self._refusals.add(refusal, scope["path"], invalid_token=status == 401 and has_token)
+                    # Whoever sends a token that has ended does not guess: an old launch script locks nobody out.
+                    guessed = logs_in or (token != "" and not self._authenticator.ended(token))
+                    self._refusals.add(refusal, scope["path"], invalid_token=status == 401 and guessed)
             await send(message)
 
         return answers
@@ -145,13 +192,24 @@ class Gate:
 
     async def _look_up(self, text: str) -> Identity | None:
         found = self._authenticator.cached(text)
-        return found if found is not None else await run_in_threadpool(self._authenticator.authenticate, text)
+        if found is not None or self._authenticator.ended(text):
+            return found
+        return await run_in_threadpool(self._authenticator.authenticate, text)
 
 
 def source_of(scope: AsgiScope) -> str:
-    """The address that a request comes from."""
+    """The address that a request comes from; behind a trusted proxy that of the proxy's client."""
     client = scope.get("client")
     return str(client[0]) if client else ""
+
+
+def is_from_here(scope: AsgiScope) -> bool:
+    """Whether a request comes from the machine of the service."""
+    source, server = source_of(scope), scope.get("server")
+    try:
+        return ip_address(source).is_loopback or (server is not None and source == server[0])
+    except ValueError:
+        return False
 
 
 def presented_token(headers: Headers) -> tuple[str, bool]:
@@ -168,6 +226,13 @@ def session_of(headers: Headers) -> str:
         return ""
     cookie = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
     return cookie.value if cookie else ""
+
+
+def session_cookie(settings: Settings, answer: Response, text: str) -> None:
+    """Let the browser keep a session's token, which scripts cannot read; an empty text ends it."""
+    secure = settings.public_url.startswith("https://")
+    name, max_age_s = SECURE_COOKIE if secure else COOKIE, SESSION_S if text else 0
+    answer.set_cookie(name, text, max_age=max_age_s, path="/", secure=secure, httponly=True, samesite="lax")
 
 
 def origin_of(url: str) -> str:

@@ -1,7 +1,8 @@
-"""Look-up of rows by id or by a unique prefix of it, since people do not type 24 digits."""
+"""Ids of rows: new ones, and look-up by a unique prefix, since people do not type 24 digits."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
 from sqlalchemy import Connection, or_, select
@@ -13,8 +14,15 @@ from rankwatch_service.short_ids import TYPED_MIN, short, typed
 from rankwatch_service.store.models import Command, Incident, Silence
 
 PREFIXES: Final = {Incident: "inc_", Command: "cmd_", Silence: "sil_"}
+ID_BYTES: Final = 12
+"""24 digits, as many as ids have that follow from what they name."""
 NAMED_MAX: Final = 5
 """Most ids listed in the refusal of an ambiguous prefix."""
+
+
+def new_id(model: type[Command | Silence]) -> str:
+    """A random id for a new row."""
+    return PREFIXES[model] + secrets.token_hex(ID_BYTES)
 
 
 def full_id(connection: Connection, model: type[Incident | Command | Silence], given: str, identity: Identity) -> str:
@@ -30,8 +38,7 @@ def full_id(connection: Connection, model: type[Incident | Command | Silence], g
     if len(prefix) < len(PREFIXES[model]) + TYPED_MIN:
         return given
     query = select(column).where(or_(column == prefix, column.startswith(prefix, autoescape=True)))
-    if identity.job:
-        query = query.where(model.job == identity.job)
+    query = query.where(identity.jobs.clause(model.job))
     ids = connection.scalars(query.order_by(column).limit(NAMED_MAX + 1)).all()
     if len(ids) > 1:
         matches = ", ".join(short(one) if len(prefix) < len(short(one)) else one for one in ids[:NAMED_MAX])

@@ -19,7 +19,16 @@ from rankwatch_service.api.http.gate import COOKIE
 from rankwatch_service.api.http.problem import MEDIA_TYPE
 
 PATH: Final = "/api/openapi.json"
-PUBLIC: Final = frozenset({("GET", "/livez"), ("GET", "/readyz"), ("POST", "/api/v1/session")})
+PUBLIC: Final = frozenset(
+    {
+        ("GET", "/livez"),
+        ("GET", "/readyz"),
+        ("POST", "/api/v1/session"),
+        ("GET", "/simple/"),
+        ("GET", "/simple/{package}/"),
+        ("GET", "/simple/rankwatch/{file}"),
+    }
+)
 """Operations that require no token."""
 
 PROBLEM: Final = {

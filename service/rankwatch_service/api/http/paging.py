@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 from fastapi import Depends, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, Connection, Label, RowMapping, Select, and_, func, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -47,6 +47,8 @@ def _window(
 
 
 Wanted = Annotated[Window, Depends(_window)]
+Projects = Annotated[list[Annotated[str, Field(min_length=1)]] | None, Query()]
+"""Projects to which a list is restricted."""
 
 
 def fetch_page(

@@ -1,4 +1,4 @@
-"""Orders and views: what agents and the service exchange about orders."""
+"""What agents and the service exchange besides telemetry: enrolment, orders, views."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Annotated, Final
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch import wire
+from rankwatch.signed import Purpose, nonce_of, proof_of, split
+from rankwatch_service.access.agents import FullError, Origin
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import EventStreamDep
+from rankwatch_service.api.dependencies.signatures import begin_job, require_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
 from rankwatch_service.names import NAME_CHARS_MAX, is_name
+from rankwatch_service.orders.running_attempt import ReceivedView
 
 router = APIRouter(prefix="/agents", tags=["agents"])
 
@@ -31,32 +36,82 @@ VIEW_RANKS_MAX: Final = 1_024
 _VIEW: Final = msgspec.msgpack.Decoder(wire.View)
 Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
 Agent = Annotated[Identity, Depends(Require(Scope.INGEST))]
+AgentId = Annotated[str, Query(pattern=r"^([0-9a-f]{16})?$")]
+Nonce = Annotated[str, Query(max_length=64)]
+
+
+class NewAgent(BaseModel):
+    """An agent that enrols."""
+
+    model_config = ConfigDict(extra="forbid")
+    job: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+    host: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+    nonce: Annotated[str, Field(max_length=64)] = ""
+    """What the proof in the answer is for."""
+
+
+class EnrolledAgent(BaseModel):
+    """The identity of an agent, with which it signs what it sends."""
+
+    agent: str
+    secret: str
+    proof: str
+    """HMAC-SHA256 by the token's enrolment key over nonce, agent and secret; empty if the token has none."""
 
 
 def _may_listen(identity: Agent, job: Name) -> None:
     """Refuse before the event stream begins; afterwards there is no way to."""
-    if not identity.may_see(job):
-        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
+    require_job(identity, job)
+
+
+@router.post("/enrol", status_code=201)
+def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> EnrolledAgent:
+    """Enrol the agent of a job on a host. The answer holds its secret, which cannot be read again."""
+    for what, name in (("job", body.job), ("host", body.host)):
+        if not is_name(name):
+            raise ProblemError(422, f"{what} {name[:20]!r} is not a valid name")
+    require_job(identity, body.job)
+    if wait_s := context.new_jobs.wait_s(identity, body.job):
+        detail = f"token {identity.name!r} has begun too many jobs; job {body.job!r} may begin later"
+        raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
+    begin_job(context, request, identity, body.job)
+    try:
+        told = context.agents.enrol(Origin(body.job, body.host), identity.id, identity.hosts_max)
+    except FullError as error:
+        context.counters.agents_refused.inc()
+        raise ProblemError(429, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from error
+    key = identity.enrolment_key
+    proof = proof_of(key, body.nonce, told.agent, told.secret) if key else ""
+    return EnrolledAgent(agent=told.agent, secret=told.secret, proof=proof)
 
 
 @router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_listen)])
 async def orders(
-    context: Ctx, _identity: Agent, stream: EventStreamDep, job: Name, host: Name, boot: Name
+    context: Ctx,
+    _identity: Agent,
+    stream: EventStreamDep,
+    job: Name,
+    host: Name,
+    boot: Name,
+    agent: AgentId = "",
+    nonce: Nonce = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """All open orders of the job, sent at once, after every change, and every 10 s.
 
-    `host` and `boot` identify the agent.
+    `host` and `boot` identify the origin. For an agent that has enrolled, each event is signed with its secret, and
+    brings back the nonce.
     """
-    del host, boot
-    sent, sent_at_s = b"", float("-inf")
+    del boot
+    sent, sent_at_s, sequence = b"", float("-inf"), 0
     async with stream:
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
             body = await run_in_threadpool(context.orders.orders, job, generation)
             now_s = context.clock.monotonic_s()
             if body != sent or now_s - sent_at_s >= RESEND_S:
-                yield ServerSentEvent(raw_data=body.decode(), event="orders")
-                sent, sent_at_s = body, now_s
+                data = context.signed_orders(Origin(job, host), agent, body, nonce, sequence) if agent else body
+                yield ServerSentEvent(raw_data=data.decode(), event="orders")
+                sent, sent_at_s, sequence = body, now_s, sequence + 1
             await context.changes.wait(generation, RESEND_S)
 
 
@@ -73,23 +128,27 @@ async def orders(
 )
 async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     """Store the newest view of a host. The reply holds the orders, so that a view is also a poll."""
+    body = await request.body()
+    signed = split(body)
     try:
-        posted = _VIEW.decode(await request.body())
+        posted = _VIEW.decode(signed.message if signed else body)
     except msgspec.DecodeError as error:
         raise ProblemError(400, f"the body is not a view: {error}") from error
     check_view(posted)
-    if not identity.may_see(posted.job):
-        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
+    origin = Origin(posted.job, posted.host)
+    agent = await run_in_threadpool(verified, context, request, identity, signed, Purpose.VIEW, origin)
     try:
-        await context.views.put(posted, 160 * len(posted.ranks))
+        await context.views.put(ReceivedView(posted, agent), 160 * len(posted.ranks))
     except NotNowError as error:
         raise ProblemError(
             503, "too many views are waiting to be stored; try again", headers={"Retry-After": str(RETRY_AFTER_S)}
         ) from error
     context.counters.views.inc()
     context.driver.wake()
-    body = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
-    return Response(body, media_type="application/json")
+    answer = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
+    if agent:
+        answer = context.signed_orders(origin, agent, answer, nonce_of(body), 0)
+    return Response(answer, media_type="application/json")
 
 
 def check_view(view: wire.View) -> None:

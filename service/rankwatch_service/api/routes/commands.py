@@ -1,33 +1,37 @@
-"""Commands to jobs: request, list, approve and cancel them."""
+"""Commands to jobs: request, list and cancel them."""
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, computed_field, model_validator
 from sqlalchemy import Connection, RowMapping, func, select
 
 from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id
+from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
-from rankwatch_service.policy.checkpoint_ledger import Verdict
 from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import RollbackMode, way_back, why_none
+from rankwatch_service.policy.rollback import USABLE, RollbackMode, way_back, why_none
+from rankwatch_service.policy.routing import command_notifications
+from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command as CommandRow
 from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Order as OrderRow
+from rankwatch_service.store.policy_rows import read_policy
 from rankwatch_service.store.rows import command_row
 
 router = APIRouter(tags=["commands"])
@@ -57,6 +61,15 @@ class NewCommand(BaseModel):
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
     """Seconds after which it expires if it has not begun."""
+    break_glass: StrictBool = False
+    """Do not wait for the approval of a second person where the policy asks for one. Requires a reason, which the
+    job's receivers are notified of."""
+
+    @model_validator(mode="after")
+    def _breaks_the_glass_for_a_reason(self) -> NewCommand:
+        if self.break_glass and not self.reason.strip():
+            raise ValueError("break_glass requires a reason")
+        return self
 
 
 class Command(BaseModel):
@@ -69,8 +82,16 @@ class Command(BaseModel):
     params: dict[str, Any]
     reason: str
     requested_by: str
+    requester: str
+    """The person who requested it, as `GET session` names people; empty: the policy or the service."""
     incident_id: str | None
+    world_size: int
+    """Ranks that it was requested for; 0: unknown."""
     approval_required: bool
+    """While it is `requested`, it waits until somebody other than its requester approves it."""
+    approved_by: str | None
+    break_glass: bool
+    """Its requester decided not to wait for the approval that it needs."""
     state: str
     result: str
     mode: str
@@ -81,6 +102,12 @@ class Command(BaseModel):
     expires_unix_ns: int
     applied_unix_ns: int | None
     finished_unix_ns: int | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def short_id(self) -> str:
+        """The id as people type it. Any longer prefix of the id is accepted wherever the id is."""
+        return short(self.id)
 
 
 class Try(BaseModel):
@@ -116,7 +143,9 @@ def request_command(
     """Request a command. It is carried out on all ranks at the same step, or on none.
 
     A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it, or
-    there is no checkpoint to roll back to.
+    there is no checkpoint to roll back to. If the policy has `two_people`, rollback, relaunch and stop of a job with
+    more than `approval_ranks` ranks wait until another person approves them, or are requested with `break_glass`; one
+    that would wait beside another of the same action is refused (409).
     """
 
     def work(connection: Connection) -> Command:
@@ -127,20 +156,31 @@ def request_command(
         params = _params(connection, job, body)
         if obstacle := _obstacle(connection, job, attempt, body, now):
             raise ProblemError(409, obstacle)
+        world_size = _world_size(connection, job, attempt)
+        costly = read_policy(connection).needs_second_person(body.action, world_size)
+        if costly and not body.break_glass:
+            _refuse_second_wait(connection, job, body.action, now)
         request = CommandRequest(
-            id=f"cmd_{secrets.token_hex(8)}",
+            id=new_id(CommandRow),
             job=job,
             attempt=attempt,
             action=body.action,
             params=params,
             reason=body.reason,
             requested_by=identity.actor,
+            requester=identity.person,
             requested_unix_ns=now,
             incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
             idempotency_key=f"{identity.id}:{idempotency.key}" if idempotency.key else None,
+            world_size=world_size,
+            approval_required=costly and not body.break_glass,
+            break_glass=costly and body.break_glass,
             expires_s=body.expires_s,
         )
-        commands.add(connection, request, source=idempotency.source)
+        links = page_links(context.settings.public_url, job, request.incident_id)
+        whose = project_of(connection, job)
+        told = command_notifications(request, receiver_routes(connection), links, whose=whose)
+        commands.add(connection, request, source=idempotency.source, notifications=told)
         return Command(**command_row(request))
 
     answer = idempotency.write(identity, body, 201, work)
@@ -156,15 +196,16 @@ def list_commands(
     job: Annotated[list[str] | None, Query()] = None,
     state: Annotated[list[str] | None, Query()] = None,
     incident: Annotated[list[str] | None, Query()] = None,
+    waiting: bool = False,
 ) -> Page[Command]:
-    """Commands, newest request first."""
-    query = select(CommandRow.__table__)
-    if identity.job:
-        query = query.where(CommandRow.job == identity.job)
+    """Commands, newest request first. With `waiting`, only those that wait for an approval."""
+    query = select(CommandRow.__table__).where(identity.jobs.clause(CommandRow.job))
     query = any_of(query, CommandRow.job, job)
     query = any_of(query, CommandRow.state, state)
+    if waiting:
+        query = query.where(commands.waits_for_approval(context.clock.unix_ns()))
     order = (CommandRow.requested_unix_ns, CommandRow.id)
-    purpose = f"commands {job} {state} {incident}"
+    purpose = f"commands {job} {state} {incident} {waiting}"
     with read(context.engine) as connection:
         answered = [full_id(connection, Incident, one, identity) for one in incident or ()]
         query = any_of(query, CommandRow.incident_id, answered)
@@ -175,7 +216,7 @@ def list_commands(
 def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDetail:
     """One command with its orders."""
     with read(context.engine) as connection:
-        row = _find(connection, command_id, identity)
+        row = find_command(connection, command_id, identity)
         tries = (
             select(OrderRow.__table__)
             .where(OrderRow.command_id == row["id"])
@@ -185,43 +226,29 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
     return CommandDetail(**row, orders=orders)
 
 
-@router.post("/commands/{command_id}/approve", response_model=Command)
-def approve(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
-    """Approve a command that waits for approval. It cannot be approved by the person who requested it."""
-
-    def work(connection: Connection) -> Command:
-        row = _find(connection, command_id, identity)
-        if row["requested_by"] == identity.actor:
-            raise ProblemError(403, "a command must be approved by somebody other than its requester")
-        if row["state"] != "requested" or not row["approval_required"]:
-            raise ProblemError(409, f"the command is not waiting for approval: its state is {row['state']}")
-        now = context.clock.unix_ns()
-        commands.settle(connection, row["id"], CommandOutcome("approved", f"by {identity.name}"), identity.actor, now)
-        return Command.model_validate(_find(connection, command_id, identity))
-
-    answer = idempotency.write(identity, body, 200, work)
-    context.driver.wake()
-    return answer
-
-
 @router.post("/commands/{command_id}/cancel", response_model=Command)
 def cancel(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
     """Cancel a command, unless a rank has already acted on it."""
 
     def work(connection: Connection) -> Command:
-        row = _find(connection, command_id, identity)
+        row = find_command(connection, command_id, identity)
         if row["state"] not in (*commands.WAITING, "sent"):
             raise ProblemError(409, f"it is too late to cancel: the state of the command is {row['state']}")
         now = context.clock.unix_ns()
         commands.settle(connection, row["id"], CommandOutcome("cancelled", f"by {identity.name}"), identity.actor, now)
-        return Command.model_validate(_find(connection, command_id, identity))
+        return Command.model_validate(find_command(connection, command_id, identity))
 
     answer = idempotency.write(identity, body, 200, work)
     context.driver.wake()
     return answer
 
 
-def _find(connection: Connection, command_id: str, identity: Identity) -> RowMapping:
+def find_command(connection: Connection, command_id: str, identity: Identity) -> RowMapping:
+    """A command's row, by its id or a unique prefix of it.
+
+    Raises:
+        ProblemError: there is none that this identity may see.
+    """
     row = commands.get(connection, full_id(connection, CommandRow, command_id, identity))
     if row is None or not identity.may_see(row["job"]):
         raise not_found("command", command_id)
@@ -243,7 +270,7 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
         entry = next((entry for entry in checkpoints(connection, job) if entry.id == wanted), None)
         if entry is None:
             raise ProblemError(422, "params.checkpoint is not the id of one of the job's checkpoints")
-        if entry.verdict in (Verdict.GONE, Verdict.INCOMPLETE):
+        if entry.verdict not in USABLE:
             raise ProblemError(422, f"checkpoint {entry.id} is {entry.verdict}")
     if (culprits := body.params.get("culprits")) is not None and not _are_ranks(culprits):
         raise ProblemError(422, f"params.culprits must be a list of up to {RANKS_MAX} ranks")
@@ -252,10 +279,10 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
 
 def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, now_unix_ns: int) -> str:
     """Why the job cannot do this now; empty if it can. The driver checks again before it begins."""
-    views = host_views(connection, job, (attempt,))
+    training = read_training(connection, job, attempt)
+    views = host_views(connection, training, (attempt,))
     if not any(now_unix_ns - view.at_unix_ns < AGENT_SILENT_NS for view in views.values()):
         return f"no agent can reach job {job}: none of attempt {attempt} has reported for {AGENT_SILENT_NS // S} s"
-    training = read_training(connection, job, attempt)
     if body.action is Action.ROLLBACK:
         mode, wanted = body.params.get("mode", ""), body.params.get("checkpoint", "")
         entries = checkpoints(connection, job)
@@ -266,6 +293,20 @@ def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, 
         supported = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
         return f"the job does not support {body.action}; it supports: {supported}"
     return ""
+
+
+def _world_size(connection: Connection, job: str, attempt: str) -> int:
+    """Ranks of the attempt: as many as it declares or agents report, whichever is more; 0 while unknown."""
+    training = read_training(connection, job, attempt)
+    reported = sum(len(view.ranks) for view in host_views(connection, training, (attempt,)).values())
+    return max(training.world_size, reported)
+
+
+def _refuse_second_wait(connection: Connection, job: str, action: str, now_unix_ns: int) -> None:
+    """Refuse a command that would wait for an approval beside another of the same action."""
+    same = (CommandRow.job == job, CommandRow.action == action, commands.waits_for_approval(now_unix_ns))
+    if (other := connection.scalar(select(CommandRow.id).where(*same).limit(1))) is not None:
+        raise ProblemError(409, f"{action} of job {job} already waits for approval: {short(other)}")
 
 
 def _are_ranks(value: Any) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, func, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
@@ -45,7 +46,6 @@ async def events(
 
     If the id is too old or unknown, the first event is `reset`: read everything again, then continue from its id.
     """
-    only = [identity.job] if identity.job else job
     async with stream:
         oldest, newest = await run_in_threadpool(_ends, context.engine)
         since = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
@@ -57,7 +57,7 @@ async def events(
             yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
-            rows = await run_in_threadpool(_after, context.engine, place, only)
+            rows = await run_in_threadpool(_after, context.engine, place, job, identity.jobs)
             for row in rows:
                 place = row["id"]
                 data = {"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]}
@@ -73,8 +73,9 @@ def _ends(engine: Engine) -> tuple[int, int]:
     return oldest or 1, newest or 0
 
 
-def _after(engine: Engine, place: int, jobs: list[str] | None) -> list[dict[str, Any]]:
+def _after(engine: Engine, place: int, jobs: list[str] | None, allowed: JobFilter) -> list[dict[str, Any]]:
     query = select(Feed.__table__).where(Feed.id > place).order_by(Feed.id).limit(READ_MAX)
+    query = query.where((Feed.job == "") | allowed.clause(Feed.job))
     if jobs:
         query = query.where(Feed.job.in_(("", *jobs)))
     with read(engine) as connection:

@@ -21,7 +21,7 @@ from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Number
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
@@ -32,7 +32,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentTransition, Outbox
+from rankwatch_service.store.models import IncidentTransition, JobProject, Outbox
 from rankwatch_service.store.models import Job as JobRow
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
@@ -125,11 +125,13 @@ class Transition(BaseModel):
 
 
 class Notification(BaseModel):
-    """One notification about an incident, and whether it was delivered."""
+    """One notification about an incident or a command that responds to it, and whether it was delivered."""
 
     id: str
     receiver: str
     transition: int
+    command_id: str
+    """The command that it is about; empty: the incident's transition."""
     state: str
     tries: int
     created_unix_ns: int
@@ -169,20 +171,21 @@ def list_incidents(
     state: Annotated[list[State] | None, Query()] = None,
     kind: Annotated[list[Kind] | None, Query()] = None,
     severity: Annotated[list[Severity] | None, Query()] = None,
+    project: Projects = None,
     order: Annotated[Literal["newest", "urgency"], Query()] = "newest",
 ) -> Page[Incident]:
     """Incidents, newest onset first. `state=unresolved` means open and acknowledged. A filter that is given several
     times matches each of its values. With `order=urgency` open incidents come first, then acknowledged, then resolved
-    ones, and within each state the most severe first.
+    ones, and within each state the most severe first. Those of archived jobs are listed only if `job` names the job.
     """
-    query = select(IncidentRow.__table__, URGENCY)
-    if identity.job:
-        query = query.where(IncidentRow.job == identity.job)
+    query = _of_listed_jobs(select(IncidentRow.__table__, URGENCY), job)
+    query = query.where(identity.jobs.clause(IncidentRow.job))
     query = any_of(query, IncidentRow.job, job)
     query = any_of(query, IncidentRow.state, _states(state))
     query = any_of(query, IncidentRow.kind, kind)
     query = any_of(query, IncidentRow.severity, severity)
-    purpose = f"incidents {job} {state} {kind} {severity} {order}"
+    query = _of_projects(query, project)
+    purpose = f"incidents {job} {state} {kind} {severity} {project} {order}"
     newest = (IncidentRow.onset_unix_ns, IncidentRow.id)
     by = newest if order == "newest" else (URGENCY, *newest)
     with read(context.engine) as connection:
@@ -192,8 +195,10 @@ def list_incidents(
 
 
 @router.get("/totals")
-def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | None, Query()] = None) -> Totals:
-    """Number of incidents, and the current cost of the unresolved ones."""
+def count_incidents(
+    context: Ctx, identity: Reader, job: Annotated[list[str] | None, Query()] = None, project: Projects = None
+) -> Totals:
+    """Number of incidents, and the current cost of the unresolved ones; of archived jobs only if `job` names them."""
     counts = select(IncidentRow.state, IncidentRow.severity, func.count()).group_by(
         IncidentRow.state, IncidentRow.severity
     )
@@ -203,8 +208,9 @@ def count_incidents(context: Ctx, identity: Reader, job: Annotated[list[str] | N
         .where(IncidentRow.state != "resolved")
         .group_by(IncidentRow.job)
     )
-    if identity.job:
-        counts, cost = counts.where(IncidentRow.job == identity.job), cost.where(IncidentRow.job == identity.job)
+    counts, cost = (_of_projects(_of_listed_jobs(query, job), project) for query in (counts, cost))
+    mine = identity.jobs.clause(IncidentRow.job)
+    counts, cost = counts.where(mine), cost.where(mine)
     with read(context.engine) as connection:
         rows = connection.execute(any_of(counts, IncidentRow.job, job)).all()
         costs = connection.execute(any_of(cost, IncidentRow.job, job)).all()
@@ -301,6 +307,17 @@ def _states(wanted: list[State] | None) -> list[str] | None:
     if wanted is None or "unresolved" not in wanted:
         return None if wanted is None else [*wanted]
     return sorted({"open", "acknowledged", *wanted} - {"unresolved"})
+
+
+def _of_listed_jobs(query: Any, job: list[str] | None) -> Any:
+    """Without the incidents of archived jobs, unless jobs are named."""
+    archived = select(JobRow.name).where(JobRow.archived_unix_ns.is_not(None))
+    return query if job else query.where(IncidentRow.job.not_in(archived))
+
+
+def _of_projects(query: Any, project: list[str] | None) -> Any:
+    mine = select(JobProject.job).where(JobProject.project.in_(project or ()))
+    return query.where(IncidentRow.job.in_(mine)) if project else query
 
 
 def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:

@@ -9,38 +9,50 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 from sqlalchemy import Connection, RowMapping, case, func, select
 
+from rankwatch_service.access.agents import jobs_with_agents
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.orders.driver import open_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
+from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import way_back
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import AgentView, Incident
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Checkpoint as CheckpointRow
-from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Job as JobRow
+from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.models import Order as OrderRow
+from rankwatch_service.store.policy_rows import read_policy
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 State = Literal["running", "stalled", "paused", "lost", "ended"]
-Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone"]
+Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone", "refused"]
+QUIET_S: Final = 300
+"""How long a job must have reported nothing before it can be deleted. By then the log has no telemetry of it: a record
+is kept for two snapshots, which are a minute apart."""
 SEVERITIES: Final = ("info", "warning", "critical")
 """From the least severe to the most severe."""
 
 
 class Job(BaseModel):
-    """A job. Fields are the columns of `store.models.Job`, the number of unresolved incidents and their worst severity.
+    """A job. Fields are the columns of `store.models.Job`, whose it is, the number of unresolved incidents and their
+    worst severity.
 
     If the job is stalled or lost, `step_time_s` and `loss` are its last values before that.
     """
 
     name: str
+    project: str
+    """Empty: none; the same for owner."""
+    owner: str
     state: str
     attempt: str
     world_size: int
@@ -51,10 +63,14 @@ class Job(BaseModel):
     first_seen_unix_ns: int
     last_seen_unix_ns: int
     last_progress_unix_ns: int | None
+    archived_unix_ns: int | None
+    """When it was hidden from the lists; null if it is shown."""
     incidents: int
     worst_severity: str | None
     launches_at_once: list[str] = []
     """Launches that train under this name now, if there is more than one: two jobs have the same name."""
+    signed: bool = False
+    """Agents have enrolled for it: what is not signed by one of them is refused."""
 
 
 class SaveAdvice(BaseModel):
@@ -90,6 +106,12 @@ class JobDetail(Job):
     can: list[str]
     checkpoints: SaveAdvice
     orders: list[OpenOrder]
+    in_use: str
+    """Why it cannot be deleted now; empty if it can be."""
+    two_people: bool
+    """Whether a rollback, relaunch or stop of it needs the approval of another person than its requester."""
+    dropped: dict[str, int]
+    """Telemetry without effect, counted by reason."""
 
 
 class Attempt(BaseModel):
@@ -119,6 +141,8 @@ class Checkpoint(BaseModel):
     bytes: int
     verdict: str
     verdict_reason: str
+    verified: bool
+    """Whether the location is below a checkpoint root that the job's agents declared."""
     saved_unix_ns: int
 
 
@@ -128,18 +152,24 @@ def list_jobs(
     window: Wanted,
     identity: Reader,
     state: Annotated[list[State] | None, Query()] = None,
+    project: Projects = None,
+    archived: Annotated[bool, Query()] = False,
 ) -> Page[Job]:
-    """Jobs, last seen first. With several states, jobs in any of them."""
-    query = _jobs()
-    if identity.job:
-        query = query.where(JobRow.name == identity.job)
+    """Jobs, last seen first. With several states, jobs in any of them. `archived=true` lists the archived ones only."""
+    query = _jobs().where(JobRow.archived_unix_ns.is_not(None) if archived else JobRow.archived_unix_ns.is_(None))
+    query = query.where(identity.jobs.clause(JobRow.name))
     query = any_of(query, JobRow.state, state)
+    query = any_of(query, ProjectRow.project, project)
     order = (JobRow.last_seen_unix_ns, JobRow.name)
     with read(context.engine) as connection:
-        page = fetch_page(connection, query, order, window, context.cursors, f"jobs {state}", _shown, counted=True)
+        page = fetch_page(
+            connection, query, order, window, context.cursors, f"jobs {state} {project} {archived}", shown, counted=True
+        )
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
+        signed = jobs_with_agents(connection, [job.name for job in page.items])
     for job in page.items:
         job.launches_at_once = several.get(job.name, [])
+        job.signed = job.name in signed
     return page
 
 
@@ -147,21 +177,27 @@ def list_jobs(
 def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
     """One job."""
     with read(context.engine) as connection:
-        row = _find(connection, job)
+        row = find_job(connection, job)
         current = select(AttemptRow.topology).where(AttemptRow.job == job, AttemptRow.attempt == row["attempt"])
         topology: dict[str, Any] = connection.scalar(current) or {}
-        open_orders = select(OrderRow.__table__).where(OrderRow.job == job, OrderRow.phase != "closed")
-        orders = [OpenOrder.model_validate(one) for one in connection.execute(open_orders).mappings()]
+        not_closed = select(OrderRow.__table__).where(OrderRow.job == job, OrderRow.phase != "closed")
+        orders = [OpenOrder.model_validate(one) for one in connection.execute(not_closed).mappings()]
         entries = checkpoints(connection, job)
         several = launches_at_once(connection, [job], context.clock.unix_ns())
+        signed = bool(jobs_with_agents(connection, [job]))
         failures = connection.scalar(select(func.count()).where(AttemptRow.job == job)) or 1
+        used = in_use(connection, row, context.clock.unix_ns())
+        two_people = read_policy(connection).needs_second_person(Action.STOP, row["world_size"])
     observed_s = (row["last_seen_unix_ns"] - row["first_seen_unix_ns"]) / 1e9
     return JobDetail(
-        **_shown(row).model_dump() | {"launches_at_once": several.get(job, [])},
+        **shown(row).model_dump() | {"launches_at_once": several.get(job, []), "signed": signed},
         topology=topology,
         can=sorted(topology.get("can", ())),
         checkpoints=advise(entries, topology.get("can", ()), failures - 1, observed_s),
         orders=orders,
+        in_use=used,
+        two_people=two_people,
+        dropped=row["dropped"],
     )
 
 
@@ -170,7 +206,7 @@ def list_attempts(job: str, context: Ctx, window: Wanted, _identity: Reader) -> 
     """A job's attempts, newest first."""
     query = select(AttemptRow.__table__).where(AttemptRow.job == job)
     with read(context.engine) as connection:
-        _find(connection, job)
+        find_job(connection, job)
         order = (AttemptRow.number, AttemptRow.attempt)
         return fetch_page(connection, query, order, window, context.cursors, f"attempts {job}", Attempt.model_validate)
 
@@ -189,8 +225,22 @@ def list_checkpoints(
     purpose = f"checkpoints {job} {verdict}"
     order = (CheckpointRow.saved_unix_ns, CheckpointRow.id)
     with read(context.engine) as connection:
-        _find(connection, job)
+        find_job(connection, job)
         return fetch_page(connection, query, order, window, context.cursors, purpose, Checkpoint.model_validate)
+
+
+def in_use(connection: Connection, row: RowMapping, now_unix_ns: int) -> str:
+    """Why a job cannot be deleted now; empty if it can be."""
+    viewed = select(func.max(AgentView.at_unix_ns)).where(AgentView.job == row["name"])
+    quiet_s = (now_unix_ns - max(row["last_seen_unix_ns"], connection.scalar(viewed) or 0)) / 1e9
+    if quiet_s < QUIET_S:
+        return (
+            f"job {row['name']!r} reported {max(quiet_s, 0):.0f} s ago: it can be deleted when it has reported nothing "
+            f"for {QUIET_S} s"
+        )
+    if orders := open_orders(connection, row["name"]):
+        return f"job {row['name']!r} has an open order ({orders[0].action}): cancel it first"
+    return ""
 
 
 def advise(entries: list[LedgerEntry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
@@ -223,16 +273,24 @@ def _jobs() -> Any:
     severity_place = case({severity: place for place, severity in enumerate(SEVERITIES)}, value=Incident.severity)
     return select(
         JobRow.__table__,
+        func.coalesce(ProjectRow.project, "").label("project"),
+        func.coalesce(ProjectRow.owner, "").label("owner"),
         of_unresolved(func.count()).label("incidents"),
         of_unresolved(func.max(severity_place)).label("severity_place"),
-    )
+    ).outerjoin(ProjectRow, ProjectRow.job == JobRow.name)
 
 
-def _shown(row: RowMapping) -> Job:
+def shown(row: RowMapping) -> Job:
+    """A job from the row that `find_job` returned."""
     return Job(**row, worst_severity=None if row["severity_place"] is None else SEVERITIES[row["severity_place"]])
 
 
-def _find(connection: Connection, job: str) -> RowMapping:
+def find_job(connection: Connection, job: str) -> RowMapping:
+    """The row of a job, with the number of its unresolved incidents and their worst severity.
+
+    Raises:
+        ProblemError: there is no such job.
+    """
     row: RowMapping | None = connection.execute(_jobs().where(JobRow.name == job)).mappings().one_or_none()
     if row is None:
         raise not_found("job", job)

@@ -34,13 +34,14 @@ Nothing = Annotated[str, Field(max_length=0)]
 
 
 class Rule(BaseModel):
-    """One rule; the first that matches decides. An empty kind, severity or job matches all."""
+    """One rule; the first that matches decides. An empty kind, severity, job or project matches all."""
 
     model_config = ConfigDict(extra="forbid")
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     kind: Kind | Nothing = ""
     severity: Severity | Nothing = ""
     job: Annotated[str, Field(max_length=200)] = ""
+    project: Annotated[str, Field(max_length=200)] = ""
     confidence_min: Annotated[float, Field(ge=0, le=1)] = 0.0
     mode: policy.Mode
     action: policy.Action | Nothing = ""
@@ -73,6 +74,11 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     hands_off: StrictBool = False
+    two_people: StrictBool = False
+    """A person who requests rollback, relaunch or stop of a job with more than `approval_ranks` ranks needs the
+    approval of another person, or breaks the glass."""
+    unsigned_until_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    """When unsigned telemetry, as of agents that cannot enrol, is refused in all jobs; null: there is no date."""
     limits: Limits = Limits()
     rules: Annotated[list[Rule], Field(max_length=RULES_MAX)] = []
 
@@ -107,10 +113,12 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
             rule.confidence_min,
             str(rule.action),
             str(rule.rollback_mode),
+            rule.project,
         )
         for rule in body.rules
     )
-    wanted = policy.Policy(rules, policy.PolicyLimits(**body.limits.model_dump()), body.hands_off)
+    switches = (body.hands_off, body.two_people, body.unsigned_until_unix_ns)
+    wanted = policy.Policy(rules, policy.PolicyLimits(**body.limits.model_dump()), *switches)
     with write(context.engine) as connection:
         _store(context, connection, identity, wanted, "policy.set")
     return body
@@ -119,7 +127,8 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
 @router.put("/hands-off")
 def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> Policy:
     """Set the switch that stops all automatic actions. To lift it, scope command is required."""
-    if not body.hands_off and not identity.holds(Scope.COMMAND):
+    commander = identity.within(Scope.COMMAND)
+    if not body.hands_off and not (commander and commander.jobs.every):
         raise ProblemError(403, f"a token with scope {Scope.COMMAND} is required to lift hands-off")
     with write(context.engine) as connection:
         wanted = replace(read_policy(connection), hands_off=body.hands_off)
@@ -139,6 +148,8 @@ def _shown(stored: policy.Policy) -> Policy:
     return Policy.model_validate(
         {
             "hands_off": stored.hands_off,
+            "two_people": stored.two_people,
+            "unsigned_until_unix_ns": stored.unsigned_until_unix_ns,
             "limits": asdict(stored.limits),
             "rules": [asdict(rule) for rule in stored.rules],
         }

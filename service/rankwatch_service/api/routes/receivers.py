@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+import asyncio
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from starlette.concurrency import run_in_threadpool
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
@@ -18,7 +19,7 @@ from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.notify.address import AddressError, check_address, checked_url, masked_url
+from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
 from rankwatch_service.notify.receivers import TOPIC_URL, publish_receivers
 from rankwatch_service.notify.signature import new_secret, signing_key
 from rankwatch_service.store import audit_trail
@@ -32,8 +33,11 @@ router = APIRouter(tags=["notifications"])
 RECEIVERS_MAX: Final = 100
 """Stream matches every incident against all of them within its transaction."""
 
+LOOKUP_S: Final = 3.0
+"""How long a new URL's name may take to be resolved, before it is left to the notifier."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Jobs = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
+Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=100)]
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
@@ -43,13 +47,14 @@ DEFAULT_SEVERITIES: Final = (Severity.CRITICAL, Severity.WARNING)
 
 
 class ReceiverSettings(BaseModel):
-    """Where to send notifications, and which. An empty list means all."""
+    """Where to send notifications, and which. An empty list means all; all lists must match."""
 
     model_config = ConfigDict(extra="forbid")
     url: Annotated[str, Field(max_length=2_000)]
     kinds: list[Kind] = []
     severities: list[Severity] = list(DEFAULT_SEVERITIES)
-    jobs: Jobs = []
+    jobs: Names = []
+    projects: Names = []
     enabled: StrictBool = True
 
     @field_validator("url")
@@ -87,6 +92,7 @@ class Receiver(BaseModel):
     kinds: list[str]
     severities: list[str]
     jobs: list[str]
+    projects: list[str]
     enabled: bool
     disabled_reason: str
     created_unix_ns: int
@@ -106,6 +112,7 @@ class Delivery(BaseModel):
     receiver: str
     incident_id: str
     transition: int
+    command_id: str
     at_unix_ns: int
     status: int | None
     error: str
@@ -117,10 +124,8 @@ def list_receivers(context: Ctx, window: Wanted, identity: Reader) -> Page[Recei
     """All receivers by name, in descending order. Without scope admin, URLs are shown without their paths."""
 
     def shown(row: RowMapping) -> Receiver:
-        receiver = Receiver.model_validate(row)
-        if not identity.holds(Scope.ADMIN):
-            receiver.url = masked_url(receiver.url)
-        return receiver
+        url = context.secret_key.decrypt(row["url"])
+        return _receiver(row, url if identity.holds(Scope.ADMIN) else masked_url(url))
 
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
@@ -129,9 +134,9 @@ def list_receivers(context: Ctx, window: Wanted, identity: Reader) -> Page[Recei
 
 
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
-def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, identity: Admin) -> Response:
+async def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, identity: Admin) -> Response:
     """Add a receiver, which is notified about incidents from now on."""
-    _check_target(context, body)
+    await _check_target(context, body)
 
     def work(connection: Connection) -> CreatedReceiver:
         names = set(connection.execute(select(ReceiverRow.name)).scalars())
@@ -139,30 +144,37 @@ def add_receiver(body: NewReceiver, context: Ctx, idempotency: IdempotencyDep, i
             raise ProblemError(409, f"a receiver {body.name!r} already exists")
         if len(names) >= RECEIVERS_MAX:
             raise ProblemError(409, f"the limit of {RECEIVERS_MAX} receivers is reached")
-        secret = body.secret or new_secret()
-        row = body.model_dump(mode="json") | {
-            "secret": secret,
+        shown = body.model_dump(mode="json") | {
+            "secret": body.secret or new_secret(),
             "disabled_reason": "",
             "created_unix_ns": context.clock.unix_ns(),
         }
-        connection.execute(insert(ReceiverRow).values(**row))
+        encrypted = {column: context.secret_key.encrypt(shown[column]) for column in ("url", "secret")}
+        connection.execute(insert(ReceiverRow).values(**shown | encrypted))
         _record(context, connection, identity, "receiver.add", body.name, body.url)
-        return CreatedReceiver(**row)
+        return CreatedReceiver(**shown)
 
-    return idempotency.write(identity, body, 201, work)
+    return await run_in_threadpool(idempotency.write, identity, body, 201, work)
 
 
 @router.put("/receivers/{name}")
-def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
+async def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
     """Change a receiver; this also enables one that was disabled."""
-    _check_target(context, body)
+    await _check_target(context, body)
+    return await run_in_threadpool(_change, name, body, context, identity)
+
+
+def _change(name: str, body: ReceiverSettings, context: Context, identity: Identity) -> Receiver:
     with write(context.engine) as connection:
-        columns = body.model_dump(mode="json") | {"disabled_reason": "" if body.enabled else "switched off"}
+        columns = body.model_dump(mode="json") | {
+            "url": context.secret_key.encrypt(body.url),
+            "disabled_reason": "" if body.enabled else "switched off",
+        }
         if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
             raise not_found("receiver", name)
         _record(context, connection, identity, "receiver.change", name, body.url)
         query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
-        return Receiver.model_validate(connection.execute(query).mappings().one())
+        return _receiver(connection.execute(query).mappings().one(), body.url)
 
 
 @router.delete("/receivers/{name}", status_code=204)
@@ -183,9 +195,8 @@ def list_deliveries(
     incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Delivery]:
     """Deliveries, newest first: each try to deliver a notification."""
-    query = select(DeliveryRow.__table__, Outbox.receiver, Outbox.incident_id, Outbox.transition).join(
-        Outbox, Outbox.id == DeliveryRow.outbox_id
-    )
+    told = (Outbox.receiver, Outbox.incident_id, Outbox.transition, Outbox.command_id)
+    query = select(DeliveryRow.__table__, *told).join(Outbox, Outbox.id == DeliveryRow.outbox_id)
     query = any_of(query, Outbox.receiver, receiver)
     query = any_of(query, Outbox.incident_id, incident)
     purpose = f"deliveries {receiver} {incident}"
@@ -195,8 +206,12 @@ def list_deliveries(
         )
 
 
-def _check_target(context: Context, receiver: ReceiverSettings) -> None:
-    """Refuse a URL that can never be delivered to. A host name is resolved and checked at each try.
+def _receiver(row: RowMapping, url: str) -> Receiver:
+    return Receiver.model_validate({**row, "url": url})
+
+
+async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
+    """Refuse a URL that cannot be delivered to. The notifier resolves and checks a name again at each try.
 
     Raises:
         ProblemError: Kafka is not configured, or webhooks must not go to this address.
@@ -205,14 +220,14 @@ def _check_target(context: Context, receiver: ReceiverSettings) -> None:
         if not context.settings.kafka:
             raise ProblemError(422, "this service has no incidents topic, since it runs without Kafka")
         return
+    host, port = checked_url(receiver.url)
     try:
-        address = ip_address(checked_url(receiver.url)[0])
-    except ValueError:
-        return  # a host name
-    try:
-        check_address(address, context.settings.notify_allow_private)
+        async with asyncio.timeout(LOOKUP_S):
+            await resolved(host, port, context.settings.private_targets())
     except AddressError as error:
         raise ProblemError(422, str(error)) from error
+    except OSError:
+        return  # the name may be known to the notifier, or later
 
 
 def _record(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_detectors.base import Kind
@@ -15,13 +14,14 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id
+from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.control_records import SilenceSet, encode_control
+from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Silence as SilenceRow
@@ -63,15 +63,19 @@ class Silence(BaseModel):
     created_by: str
     comment: str
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def short_id(self) -> str:
+        """The id as people type it. Any longer prefix of the id is accepted wherever the id is."""
+        return short(self.id)
+
 
 @router.get("")
 def list_silences(
     context: Ctx, window: Wanted, identity: Reader, active: Annotated[bool | None, Query()] = None
 ) -> Page[Silence]:
     """Silences, latest end first; `active=true` leaves out those that have ended."""
-    query = select(SilenceRow.__table__)
-    if identity.job:
-        query = query.where(SilenceRow.job.in_(("", identity.job)))
+    query = select(SilenceRow.__table__).where((SilenceRow.job == "") | identity.jobs.clause(SilenceRow.job))
     if active is not None:
         current = SilenceRow.ends_unix_ns > context.clock.unix_ns()
         query = query.where(current if active else ~current)
@@ -85,8 +89,8 @@ def list_silences(
 @router.post("", status_code=201, response_model=Silence)
 def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
     """Add a silence that starts now or at a given time."""
-    if identity.job and body.job != identity.job:
-        raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
+    if not identity.may_see(body.job):
+        raise ProblemError(403, f"this token is restricted to {identity.jobs}")
     now = context.clock.unix_ns()
     starts = now if body.starts_unix_ns is None else body.starts_unix_ns
     if not max(now, starts) < body.ends_unix_ns <= now + LONGEST_NS:
@@ -97,7 +101,7 @@ def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, ide
         if len(connection.execute(current).all()) >= ACTIVE_MAX:
             raise ProblemError(409, f"the limit of {ACTIVE_MAX} silences is reached")
         row = body.model_dump(mode="json") | {
-            "id": f"sil_{secrets.token_hex(8)}",
+            "id": new_id(SilenceRow),
             "starts_unix_ns": starts,
             "created_by": identity.actor,
         }
@@ -133,7 +137,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
 
 def _record(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
     """Publish a changed silence to stream, the audit trail and the live feed."""
-    control = SilenceSet(**silence.model_dump(exclude={"created_by", "comment"}))
+    control = SilenceSet(**silence.model_dump(exclude={"created_by", "comment", "short_id"}))
     key = silence.job or ALL_JOBS
     context.controls.append_in(connection, [Entry(key, encode_control(control))])
     now = context.clock.unix_ns()

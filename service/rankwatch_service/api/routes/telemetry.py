@@ -9,9 +9,12 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from rankwatch.signed import Purpose, split
+from rankwatch_service.access.agents import Origin
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.signatures import begin_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
@@ -55,11 +58,18 @@ async def telemetry(
     body = b""
     try:
         body = await read_body(request)
+        signed = split(body)
         # Validating a large batch takes milliseconds, so do it outside the event loop.
-        batch = await run_in_threadpool(read_batch, body, content_type, encoding)
-        if not identity.may_see(batch.job):
-            raise ProblemError(403, f"this token is restricted to job {identity.job!r}")
-        entry = Entry(batch.job, batch.body)
+        batch = await run_in_threadpool(read_batch, signed.message if signed else body, content_type, encoding)
+        origin = Origin(batch.job, batch.host)
+        await run_in_threadpool(verified, context, request, identity, signed, Purpose.BATCH, origin)
+        if wait_s := context.new_jobs.wait_s(identity, batch.job):
+            context.counters.batches.labels("too_many_jobs").inc()
+            await run_in_threadpool(context.new_jobs.report_due)
+            detail = f"token {identity.name!r} has begun too many jobs; job {batch.job!r} may begin later"
+            raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
+        await run_in_threadpool(begin_job, context, request, identity, batch.job)
+        entry = Entry(batch.job, body if signed else batch.body)
         with context.counters.append_s.time():
             await context.intake.put(entry, len(entry.value))
     except BadBatchError as error:

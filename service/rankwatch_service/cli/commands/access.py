@@ -1,21 +1,18 @@
-"""`rankwatch login`, `rankwatch token` and `rankwatch db`: access, and the database."""
+"""`rankwatch login` and `rankwatch token`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.database import existing_database
+from rankwatch_service.cli.database import existing_database, service_in_force, token_pin_in_force
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA
-
-if TYPE_CHECKING:
-    from rankwatch_service.settings import Settings
+from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JSON
 
 token = typer.Typer(help="Create, list and revoke access tokens, directly in the database.", no_args_is_help=True)
-db = typer.Typer(help="Upgrade, downgrade or check the tables of the database.", no_args_is_help=True)
 
 
 def login(
@@ -23,14 +20,15 @@ def login(
     secret: Annotated[
         str, typer.Option("--token", prompt="Token", hide_input=True, help="Access token; prompted for if not given.")
     ],
+    insecure: INSECURE = False,
 ) -> None:
     """Store the URL and token of a service for other commands, in the user's configuration folder."""
     import os
 
     from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import ServiceEndpoint, store_endpoint, user_places
+    from rankwatch_service.cli.endpoint import service_endpoint, store_endpoint, user_places
 
-    endpoint = ServiceEndpoint(url.rstrip("/"), secret.strip())
+    endpoint = service_endpoint(url.rstrip("/"), secret.strip(), os.environ, insecure=insecure)
     Client(endpoint).get("/api/v1/jobs", limit=1)
     config = user_places(os.environ).login
     store_endpoint(endpoint, config)
@@ -42,15 +40,20 @@ def create(
     name: Annotated[str, typer.Argument(help="Owner or purpose.")],
     scope: Annotated[list[str], typer.Option(help="ingest, read, operate, command or admin; may be repeated.")],
     job: Annotated[str, typer.Option(help="The only job it may access. Default: every job.")] = "",
-    lasting: Annotated[
-        str | None, typer.Option("--for", help="Lifetime, such as 90s, 30m, 2h or 1d. Default: unlimited.")
-    ] = None,
+    project: Annotated[
+        str, typer.Option(help="The only project whose jobs it may access; jobs that begin by it are of this project.")
+    ] = "",
+    lasting: Annotated[str, typer.Option("--for", help="Lifetime, such as 90s, 30m, 2h or 1d; or never.")] = "90d",
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Create a token and print it. It cannot be shown again."""
+    """Create a token and print it. It cannot be shown again.
+
+    If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
+    the api.
+    """
     from rankwatch_service.access.scopes import Scope
-    from rankwatch_service.access.tokens import issue_token
+    from rankwatch_service.access.tokens import issue_token, with_pin
     from rankwatch_service.cli.durations import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
@@ -60,10 +63,86 @@ def create(
     except ValueError as error:
         raise CliError(Status.USAGE, f"{error}; scopes are {', '.join(Scope)}") from error
     now = SystemClock().unix_ns()
-    expires = None if lasting is None else now + seconds(lasting) * 1_000_000_000
+    _require_names(project)
+    if job and project:
+        raise CliError(Status.USAGE, "give --job or --project: the agents of one job get both by `rankwatch token job`")
+    expires = None if lasting == "never" else now + seconds(lasting) * 1_000_000_000
+    pin = token_pin_in_force(data, database_url) if scopes == {Scope.INGEST} else ""
     with existing_database(data, database_url) as engine, write(engine) as connection:
-        _, text = issue_token(connection, "command line", name, scopes, now, job=job, expires_unix_ns=expires)
-    print(text)
+        _, text = issue_token(
+            connection, "command line", name, scopes, now, job=job, expires_unix_ns=expires, project=project
+        )
+    print(with_pin(text, pin))
+
+
+@token.command("job")
+def job_token(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many agents it admits at a time, usually one for each host. Default: as many as come."
+        ),
+    ] = None,
+    project: Annotated[str, typer.Option(help="Project of the job, if it begins by this token.")] = "",
+    owner: Annotated[str, typer.Option(help="Owner of the job, if it begins by this token.")] = "",
+    lasting: Annotated[str, typer.Option("--for", help="Lifetime, such as 90s, 30m, 2h or 30d.")] = "30d",
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Keep it here instead of printing it; one that is valid for half of --for or more stays."),
+    ] = None,
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Create the token with which the agents of one job enrol, and print it: RANKWATCH_TOKEN on its hosts.
+
+    Without --hosts it admits as many agents as come, so that whoever has it can enrol while the job runs.
+    """
+    from rankwatch_service.access.scopes import Scope
+    from rankwatch_service.access.token_files import is_lasting_token_of, write_secret
+    from rankwatch_service.access.tokens import issue_token, with_pin
+    from rankwatch_service.cli.durations import seconds
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.names import is_name
+    from rankwatch_service.policy.control_records import JobProject
+    from rankwatch_service.store.engine import write
+
+    if not is_name(job):
+        raise CliError(Status.USAGE, f"{job!r} cannot be the name of a job")
+    _require_names(project, owner)
+    clock, whose = SystemClock(), JobProject(job, project, owner)
+    lasts_ns = seconds(lasting) * 1_000_000_000
+    pin = token_pin_in_force(data, database_url)
+    try:
+        with existing_database(data, database_url) as engine:
+            if file and is_lasting_token_of(engine, file, clock, whose, pin, lasts_ns // 2):
+                output.note(f"{file} contains a valid token of {job}")
+                return
+            with write(engine) as connection:
+                now = clock.unix_ns()
+                _, text = issue_token(
+                    connection,
+                    "command line",
+                    f"agents of {job}",
+                    {Scope.INGEST},
+                    now,
+                    job=job,
+                    expires_unix_ns=now + lasts_ns,
+                    hosts_max=hosts,
+                    project=project,
+                    owner=owner,
+                )
+        text = with_pin(text, pin)
+        if file is None:
+            print(text)
+        else:
+            write_secret(file, text + "\n")
+            output.note(f"{file} contains a new token of {job}")
+        admits = f"{hosts} agents at a time" if hosts else "as many agents as come (--hosts N limits them)"
+        expires = output.moment(now + lasts_ns)
+        output.note(f"for {admits}, until {expires}, in {service_in_force(data, database_url)}")
+    except OSError as error:
+        raise CliError(Status.USAGE, f"{file}: {error.strerror}") from error
 
 
 @token.command("login")
@@ -87,14 +166,17 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
     """List tokens, newest first, without their secrets."""
     from sqlalchemy import select
 
+    from rankwatch_service.access.tokens import OF_AGENTS, token_state
+    from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import read
     from rankwatch_service.store.models import Token
 
-    columns = [column for column in Token.__table__.columns if column.key != "secret_sha256"]
+    now = SystemClock().unix_ns()
+    columns = [column for column in Token.__table__.columns if column.key not in {"secret_sha256", "enrolment_key"}]
     with existing_database(data, database_url) as engine, read(engine) as connection:
         rows = connection.execute(select(*columns).order_by(Token.created_unix_ns.desc())).mappings().all()
     output.show(
-        (dict(row) for row in rows),
+        ({**row, "state": token_state(row["revoked"], row["expires_unix_ns"], now)} for row in rows),
         as_json,
         {
             "id": lambda one: output.identifier(one["id"]),
@@ -102,9 +184,11 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
             "name": lambda one: output.plain(one["name"]),
             "scopes": lambda one: output.plain(one["scopes"]),
             "job": lambda one: output.plain(one["job"] or "every job"),
-            "expires": lambda one: output.moment(one["expires_unix_ns"]),
-            "last used": lambda one: output.moment(one["last_used_unix_ns"]),
-            "": lambda one: output.plain("revoked" if one["revoked"] else "valid"),
+            "hosts": lambda one: output.plain(one["hosts_max"] or ("any" if one["kind"] in OF_AGENTS else "")),
+            "project": lambda one: output.plain(one["project"]),
+            "expires": lambda one: output.moment(one["expires_unix_ns"], "never"),
+            "last used": lambda one: output.moment(one["last_used_unix_ns"], "never"),
+            "": lambda one: output.state(one["state"]),
         },
         "no tokens",
     )
@@ -129,54 +213,9 @@ def revoke(
     output.note(f"revoked {token_id}")
 
 
-@db.command("upgrade")
-def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
-    """Upgrade the database to this version's tables; if Kafka is configured, also create its topics."""
-    from rankwatch_service.cli.configuration import configured_settings
-    from rankwatch_service.store.engine import open_engine
-    from rankwatch_service.store.migrate import upgrade
+def _require_names(*texts: str) -> None:
+    from rankwatch_service.names import is_name
 
-    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    engine = open_engine(configured.database_url, "command line")
-    try:
-        upgrade(engine)
-    finally:
-        engine.dispose()
-    output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
-    if configured.kafka:
-        _make_topics(configured)
-
-
-@db.command("downgrade")
-def downgrade_database(
-    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0003.")],
-    data: DATA = None,
-    database_url: DATABASE_URL = None,
-) -> None:
-    """Downgrade the database to an earlier version's tables. Data that later versions added is dropped."""
-    from rankwatch_service.store.migrate import downgrade
-
-    with existing_database(data, database_url) as engine:
-        downgrade(engine, revision)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is at revision {revision}")
-
-
-@db.command("check")
-def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
-    """Check that the database has exactly this version's tables; exit with 1 if not."""
-    from rankwatch_service.store.migrate import check
-
-    with existing_database(data, database_url) as engine:
-        check(engine)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
-
-
-def _make_topics(configured: Settings) -> None:
-    from rankwatch.kafka.client import KafkaAwayError
-    from rankwatch_service.log.kafka_topics import ensure_topics
-
-    try:
-        partitions = ensure_topics(configured)
-    except KafkaAwayError as error:
-        raise CliError(Status.UNREACHABLE, str(error)) from error
-    output.note(f"the topics at {configured.kafka} are there; telemetry has {partitions} partitions")
+    for text in texts:
+        if text and not is_name(text):
+            raise CliError(Status.USAGE, f"{text!r} cannot be the name of a project or an owner")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ def checkpoints(
             "tier": lambda one: output.plain(one["tier"]),
             "verdict": lambda one: output.state(one["verdict"]),
             "why": lambda one: output.plain(one["verdict_reason"]),
+            "location": lambda one: output.plain(_location(one)),
             "shards": lambda one: output.plain(f"{len(one['shards'])}/{one['shards_expected']}"),
             "MB": lambda one: output.plain(one["bytes"] / 1e6),
             "seconds": lambda one: output.plain(one["seconds"]),
@@ -35,3 +36,9 @@ def checkpoints(
         },
         "this job has no checkpoints",
     )
+
+
+def _location(checkpoint: dict[str, Any]) -> str:
+    if not checkpoint["location"]:
+        return ""
+    return str(checkpoint["location"]) + ("" if checkpoint["verified"] else " (unverified)")

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 
-app = typer.Typer(help="List commands; approve or cancel one.", invoke_without_command=True)
+Columns = Mapping[str, Callable[[dict[str, Any]], output.Cell]]
+
+app = typer.Typer(help="List commands; approve, refuse or cancel one.", invoke_without_command=True)
+
+COLUMNS: Final[Columns] = {
+    "id": lambda one: output.short_id(one["id"]),
+    "job": lambda one: output.plain(one["job"]),
+    "action": lambda one: output.plain(one["action"]),
+    "state": output.command_state,
+    "step": lambda one: output.plain(one["applied_step"]),
+    "by": lambda one: output.plain(one["requested_by"]),
+    "approved by": lambda one: output.plain(
+        "nobody: break-glass" if one.get("break_glass") else one.get("approved_by")
+    ),
+    "requested": lambda one: output.moment(one["requested_unix_ns"]),
+    "reason": lambda one: output.plain(one["reason"]),
+    "result": lambda one: output.plain(one["result"]),
+}
+WAITING: Final[Columns] = {
+    "id": lambda one: output.short_id(one["id"]),
+    "job": lambda one: output.plain(one["job"]),
+    "action": lambda one: output.plain(one["action"]),
+    "ranks": lambda one: output.plain(one["world_size"] or None),
+    "by": lambda one: output.plain(one["requested_by"]),
+    "expires": lambda one: output.moment(one["expires_unix_ns"]),
+    "reason": lambda one: output.plain(one["reason"]),
+}
 
 COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of it.")]
 
@@ -18,41 +45,43 @@ COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of 
 def list_commands(
     context: typer.Context,
     job: JOBS = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only commands that wait for an approval.")] = False,
     limit: LIMIT = 50,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List commands, newest first; approve or cancel one."""
+    """List commands, newest first; approve, refuse or cancel one."""
     if context.invoked_subcommand is not None:
         return
-    output.show(
-        connect(url, token).items("/api/v1/commands", limit, job=job),
-        as_json,
-        {
-            "id": lambda one: output.short_id(one["id"]),
-            "job": lambda one: output.plain(one["job"]),
-            "action": lambda one: output.plain(one["action"]),
-            "state": output.command_state,
-            "step": lambda one: output.plain(one["applied_step"]),
-            "by": lambda one: output.plain(one["requested_by"]),
-            "requested": lambda one: output.moment(one["requested_unix_ns"]),
-            "reason": lambda one: output.plain(one["reason"]),
-            "result": lambda one: output.plain(one["result"]),
-        },
-        "no commands",
-    )
+    found = connect(url, token).items("/api/v1/commands", limit, job=job, waiting=waiting or None)
+    if waiting:
+        output.show(found, as_json, WAITING, "no command waits for an approval")
+    else:
+        output.show(found, as_json, COLUMNS, "no commands")
 
 
 @app.command("approve")
 def approve(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
-    """Approve a command that waits for approval."""
+    """Approve a command that waits for approval, unless you requested it."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/approve", {})
-    output.note(f"{command} is {found['state']}")
+    output.note(f"{output.short_id(found['id'])} is {found['state']}")
+
+
+@app.command("refuse")
+def refuse(
+    command: COMMAND,
+    reason: Annotated[str, typer.Option(help="Reason, for who requested it and the audit trail.")],
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Refuse a command that waits for approval, unless you requested it."""
+    found = connect(url, token).post(f"/api/v1/commands/{command}/refuse", {"reason": reason})
+    output.note(f"{output.short_id(found['id'])} is {found['state']}")
 
 
 @app.command("cancel")
 def cancel(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
     """Cancel a command that has not been applied."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/cancel", {})
-    output.note(f"{command} is {found['state']}")
+    output.note(f"{output.short_id(found['id'])} is {found['state']}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,6 +25,14 @@ POLL_S: Final = 0.2
 
 NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
+BREAK_GLASS = Annotated[
+    bool,
+    typer.Option(
+        "--break-glass",
+        help="Do not wait for the approval of a second person, if the policy asks for one. Requires --reason, which "
+        "receivers are notified of.",
+    ),
+]
 WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
 ]
@@ -58,7 +66,24 @@ def _plain(name: str, text: str) -> DirectiveCommand:
         url: URL = None,
         token: TOKEN = None,
     ) -> None:
-        request(connect(url, token), job, name, {}, reason, wait_s if wait else None, as_json)
+        request(connect(url, token), job, _body(name, reason), wait_s if wait else None, as_json)
+
+    return DirectiveCommand(name, text, command)
+
+
+def _costly(name: str, text: str) -> DirectiveCommand:
+    def command(
+        job: NAME,
+        reason: REASON = "",
+        break_glass: BREAK_GLASS = False,
+        wait: WAIT = False,
+        wait_s: WAIT_S = 120.0,
+        as_json: JSON = False,
+        url: URL = None,
+        token: TOKEN = None,
+    ) -> None:
+        body = _body(name, reason, break_glass=break_glass)
+        request(connect(url, token), job, body, wait_s if wait else None, as_json)
 
     return DirectiveCommand(name, text, command)
 
@@ -68,37 +93,54 @@ def _rollback(
     checkpoint: CHECKPOINT = None,
     mode: MODE = None,
     reason: REASON = "",
+    break_glass: BREAK_GLASS = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    params = {"checkpoint": checkpoint, "mode": mode}
-    params = {name: str(value) for name, value in params.items() if value}
-    request(connect(url, token), job, "rollback", params, reason, wait_s if wait else None, as_json)
+    chosen = {"checkpoint": checkpoint, "mode": mode}
+    params = {name: str(value) for name, value in chosen.items() if value}
+    body = _body("rollback", reason, params, break_glass=break_glass)
+    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+
+
+def _body(
+    action: str, reason: str, params: Mapping[str, str] | None = None, *, break_glass: bool = False
+) -> dict[str, Any]:
+    # A service of the version before knows no break_glass.
+    more = {"break_glass": True} if break_glass else {}
+    return {"action": action, "params": params or {}, "reason": reason} | more
 
 
 ACTIONS: Final = (
     _plain("pause", "Pause all ranks of a job at the same step."),
     _plain("resume", "Resume a paused job."),
-    _plain("checkpoint", "Save a checkpoint of a job now."),
+    _plain("checkpoint", "Save a checkpoint of a job now; a paused job goes on after it."),
     DirectiveCommand("rollback", "Roll a job back to a checkpoint, within its processes if supported.", _rollback),
-    _plain("relaunch", "End the processes of a job; its launcher restarts them from the newest good checkpoint."),
-    _plain("stop", "End the training loop of a job, on all ranks at the same step."),
+    _costly(
+        "relaunch",
+        "End the processes of a job; its launcher starts them again. Training goes on from the newest good"
+        " checkpoint if the job has one; else it begins as the script says, which may be at step 0.",
+    ),
+    _costly("stop", "End the training loop of a job, on all ranks at the same step."),
 )
 
 
-def request(
-    client: Client, job: str, action: str, params: dict[str, Any], reason: str, wait_s: float | None, as_json: bool
-) -> None:
+def request(client: Client, job: str, body: dict[str, Any], wait_s: float | None, as_json: bool) -> None:
     """Request a command and, if `wait_s` is given, wait up to that long for its end.
 
     Raises:
         CliError: it did not end in time.
         typer.Exit: it ended without being applied.
     """
-    command = client.post(f"{job_path(job)}/commands", {"action": action, "params": params, "reason": reason})
+    command = client.post(f"{job_path(job)}/commands", body)
+    if command["approval_required"]:
+        output.note(
+            f"waits until {output.moment(command['expires_unix_ns'])} for the approval of another person: "
+            f"rankwatch commands approve {output.short_id(command['id'])}"
+        )
     if wait_s is not None:
         command = _ended(client, command, wait_s)
     if as_json:
@@ -106,7 +148,8 @@ def request(
     else:
         step = f" at step {command['applied_step']}" if command.get("applied_step") is not None else ""
         result = f": {command['result']}" if command.get("result") else ""
-        output.note(f"{action} {job}: {output.command_state(command)}{step}{result} ({command['id']})")
+        state, short_id = output.command_state(command), output.short_id(command["id"])
+        output.note(f"{command['action']} {job}: {state}{step}{result} ({short_id})")
     if wait_s is not None and command["state"] != "applied":
         raise typer.Exit(Status.FINDINGS)
 
@@ -119,7 +162,7 @@ def _ended(client: Client, command: dict[str, Any], wait_s: float) -> dict[str, 
             shown = command["state"]
             output.note(f"{command['action']}: {shown}")
         if time.monotonic() > deadline_s:
-            raise CliError(Status.FINDINGS, f"{command['id']} is still {shown} after {wait_s:g} s")
+            raise CliError(Status.FINDINGS, f"{output.short_id(command['id'])} is still {shown} after {wait_s:g} s")
         time.sleep(POLL_S)
         command = client.get(f"/api/v1/commands/{command['id']}")
     return command

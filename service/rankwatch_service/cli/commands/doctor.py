@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.database import data_dir_in_force, database_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA, TOKEN, URL
 
@@ -52,11 +53,17 @@ def doctor(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Check this machine, the database, Kafka and the service; exit with 1 if there is a finding."""
+    """Check this machine, the database, Kafka, the OIDC provider and the service; exit with 1 if there is a finding."""
     from rankwatch_service.cli.configuration import configured_settings
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    checks = [*_machine(configured), *_database(configured), *_kafka(configured), *_service(url, token)]
+    checks = [
+        *_machine(configured),
+        *_database(configured),
+        *_kafka(configured),
+        *_oidc(configured),
+        *_service(url, token),
+    ]
     styles = {"ok": "green", "note": "dim", "finding": "bold red"}
     output.show(
         ({"check": check.name, "verdict": check.verdict, "told": check.detail} for check in checks),
@@ -80,7 +87,7 @@ def _machine(configured: Settings) -> Iterator[CheckResult]:
         else:
             yield CheckResult(module, "note", f"not installed; needed only for {use}")
     yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)
-    yield _space("data folder", configured.data_dir, DISK_BYTES_MIN)
+    yield _space("data folder", data_dir_in_force(configured), DISK_BYTES_MIN)
 
 
 def _recorder_folder(named: str | None) -> Path:
@@ -101,7 +108,6 @@ def _space(name: str, folder: Path, bytes_min: int) -> CheckResult:
 
 
 def _database(configured: Settings) -> Iterator[CheckResult]:
-    from rankwatch_service.cli.database import database_in_force
     from rankwatch_service.store.engine import address_of, open_engine
     from rankwatch_service.store.errors import StoreError
     from rankwatch_service.store.migrate import check
@@ -147,10 +153,29 @@ def _kafka(configured: Settings) -> Iterator[CheckResult]:
             yield CheckResult("topic", "finding", f"there is no topic {topic}; `rankwatch db upgrade` creates it")
 
 
+def _oidc(configured: Settings) -> Iterator[CheckResult]:
+    if not configured.oidc_issuer:
+        yield CheckResult("OIDC", "note", "not set: people log in with tokens")
+        return
+    from rankwatch_service.access.oidc_provider import OidcProvider, ProviderAwayError
+    from rankwatch_service.clock import SystemClock
+
+    try:
+        OidcProvider(configured, SystemClock()).begin("/")
+    except ProviderAwayError as error:
+        yield CheckResult("OIDC", "finding", f"{configured.oidc_issuer} cannot be used: {error}")
+        return
+    yield CheckResult("OIDC", "ok", f"{configured.oidc_issuer} answers")
+
+
 def _service(url: str | None, token: str | None) -> Iterator[CheckResult]:
     from rankwatch_service.cli.options import connect
 
-    client = connect(url, token)
+    try:
+        client = connect(url, token)
+    except CliError as error:
+        yield CheckResult("service", "finding", str(error))
+        return
     try:
         date = client.head_date("/livez")
     except CliError as error:

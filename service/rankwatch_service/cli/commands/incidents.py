@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import Status
-from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
 app = typer.Typer(help="List incidents; show, acknowledge, resolve or comment on one.", invoke_without_command=True)
 
@@ -27,6 +27,7 @@ def list_incidents(
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Such as straggler or hang; may be repeated.")] = None,
     severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
+    project: PROJECTS = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
     limit: LIMIT = 100,
     as_json: JSON = False,
@@ -36,9 +37,8 @@ def list_incidents(
     """List incidents, newest first; show, acknowledge, resolve or comment on one."""
     if context.invoked_subcommand is not None:
         return
-    found = list(
-        connect(url, token).items("/api/v1/incidents", limit, job=job, state=state, kind=kind, severity=severity)
-    )
+    wanted = {"job": job, "state": state, "kind": kind, "severity": severity, "project": project}
+    found = list(connect(url, token).items("/api/v1/incidents", limit, **wanted))
     output.show(
         found,
         as_json,
@@ -67,7 +67,7 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
     suggestion = found["suggestion"]
     output.print_fields(
         [
-            ("id", output.plain(found["id"])),
+            ("id", output.short_id(found["id"])),
             ("summary", output.plain(found["summary"])),
             ("kind", output.plain(found["kind"])),
             ("severity", output.severity(found["severity"])),

@@ -1,4 +1,4 @@
-"""`rankwatch jobs`: list jobs and show one."""
+"""`rankwatch jobs`: list jobs, show one, edit it, archive it, delete it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,42 @@ from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.endpoint import job_path
-from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
 NOTICE_NS: Final = 24 * 3_600 * 10**9
 """Age up to which a notice is shown. Older ones were left by agents that were killed."""
 
 NOT_MOVING: Final = ("stalled", "paused", "lost")
 
-app = typer.Typer(help="List jobs; show one.", invoke_without_command=True)
+NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+ARCHIVED = Annotated[bool, typer.Option("--archived", help="List the archived jobs instead.")]
+
+app = typer.Typer(help="List jobs; show, edit, archive or delete one.", invoke_without_command=True)
 
 
 @app.callback()
 def list_jobs(
-    context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
+    context: typer.Context,
+    limit: LIMIT = 100,
+    project: PROJECTS = None,
+    archived: ARCHIVED = False,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
-    """List jobs, last seen first; show one."""
+    """List jobs, last seen first; show, edit, archive or delete one."""
     if context.invoked_subcommand is not None:
         return
     _print_notices()
-    jobs = list(connect(url, token).items("/api/v1/jobs", limit))
+    jobs = list(connect(url, token).items("/api/v1/jobs", limit, project=project, archived=archived or None))
     output.show(
         jobs,
         as_json,
         {
             "job": lambda job: output.plain(job["name"]),
+            "project": lambda job: output.plain(job["project"]),
+            "owner": lambda job: output.plain(job["owner"]),
             "state": lambda job: output.state(job["state"]),
             "step": lambda job: output.plain(job["step"]),
             "s/step": lambda job: _rate(job, "step_time_s"),
@@ -55,7 +67,7 @@ def list_jobs(
 
 @app.command("show")
 def show_job(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: NAME,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
@@ -78,6 +90,59 @@ def show_job(
         },
         "no attempts",
     )
+
+
+@app.command("edit")
+def edit_job(
+    job: NAME,
+    project: Annotated[str | None, typer.Option(help="Project of the job; an empty text for none.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Whom to ask about it; an empty text for nobody.")] = None,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Set the project or the owner of a job."""
+    wanted = {name: text for name, text in (("project", project), ("owner", owner)) if text is not None}
+    if not wanted:
+        raise CliError(Status.USAGE, "nothing to set: give --project, --owner or both")
+    edited = connect(url, token).patch(job_path(job), wanted)
+    project, owner = edited["project"] or "none", edited["owner"] or "nobody"
+    output.note(f"{output.plain(job)}: project {output.plain(project)}, owner {output.plain(owner)}")
+
+
+@app.command("archive")
+def archive_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+    """Hide a job that has ended or is lost from the lists, until it sends telemetry again."""
+    connect(url, token).post(f"{job_path(job)}/archive")
+    output.note(f"archived {output.plain(job)}; `rankwatch jobs --archived` lists it")
+
+
+@app.command("unarchive")
+def unarchive_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+    """List an archived job again."""
+    connect(url, token).post(f"{job_path(job)}/unarchive")
+    output.note(f"{output.plain(job)} is listed again")
+
+
+@app.command("delete")
+def delete_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+    """Delete a job with its incidents, checkpoints and series. It must have reported nothing for 5 minutes.
+
+    Asks for the name of the job, which may also come on stdin: `echo JOB | rankwatch jobs delete JOB`.
+    """
+    client = connect(url, token)
+    found = client.get(job_path(job))
+    if why := found.get("in_use"):  # a service of the version before says so later
+        raise CliError(Status.USAGE, why)
+    number = found["incidents"]
+    unresolved = "1 incident that is not resolved" if number == 1 else f"{number} incidents that are not resolved"
+    output.note(
+        f"{output.plain(job)} will be deleted for good{f', with {unresolved}' if number else ''}; "
+        "the audit trail and checkpoint files stay"
+    )
+    if typer.prompt("Type the name of the job to delete it", err=True) != job:
+        raise CliError(Status.USAGE, "that is not its name: nothing was deleted")
+    gone = client.delete(job_path(job))["deleted"]
+    output.note(f"deleted {output.plain(job)}" if gone else f"{output.plain(job)} is deleted as soon as stream runs")
 
 
 def _print_notices() -> None:

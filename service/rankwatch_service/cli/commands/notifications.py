@@ -8,7 +8,7 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.durations import seconds
-from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
 silences = typer.Typer(help="List silences; add or end one.", invoke_without_command=True)
 receivers = typer.Typer(help="List receivers of notifications; add or remove one.", invoke_without_command=True)
@@ -52,7 +52,7 @@ def add_silence(
 
     ends_unix_ns = SystemClock().unix_ns() + seconds(lasting) * 1_000_000_000
     body = {"job": job, "kind": kind, "scope": scope, "ends_unix_ns": ends_unix_ns, "comment": comment}
-    print(connect(url, token).post("/api/v1/silences", body)["id"])
+    print(output.short_id(connect(url, token).post("/api/v1/silences", body)["id"]))
 
 
 @silences.command("expire")
@@ -82,6 +82,7 @@ def list_receivers(
             "kinds": lambda one: output.plain(one["kinds"] or "all"),
             "severities": lambda one: output.plain(one["severities"] or "all"),
             "jobs": lambda one: output.plain(one["jobs"] or "all"),
+            "projects": lambda one: output.plain(one["projects"] or "all"),
             "enabled": lambda one: output.plain("yes" if one["enabled"] else f"no: {one['disabled_reason']}"),
         },
         "no receivers, so nobody is notified; add one with `rankwatch receivers add`",
@@ -97,11 +98,12 @@ def add_receiver(
         list[str] | None, typer.Option(help="Only this severity; may be repeated. Default: critical and warning.")
     ] = None,
     job: Annotated[list[str] | None, typer.Option(help="Only this job; may be repeated.")] = None,
+    project: PROJECTS = None,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Send notifications about incidents to a webhook. Prints the secret that signs them; it cannot be shown again."""
-    body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or []}
+    body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or [], "projects": project or []}
     if severity:
         body["severities"] = severity
     print(connect(url, token).post("/api/v1/receivers", body)["secret"])

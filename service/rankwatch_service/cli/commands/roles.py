@@ -6,35 +6,72 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rankwatch_service.cli.configuration import configured_settings
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
+from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, KAFKA
+
+if TYPE_CHECKING:
+    from rankwatch_service.settings import Settings
 
 PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """The agent parses its arguments itself."""
 
 HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
+TLS_CERT = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate of the api, which then speaks https.")
+]
+TLS_KEY = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate.")]
 PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
 
 
 @contextmanager
-def _private_files() -> Iterator[None]:
-    """Let nobody else read what a role creates: SQLite takes the mode of its files from the umask."""
+def _secrets_kept() -> Iterator[None]:
+    """Let nobody else read what a role creates, SQLite's files included, and report a key that it cannot use."""
+    from rankwatch_service.access.secret_key import SecretKeyError
+
     before = os.umask(0o077)
     try:
         yield
+    except SecretKeyError as error:
+        raise CliError(Status.USAGE, str(error)) from error
     finally:
         os.umask(before)
+
+
+def _listening(**options: Any) -> Settings:
+    """The settings of what listens.
+
+    Raises:
+        CliError: others would reach it without TLS, or its certificate cannot be used.
+    """
+    from rankwatch_service.certificate import CertificateError, ServedCertificate
+
+    configured = configured_settings(**options)
+    if configured.exposed:
+        raise CliError(
+            Status.USAGE,
+            f"other machines would reach the api at {configured.host} without TLS: set --tls-cert and --tls-key, or"
+            " listen on 127.0.0.1 behind a reverse proxy with TLS, or use --insecure in a network that you trust",
+        )
+    try:
+        if configured.tls_cert and configured.tls_key:
+            ServedCertificate(configured.tls_cert, configured.tls_key)
+    except CertificateError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+    return configured
 
 
 def up(
     data: DATA = None,
     host: HOST = None,
     port: PORT = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
+    insecure: INSECURE = False,
     database_url: DATABASE_URL = None,
     kafka: KAFKA = None,
 ) -> None:
@@ -42,11 +79,20 @@ def up(
     from rankwatch_service.cli.extras import require
     from rankwatch_service.up import UpError, run
 
-    configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
+    configured = _listening(
+        data_dir=data,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure or None,
+        database_url=database_url,
+        kafka=kafka,
+    )
     if configured.kafka:
         require("kafka")
     try:
-        with _private_files():
+        with _secrets_kept():
             run(configured)
     except UpError as error:
         raise CliError(Status.USAGE, str(error)) from error
@@ -56,14 +102,26 @@ def api(
     data: DATA = None,
     host: HOST = None,
     port: PORT = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
+    insecure: INSECURE = False,
     database_url: DATABASE_URL = None,
     kafka: KAFKA = None,
 ) -> None:
     """Run only the API and the dashboard."""
     from rankwatch_service.api.serve import run
 
-    configured = configured_settings(data_dir=data, host=host, port=port, database_url=database_url, kafka=kafka)
-    with _private_files():
+    configured = _listening(
+        data_dir=data,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure or None,
+        database_url=database_url,
+        kafka=kafka,
+    )
+    with _secrets_kept():
         run(configured)
 
 
@@ -72,7 +130,7 @@ def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
     from rankwatch_service.stream.serve import run
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    with _private_files():
+    with _secrets_kept():
         run(configured)
 
 
@@ -81,7 +139,7 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
     from rankwatch_service.notify.serve import run
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    with _private_files():
+    with _secrets_kept():
         run(configured)
 
 

@@ -230,10 +230,10 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
     if settings is None:
         endpoint = find_endpoint(url, token, os.environ, user_places(os.environ))
         try:
-            HttpConnection(endpoint.url, endpoint.token).close()
+            HttpConnection(endpoint.url, endpoint.token, endpoint.trust).close()
         except ValueError as error:
             raise CliError(Status.USAGE, str(error)) from error
-        yield lambda: HttpConnection(endpoint.url, endpoint.token)
+        yield lambda: HttpConnection(endpoint.url, endpoint.token, endpoint.trust)
         return
     from rankwatch_service.simulate.live.kafka import kafka_connections
 

@@ -6,7 +6,7 @@ Times are integer nanoseconds since the Unix epoch.
 batch; `api` writes commands, orders, tokens, settings and audit; `notify` writes states of the outbox and deliveries.
 """
 
-from rankwatch_service.store.models.access import Audit, IdempotentReply, PolicyRule, Setting, Token
+from rankwatch_service.store.models.access import Agent, Audit, IdempotentReply, PolicyRule, Setting, Token
 from rankwatch_service.store.models.base import Base
 from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order
 from rankwatch_service.store.models.incidents import (
@@ -19,7 +19,7 @@ from rankwatch_service.store.models.incidents import (
     Receiver,
     Silence,
 )
-from rankwatch_service.store.models.jobs import Attempt, Job, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models.jobs import Attempt, Job, JobProject, SeriesChunk, SeriesRollup
 from rankwatch_service.store.models.streaming import (
     ControlEnd,
     ControlRecord,
@@ -29,6 +29,7 @@ from rankwatch_service.store.models.streaming import (
     RestingJob,
     Snapshot,
     SnapshotChunk,
+    StreamGrant,
     StreamPosition,
     StreamProcess,
     StreamReport,
@@ -36,6 +37,7 @@ from rankwatch_service.store.models.streaming import (
 )
 
 __all__ = [
+    "Agent",
     "AgentView",
     "Attempt",
     "Audit",
@@ -52,6 +54,7 @@ __all__ = [
     "Incident",
     "IncidentTransition",
     "Job",
+    "JobProject",
     "Lease",
     "LogPartition",
     "LogRecord",
@@ -66,6 +69,7 @@ __all__ = [
     "Silence",
     "Snapshot",
     "SnapshotChunk",
+    "StreamGrant",
     "StreamPosition",
     "StreamProcess",
     "StreamReport",

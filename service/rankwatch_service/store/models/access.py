@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import AutoId, Base
@@ -29,6 +29,36 @@ class Token(Base):
     expires_unix_ns: Mapped[int | None]
     last_used_unix_ns: Mapped[int | None]
     revoked: Mapped[bool] = mapped_column(default=False)
+    hosts_max: Mapped[int | None]
+    """For a job's token: how many agents it admits at a time; null: as many as come."""
+    loopback: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """It is good on the machine of the service only."""
+    enrolment_key: Mapped[str] = mapped_column(default="", server_default="")
+    """For agents: hexadecimal, and the end of the token's text; by it the service proves itself to who enrols."""
+    person: Mapped[str] = mapped_column(default="", server_default="")
+    """For a session of somebody who has logged in with an OIDC provider: who it is."""
+    grants: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    """For such a session: {scopes, jobs} by group, where several groups allow different things."""
+    lasts_ns: Mapped[int | None]
+    """By how much its expiry moves on while enrolled agents report with it; null: it does not."""
+    project: Mapped[str] = mapped_column(default="", server_default="")
+    """Of the jobs that begin by it. One that is not for one job may access the jobs of this project alone."""
+    owner: Mapped[str] = mapped_column(default="", server_default="")
+    """Of the jobs that begin by it."""
+
+
+class Agent(Base):
+    """An agent that has enrolled for one job and host. Its secret is derived from the service's key."""
+
+    __tablename__ = "agent"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(index=True)
+    host: Mapped[str]
+    token_id: Mapped[str] = mapped_column(index=True)
+    """The token that admitted it."""
+    enrolled_unix_ns: Mapped[int]
+    ended: Mapped[bool] = mapped_column(default=False)
+    """It was silent, and another has its place."""
 
 
 class PolicyRule(Base):
@@ -39,9 +69,10 @@ class PolicyRule(Base):
     position: Mapped[int]
     """Rules are tried in ascending order."""
     kind: Mapped[str]
-    """Empty: any; the same for severity and job."""
+    """Empty: any; the same for severity, job and project."""
     severity: Mapped[str]
     job: Mapped[str]
+    project: Mapped[str] = mapped_column(default="", server_default="")
     confidence_min: Mapped[float]
     mode: Mapped[str]
     action: Mapped[str]

@@ -25,10 +25,18 @@ class Command(Base):
     params: Mapped[dict[str, Any]]
     reason: Mapped[str]
     requested_by: Mapped[str]
+    requester: Mapped[str] = mapped_column(default="", server_default="")
+    """The person behind `requested_by`, as `Identity.person` names people; empty: no person."""
     incident_id: Mapped[str | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    world_size: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Ranks that it was requested for; 0: unknown."""
     approval_required: Mapped[bool] = mapped_column(default=False)
-    """It waits in `requested` until a person approves it."""
+    """It waits in `requested` until a person other than its requester approves it."""
+    approved_by: Mapped[str | None]
+    """Who approved it, as the audit trail names people."""
+    break_glass: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Its requester decided not to wait for the approval that it needs."""
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
@@ -76,6 +84,9 @@ class AgentView(Base):
     job: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
+    """HOST/AGENT if an agent that has enrolled signed it: two agents may say that they are on one host."""
+    agent: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    """Id of the agent that signed it; empty: it was not signed."""
     boot: Mapped[str]
     ranks: Mapped[bytes]
     """msgpack of list[wire.Progress]"""
@@ -100,8 +111,10 @@ class Checkpoint(Base):
     seconds: Mapped[float]
     bytes: Mapped[int]
     verdict: Mapped[str]
-    """incomplete, unproven, good, suspect, gone."""
+    """incomplete, unproven, good, suspect, gone, refused."""
     verdict_reason: Mapped[str]
+    verified: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether the location is below a checkpoint root that the job's agents declared."""
     saved_unix_ns: Mapped[int]
 
 

@@ -73,12 +73,14 @@ class Receiver(Base):
     __tablename__ = "receiver"
     name: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str]
+    """Encrypted, like `secret`."""
     secret: Mapped[str]
     """whsec_ + base64."""
     kinds: Mapped[list[Any]]
     """Incident kinds it gets; empty = all."""
     severities: Mapped[list[Any]]
     jobs: Mapped[list[Any]]
+    projects: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str] = mapped_column(default="")
     created_unix_ns: Mapped[int]
@@ -104,10 +106,14 @@ class Outbox(Base):
 
     __tablename__ = "outbox"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """msg_ + hash of (incident, transition, receiver)."""
+    """msg_ + hash of (incident or command, transition, receiver)."""
     receiver: Mapped[str]
     incident_id: Mapped[str] = mapped_column(index=True)
+    """Empty: a command without an incident."""
     transition: Mapped[int]
+    """0: it is about a command."""
+    command_id: Mapped[str] = mapped_column(default="", server_default="")
+    """Empty: it is about an incident."""
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""
     state: Mapped[str]

@@ -29,6 +29,18 @@ class Job(Base):
     """When the newest step was finished on all ranks; null before the first."""
     dropped: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
+    archived_unix_ns: Mapped[int | None]
+    """When a person hid it from the lists; null: it is shown. Telemetry sets it back to null."""
+
+
+class JobProject(Base):
+    """Whose a job is. There may be a row before the job has sent its first telemetry; without one, nobody said it."""
+
+    __tablename__ = "job_project"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(index=True)
+    """Empty: none; the same for owner."""
+    owner: Mapped[str]
 
 
 class Attempt(Base):

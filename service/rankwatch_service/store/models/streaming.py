@@ -77,6 +77,18 @@ class StreamPosition(Base):
     """No start of this partition needs records of the two logs below these positions."""
     epoch: Mapped[int] = mapped_column(default=0)
     """Raised by each process that takes the partition over; only the last one can commit."""
+    granted_since: Mapped[int] = mapped_column(default=0)
+    """Grants are stored for records from this position on."""
+
+
+class StreamGrant(Base):
+    """A job was allowed more cells when this record was processed (`job.allowance`)."""
+
+    __tablename__ = "stream_grant"
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job: Mapped[str]
+    cells: Mapped[int]
 
 
 class StreamReport(Base):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy import RowMapping, select
 
@@ -22,6 +24,10 @@ from rankwatch_service.store.models import DeadLetter as DeadLetterRow
 router = APIRouter(tags=["audit"])
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+
+
+class _JsonLines(StreamingResponse):
+    media_type = "application/jsonl"
 
 
 class AuditLine(BaseModel):
@@ -75,12 +81,18 @@ def list_audit(
         return fetch_page(connection, query, (AuditRow.id,), window, context.cursors, purpose, AuditLine.model_validate)
 
 
+@router.get("/audit/export", response_class=_JsonLines)
+def export_audit(context: Ctx, _identity: Admin, since_unix_ns: Annotated[int, Query(ge=0)] = 0) -> _JsonLines:
+    """The audit trail as JSON lines, oldest first, from the first row of `since_unix_ns` on."""
+    rows = audit_trail.export(context.engine, since_unix_ns)
+    return _JsonLines(json.dumps(row) + "\n" for row in rows)
+
+
 @router.get("/audit/chain")
 def check_chain(context: Ctx, _identity: Admin) -> Chain:
     """Verify the hash chain of the whole audit trail."""
-    with read(context.engine) as connection:
-        broken = audit_trail.verify(connection)
-    return Chain(whole=broken is None, first_broken_id=broken)
+    flaw = audit_trail.verify(context.engine)
+    return Chain(whole=flaw is None, first_broken_id=flaw.id if flaw else None)
 
 
 @router.get("/dead-letters")

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.sessions import SESSION_S, IngestTokenError, LoginUsedError, open_session
+from rankwatch_service.access.sessions import IngestTokenError, LoginUsedError, open_session
 from rankwatch_service.access.tokens import TokenKind, revoke_token
-from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.gate import COOKIE, SECURE_COOKIE
+from rankwatch_service.api.http.gate import session_cookie
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.store.engine import write
 
@@ -31,8 +31,13 @@ class Session(BaseModel):
     """Who is logged in."""
 
     name: str
+    person: str
+    """Who it is, whatever token they use: they approve no command whose `requester` is this."""
     scopes: list[str]
     job: str
+    """The only job that they may access; empty: those of `jobs`."""
+    jobs: list[str]
+    """Patterns of the names of the jobs that they may access; empty: every job."""
     expires_unix_ns: int | None
 
 
@@ -52,19 +57,14 @@ def log_in(body: Login, context: Ctx, request: Request, response: Response) -> S
         ) from error
     except IngestTokenError as error:
         raise ProblemError(403, "an ingest token is for agents and opens no session") from error
-    _set_cookie(context, response, text, SESSION_S)
-    return Session(name=identity.name, scopes=sorted(identity.scopes), job=identity.job, expires_unix_ns=expires)
+    session_cookie(context.settings, response, text)
+    return _session(identity, expires)
 
 
 @router.get("")
 async def who_am_i(identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> Session:
     """Who is logged in, with which scopes."""
-    return Session(
-        name=identity.name,
-        scopes=sorted(identity.scopes),
-        job=identity.job,
-        expires_unix_ns=identity.expires_unix_ns,
-    )
+    return _session(identity, identity.expires_unix_ns)
 
 
 @router.delete("", status_code=204)
@@ -75,10 +75,15 @@ def log_out(context: Ctx, response: Response, identity: Annotated[Identity, Depe
     with write(context.engine) as connection:
         revoke_token(connection, identity.id)
     context.authenticator.clear_cache()
-    _set_cookie(context, response, "", 0)
+    session_cookie(context.settings, response, "")
 
 
-def _set_cookie(context: Context, response: Response, text: str, max_age_s: int) -> None:
-    secure = context.settings.public_url.startswith("https://")
-    name = SECURE_COOKIE if secure else COOKIE
-    response.set_cookie(name, text, max_age=max_age_s, path="/", secure=secure, httponly=True, samesite="lax")
+def _session(identity: Identity, expires_unix_ns: int | None) -> Session:
+    return Session(
+        name=identity.name,
+        person=identity.person,
+        scopes=sorted(identity.scopes),
+        job=identity.jobs.only,
+        jobs=list(identity.jobs.patterns),
+        expires_unix_ns=expires_unix_ns,
+    )

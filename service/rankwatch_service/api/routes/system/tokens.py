@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
+from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.tokens import issue_token, revoke_token
+from rankwatch_service.access.tokens import DEFAULT_S, issue_token, revoke_token, token_state, with_pin
 from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.names import NameOrNone
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
-from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
+from rankwatch_service.certificate import CertificateError, token_pin
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
@@ -24,6 +26,7 @@ router = APIRouter(prefix="/tokens", tags=["access"])
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 EXPIRES_S_MAX: Final = 400 * 86_400.0
+HOSTS_MAX: Final = 131_072
 
 
 class NewToken(BaseModel):
@@ -34,8 +37,14 @@ class NewToken(BaseModel):
     scopes: Annotated[list[Scope], Field(min_length=1)]
     job: Annotated[str, Field(max_length=NAME_CHARS_MAX)] = ""
     """The only job it may access; empty: every job."""
-    expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
-    """Seconds until it expires; null: never."""
+    project: NameOrNone = ""
+    """Of the jobs that begin by it; unless it is for one job, it may access the jobs of this project alone."""
+    owner: NameOrNone = ""
+    """Of the jobs that begin by it."""
+    expires_s: Annotated[float | None, Field(ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S
+    """Seconds until it expires; null: never. While agents report with it, a token of scope ingest alone is renewed."""
+    hosts_max: Annotated[int | None, Field(ge=1, le=HOSTS_MAX)] = None
+    """How many agents it admits at a time; null: as many as come, of however many hosts."""
 
 
 class Token(BaseModel):
@@ -46,10 +55,16 @@ class Token(BaseModel):
     name: str
     scopes: list[str]
     job: str
+    project: str
+    owner: str
     created_unix_ns: int
     expires_unix_ns: int | None
     last_used_unix_ns: int | None
     revoked: bool
+    state: Literal["valid", "expired", "revoked"]
+    hosts_max: int | None
+    loopback: bool
+    """It is good on the machine of the service only."""
 
 
 class CreatedToken(Token):
@@ -61,23 +76,46 @@ class CreatedToken(Token):
 @router.get("")
 def list_tokens(context: Ctx, window: Wanted, _identity: Admin) -> Page[Token]:
     """All tokens, newest first, revoked and expired ones included."""
+    now = context.clock.unix_ns()
+
+    def shown(row: RowMapping) -> Token:
+        return Token.model_validate(_with_state(row, now))
+
     with read(context.engine) as connection:
         order = (TokenRow.created_unix_ns, TokenRow.id)
         query = select(TokenRow.__table__)
-        return fetch_page(connection, query, order, window, context.cursors, "tokens", Token.model_validate)
+        return fetch_page(connection, query, order, window, context.cursors, "tokens", shown)
 
 
 @router.post("", status_code=201)
 def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
-    """Create a token. Does not support Idempotency-Key, since the stored reply would contain the secret."""
+    """Create a token. Does not support Idempotency-Key, since the stored reply would contain the secret.
+
+    If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
+    the api.
+    """
+    certificate = context.settings.tls_cert
+    try:
+        pin = token_pin(certificate) if certificate and set(body.scopes) == {Scope.INGEST} else ""
+    except CertificateError as error:
+        raise ProblemError(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     now = context.clock.unix_ns()
     expires = None if body.expires_s is None else now + int(body.expires_s * 1e9)
     with write(context.engine) as connection:
         token_id, text = issue_token(
-            connection, identity.actor, body.name, body.scopes, now, job=body.job, expires_unix_ns=expires
+            connection,
+            identity.actor,
+            body.name,
+            body.scopes,
+            now,
+            job=body.job,
+            expires_unix_ns=expires,
+            hosts_max=body.hosts_max,
+            project=body.project,
+            owner=body.owner,
         )
         row = connection.execute(select(TokenRow.__table__).where(TokenRow.id == token_id)).mappings().one()
-    return CreatedToken(**row, token=text)
+    return CreatedToken(**_with_state(row, now), token=with_pin(text, pin))
 
 
 @router.delete("/{token_id}", status_code=204)
@@ -88,3 +126,7 @@ def revoke(token_id: str, context: Ctx, identity: Admin) -> None:
             raise not_found("token", token_id)
         audit_trail.append(connection, context.clock.unix_ns(), identity.actor, "token.revoke", token_id, "ok")
     context.authenticator.clear_cache()
+
+
+def _with_state(row: RowMapping, now_unix_ns: int) -> dict[str, Any]:
+    return {**row, "state": token_state(row["revoked"], row["expires_unix_ns"], now_unix_ns)}

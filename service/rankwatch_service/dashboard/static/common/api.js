@@ -48,6 +48,14 @@ export function post(path, body) {
   return ask("POST", path, body);
 }
 
+export function put(path, body) {
+  return ask("PUT", path, body);
+}
+
+export function patch(path, body) {
+  return ask("PATCH", path, body);
+}
+
 export function remove(path) {
   return ask("DELETE", path);
 }

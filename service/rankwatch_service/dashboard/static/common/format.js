@@ -115,6 +115,8 @@ const KINDS = {
   device_degraded: "Device degraded",
   network_degraded: "Network degraded",
   restart_loop: "Restart loop",
+  limit_reached: "Limit reached",
+  forged_telemetry: "Forged telemetry",
 };
 
 export function kindName(kind) {

@@ -14,7 +14,8 @@ export const DIRECTIVES = {
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
 };
 
-const REFUSAL_MS = 15_000; // long enough to read two lines
+const COSTLY = ["rollback", "relaunch", "stop"];
+export const REFUSAL_MS = 15_000; // long enough to read two lines
 
 const MODES = {
   full: "Full, within the processes: weights, optimizer, schedulers, random states, data and step",
@@ -38,20 +39,29 @@ export function outcome(command) {
   return [statePill(command.state), command.mode && h("span", { class: "muted" }, ` ${command.mode}`)];
 }
 
+// Who requested a command, and who approved it.
+export function people(command) {
+  if (command.break_glass) return `${command.requested_by}, break-glass`;
+  return command.approved_by ? `${command.requested_by}, approved by ${command.approved_by}` : command.requested_by;
+}
+
 // Shows the dialog, then requests the command. `checkpoints` are the targets of a rollback. True if it was requested.
 export async function direct(job, action, { checkpoints = [], chosen = null, incident = null } = {}) {
   const directive = DIRECTIVES[action];
   const fields = [];
   if (action === "rollback") fields.push(target(checkpoints, chosen), way(job.can ?? []));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
+  const second = job.two_people && COSTLY.includes(action);
+  if (second) fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "break_glass" }), "Break the glass: do not wait for the approval of another person. The receivers of the job are notified of it, and why."));
   const answer = await ask(`${directive.name} ${job.name}`, `${directive.does} ${scale(job)}`, fields, directive.name, directive.danger);
   if (answer === null) return false;
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
   const body = { action, params, reason: answer.reason };
   if (incident) body.incident = incident;
+  if (answer.break_glass) body.break_glass = true;
   try {
     const command = await post(path("jobs", job.name, "commands"), body);
-    toast(`${directive.name}: ${command.state}`);
+    toast(`${directive.name}: ${command.approval_required ? "waits for the approval of another person" : command.state}`);
     return true;
   } catch (error) {
     if (error.status === undefined) throw error; // an error of this page, not of the service

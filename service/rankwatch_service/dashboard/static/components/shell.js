@@ -6,10 +6,11 @@ import { number } from "../common/format.js";
 import { gathered, listen } from "../common/live.js";
 import { toggleTheme } from "../common/theme.js";
 
+export const REFUSAL_MS = 15_000; // long enough to read two lines
 const assets = new URL("..", import.meta.url).href;
 
 let problemLine = null;
-let scopes = new Set();
+let session = null;
 
 // Builds the frame and returns the page's <main>. `section` is the entry of the navigation that is current.
 export function shell(section) {
@@ -17,6 +18,9 @@ export function shell(section) {
   const live = h("span", { class: "live", role: "status" }, "Connecting");
   const entry = (name, path, ...more) =>
     h("a", { href: path, "aria-current": section === name ? "page" : null }, name, ...more);
+  const access = entry("Access", "/access");
+  access.hidden = true;
+  mayDo("admin").then((may) => (access.hidden = !may));
   problemLine = h("div", { class: "problem", role: "alert", hidden: true });
   const main = h("main");
   document.body.append(
@@ -24,7 +28,7 @@ export function shell(section) {
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
-      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs")),
+      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Policy", "/policy"), access),
       h(
         "div",
         { class: "tools" },
@@ -90,6 +94,19 @@ export function toast(text, shown_ms = 5000) {
   setTimeout(() => note.remove(), shown_ms);
 }
 
+// The reply of a request; null after a refusal, which is shown.
+export async function said(request, done = "") {
+  try {
+    const reply = await request;
+    if (done) toast(done);
+    return reply;
+  } catch (error) {
+    if (error.status === undefined) throw error; // an error of this page, not of the service
+    toast(error.message, REFUSAL_MS);
+    return null;
+  }
+}
+
 // Shows a dialog with form controls; resolves with their values by name, or null if it was cancelled.
 export function ask(title, text, fields, does, danger = false) {
   return new Promise((resolve) => {
@@ -118,11 +135,14 @@ export function ask(title, text, fields, does, danger = false) {
 
 // Whether this session has a scope, so that only permitted buttons are shown. The service checks again.
 export async function mayDo(scope) {
-  if (scopes.size === 0) {
-    const session = await get("session").catch(() => ({ scopes: [] }));
-    scopes = new Set(session.scopes);
-  }
-  return scopes.has(scope) || scopes.has("admin");
+  const { scopes } = await viewer();
+  return scopes.includes(scope) || scopes.includes("admin");
+}
+
+// The session of whoever looks at the page.
+export async function viewer() {
+  session ??= await get("session").catch(() => null);
+  return session ?? { person: null, scopes: [] };
 }
 
 async function leave() {
@@ -150,6 +170,8 @@ const STATES = {
   refused: "critical",
   failed: "critical",
   expired: "warning",
+  valid: "good",
+  revoked: "",
   cancelled: "",
   good: "good",
   unproven: "",

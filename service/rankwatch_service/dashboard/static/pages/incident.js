@@ -1,23 +1,25 @@
 // One incident on one screen: severity, location, onset, cost, evidence, and what to do.
 
 import { get, now, path, post } from "../common/api.js";
-import { direct, DIRECTIVES, outcome } from "../components/directives.js";
+import { approvals } from "../components/approvals.js";
+import { direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { comparison, facts, sorted } from "../components/evidence.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
 import { aroundIncident } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
-import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, whenChanged } from "../components/shell.js";
+import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, viewer, whenChanged } from "../components/shell.js";
 
 const CHANGES_SHOWN = 5;
 
 const id = decodeURIComponent(location.pathname.split("/").pop());
 const main = shell("Incidents");
 const head = h("div", { class: "incident-head" });
+const waiting = h("div", { class: "approvals" });
 const strip = h("div", { class: "card tiles strip" });
 const left = h("div", { class: "column" });
 const right = h("div", { class: "column aside" });
-main.append(head, strip, h("div", { class: "split" }, left, right));
+main.append(head, waiting, strip, h("div", { class: "split" }, left, right));
 
 const mapHolder = h("div", { class: "body" });
 const mapCard = card("Ranks around the onset", mapHolder, { hint: "culprits outlined" });
@@ -34,16 +36,19 @@ load();
 async function load() {
   await guarded(async () => {
     incident = await get(path("incidents", id));
-    const [found, checkpoints, commands, operate, command] = await Promise.all([
+    const [found, checkpoints, commands, undecided, session, operate, command] = await Promise.all([
       get(path("jobs", incident.job)).catch(() => null),
       get(path("jobs", incident.job, "checkpoints"), { limit: 50 }).catch(() => ({ items: [] })),
       get("commands", { incident: incident.id, limit: 50 }).catch(() => ({ items: [] })),
+      get("commands", { incident: incident.id, waiting: true, limit: 50 }).catch(() => ({ items: [] })),
+      viewer(),
       mayDo("operate"),
       mayDo("command"),
     ]);
     job = found;
     document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1${incident.short_id} ${kindName(incident.kind)} · rankwatch`);
     showHead(incident, operate);
+    showWaiting(undecided.items, session);
     showStrip();
     showLeft(incident, operate);
     showRight(incident, checkpoints.items, commands.items, command, job?.state);
@@ -72,6 +77,8 @@ const showHead = whenChanged((_, operate) => {
     h("h1", { class: "break" }, incident.summary),
   );
 });
+
+const showWaiting = whenChanged((commands, session) => fill(waiting, approvals(commands, session, load)));
 
 function detectedAfter() {
   const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
@@ -210,13 +217,13 @@ function lastGood(checkpoint) {
 
 function done(one) {
   const step = one.applied_step === null ? "" : ` at step ${number(one.applied_step)}`;
-  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")));
+  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")));
 }
 
 function notificationList(notifications) {
   if (!notifications.length) return h("p", { class: "muted" }, "None: no receiver matches this incident.");
   const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
-  return h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, transitions.get(one.transition))))));
+  return h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))));
 }
 
 // The outcome of one notification, and why.

@@ -4,12 +4,13 @@ import { get, getList, now, path, post } from "../common/api.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, clock, kindName, moment, number, rankList } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
+import { offerProjects } from "../components/job_project.js";
 import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
 const SILENT_S = 30;
 const VIEWS = { unresolved: "Unresolved", open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
-const FILTERS = ["severity", "job", "kind"];
+const FILTERS = ["severity", "project", "job", "kind"];
 
 const query = new URLSearchParams(location.search);
 const known = new Set();
@@ -21,10 +22,11 @@ const main = shell("Incidents");
 const views = h("div", { class: "views", role: "group", "aria-label": "State" });
 const severity = choice("severity", "Any severity", SEVERITIES);
 const job = choice("job", "Any job", []);
+const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => set("project", project.value) });
 const summary = h("p", { class: "totals", role: "status" });
 const list = h("div", { class: "card list" });
 main.append(
-  h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), views, h("div", { class: "filters" }, severity, job)),
+  h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), views, h("div", { class: "filters" }, severity, project, job)),
   summary,
   list,
   h("p", { class: "keys hint" }, h("kbd", {}, "j"), h("kbd", {}, "k"), " move  ", h("kbd", {}, "Enter"), " open  ", h("kbd", {}, "a"), " acknowledge"),
@@ -42,6 +44,7 @@ const showViews = whenChanged((view, counts) =>
 );
 const showSummary = whenChanged((totals) => fill(summary, summaryOf(totals)));
 const offerJobs = whenChanged((names, chosen) => offer(job, "Any job", names, chosen));
+const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
 let drawn = null;
 
 const refresh = gathered(load);
@@ -72,13 +75,19 @@ function set(name, value) {
 async function load() {
   const view = query.get("state") ?? "unresolved";
   await guarded(async () => {
-    const asked = { state: view === "all" ? null : view, severity: query.get("severity"), job: query.get("job"), kind: query.get("kind"), order: "urgency" };
-    const [incidents, totals, jobs] = await Promise.all([getList("incidents", asked, wanted), get("incidents/totals", { job: query.get("job") }), get("jobs", { limit: 100 })]);
+    const asked = { state: view === "all" ? null : view, severity: query.get("severity"), project: query.get("project"), job: query.get("job"), kind: query.get("kind"), order: "urgency" };
+    const [incidents, totals, jobs, projects] = await Promise.all([
+      getList("incidents", asked, wanted),
+      get("incidents/totals", { project: asked.project, job: asked.job }),
+      get("jobs", { limit: 100, project: asked.project }),
+      get("projects", { limit: 500 }),
+    ]);
     const counts = { open: sum(totals.open), acknowledged: sum(totals.acknowledged), resolved: sum(totals.resolved) };
     counts.unresolved = counts.open + counts.acknowledged;
     counts.all = counts.unresolved + counts.resolved;
     showViews(view, counts);
     showSummary(totals);
+    showProjects(projects.items.map((one) => one.name), asked.project);
     offerJobs(jobs.items.map((one) => one.name), query.get("job"));
     shown = incidents.items;
     // Redraw only after a change, since the pointer may be on a row.

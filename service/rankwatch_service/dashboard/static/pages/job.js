@@ -1,14 +1,17 @@
 // One job: metrics, ranks over steps, recent incidents, checkpoints, commands and attempts.
 
 import { get, now, path } from "../common/api.js";
+import { editButton, whose } from "../components/job_project.js";
+import { removals } from "../components/job_removal.js";
 import { Chart, plotly } from "../charts/line_chart.js";
-import { able, direct, DIRECTIVES, outcome } from "../components/directives.js";
+import { approvals } from "../components/approvals.js";
+import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
 import { HeatMap, KIND } from "../charts/heat_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, grid, mean, metricsOf } from "../charts/series.js";
-import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, whenChanged } from "../components/shell.js";
+import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
 
 const STALE_S = 15;
 const POLL_S = 2;
@@ -26,6 +29,7 @@ const main = shell("Jobs");
 document.title = `${name} · rankwatch`;
 
 const head = h("div", { class: "job-head" });
+const waiting = h("div", { class: "approvals" });
 const strip = h("div", { class: "card tiles strip" });
 const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
@@ -37,6 +41,7 @@ const lists = h("div", { class: "lists" });
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
   head,
+  waiting,
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
   card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
@@ -65,16 +70,21 @@ everySecond(() => {
 
 async function load() {
   await guarded(async () => {
-    const [found, troubles, tries, saves, commands, command] = await Promise.all([
+    const [found, troubles, tries, saves, commands, undecided, session, command, operate, admin] = await Promise.all([
       get(path("jobs", name)),
       get("incidents", { job: name, limit: 50 }),
       get(path("jobs", name, "attempts"), { limit: 50 }),
       get(path("jobs", name, "checkpoints"), { limit: 50 }),
       get("commands", { job: name, limit: LISTED + 1 }),
+      get("commands", { job: name, waiting: true, limit: 50 }),
+      viewer(),
       mayDo("command"),
+      mayDo("operate"),
+      mayDo("admin"),
     ]);
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
-    showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched);
+    showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
+    showWaiting(undecided.items, session);
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
     showAges();
@@ -83,7 +93,7 @@ async function load() {
   });
 }
 
-const showHead = whenChanged((state, can, orders, command, launches, watched) => {
+const showHead = whenChanged((state, can, orders, command, launches, watched, archived, operate, admin, belongs) => {
   const fits = { pause: state === "running", resume: state === "paused" };
   const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (able(can, action) || action === "resume"));
   fill(
@@ -93,13 +103,19 @@ const showHead = whenChanged((state, can, orders, command, launches, watched) =>
       { class: "line" },
       h("h1", { class: "break" }, name),
       statePill(state),
+      archived && h("span", { class: "pill", title: `Hidden from the lists since ${moment(archived)}` }, "archived"),
       launches.length > 1 && h("span", { class: "pill warning", title: `${launches.join(" and ")} run under the same name; give each its own job name` }, `${launches.length} launches with this name`),
       orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
       command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
+      operate && h("div", { class: "actions" }, editButton(() => job, load)),
+      removals(() => job, { operate, admin }, load),
     ),
+    belongs && h("div", { class: "under break" }, belongs),
     watched && h("div", { class: "under", title: "What the torch probe measures in this job, and what it does not" }, watched),
   );
 });
+
+const showWaiting = whenChanged((commands, session) => fill(waiting, approvals(commands, session, load)));
 
 function button(action) {
   const { icon: sign, name: label, danger } = DIRECTIVES[action];
@@ -210,11 +226,11 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       incidentsInAll > LISTED ? h("a", { href: `/incidents?state=all&job=${encodeURIComponent(name)}` }, `all ${number(incidentsInAll)}`) : null,
     ),
     listed("Checkpoints", checkpoints, "None.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.location && !one.verified && "unverified", one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
       saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
     listed("Commands", commands, "None.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [one.requested_by, one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, outcome(one))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")), h("td", { class: "right" }, outcome(one))),
     ),
     listed("Attempts", attempts, "None.", (one) =>
       h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),

@@ -1,10 +1,11 @@
 // All jobs: state, step, step time, loss, ranks reporting, unresolved incidents.
 
-import { getList, now } from "../common/api.js";
+import { get, getList, now } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, duration, number, stepNumber } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
-import { empty, guarded, keys, rest, shell, statePill } from "../components/shell.js";
+import { offerProjects, whose } from "../components/job_project.js";
+import { empty, guarded, keys, rest, shell, statePill, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
 const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
@@ -13,9 +14,14 @@ const POLL_S = 3;
 
 const main = shell("Jobs");
 const list = h("div", { class: "card list" });
-main.append(h("div", { class: "pagehead" }, h("h1", {}, "Jobs")), list);
+const query = new URLSearchParams(location.search);
+const archived = query.get("archived") === "true";
+const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => choose(project.value) });
+const other = archived ? h("a", { href: "/jobs" }, "‹ Jobs") : h("a", { href: "/jobs?archived=true" }, "Archived jobs");
+main.append(h("div", { class: "pagehead" }, h("h1", {}, archived ? "Archived jobs" : "Jobs"), other, h("div", { class: "filters" }, project)), list);
 keys(() => [...list.querySelectorAll("tr.link")]);
 
+const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
 const refresh = gathered(load);
 listen((topic) => ["job", "incident", "reset"].includes(topic) && refresh());
 let seconds = 0;
@@ -27,9 +33,11 @@ everySecond(() => {
 
 async function load() {
   await guarded(async () => {
-    const { items, total } = await getList("jobs", {}, wanted);
+    const chosen = query.get("project");
+    const [{ items, total }, projects] = await Promise.all([getList("jobs", { archived: archived || null, project: chosen }, wanted), get("projects", { limit: 500 })]);
+    showProjects(projects.items.map((one) => one.name), chosen);
     if (!items.length) {
-      empty(list, "No job has reported yet.");
+      empty(list, chosen ? "No job of this project is listed." : archived ? "No job is archived." : "No job has reported yet.");
       return;
     }
     const headings = ["Job", "State", "Step", "Step time", "Loss", "Ranks", "Incidents", "Last step"];
@@ -37,6 +45,14 @@ async function load() {
     fill(list, h("table", { class: "jobs" }, h("thead", {}, head), h("tbody", {}, items.map(row))), rest(items.length, total, showMore));
     showAges();
   });
+}
+
+function choose(name) {
+  if (name) query.set("project", name);
+  else query.delete("project");
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+  wanted = PAGE;
+  load();
 }
 
 function showMore() {
@@ -50,7 +66,7 @@ function row(job) {
   return h(
     "tr",
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
-    h("td", { class: "c-name" }, h("a", { class: "title", href: where }, job.name), h("div", { class: "under break" }, `attempt ${job.attempt}`)),
+    h("td", { class: "c-name" }, h("a", { class: "title", href: where }, job.name), h("div", { class: "under break" }, whose(job.project, job.owner) ?? `attempt ${job.attempt}`)),
     h("td", {}, statePill(job.state)),
     h("td", { class: "right", "data-label": "Step" }, stepNumber(job.step)),
     h("td", { class: `right ${then}`, title: then && `last value before the job was ${job.state}`, "data-label": "Step time" }, duration(job.step_time_s)),

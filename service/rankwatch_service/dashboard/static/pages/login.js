@@ -6,7 +6,8 @@ import { h } from "../common/dom.js";
 
 const assets = new URL("..", import.meta.url).href;
 
-const problem = h("div", { class: "problem", role: "alert", hidden: true });
+const fact = (name) => document.querySelector(`meta[name="${name}"]`)?.content ?? "";
+const problem = h("div", { class: "problem", role: "alert", hidden: !fact("problem") }, fact("problem"));
 const token = h("input", { name: "token", type: "password", autocomplete: "off", required: true, "aria-label": "Access token", placeholder: "rankwatch_…" });
 const button = h("button", { class: "primary" }, "Log in");
 const form = h(
@@ -15,6 +16,7 @@ const form = h(
   h("img", { src: `${assets}mark.svg`, alt: "" }),
   h("h1", {}, "rankwatch"),
   problem,
+  fact("provider") && h("a", { class: "button primary", href: `${fact("begin")}?${new URLSearchParams({ next: next() })}` }, `Log in with ${fact("provider")}`),
   h("label", {}, "Access token", token),
   button,
   h("p", { class: "hint" }, "Open the link that rankwatch up prints, get another with ", h("code", {}, "rankwatch token login"), ", or enter a token of ", h("code", {}, "rankwatch token create"), "."),
@@ -24,6 +26,7 @@ form.addEventListener("submit", (event) => {
   enter(token.value.trim());
 });
 document.body.append(form);
+if (location.pathname !== "/login") history.replaceState(null, "", "/login"); // without the code of the provider
 addEventListener("hashchange", enterFromAddress);
 if (!enterFromAddress()) token.focus();
 

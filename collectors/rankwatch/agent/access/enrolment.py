@@ -1,0 +1,173 @@
+"""The agent's identity with the service: enrolled once for each job and host, and kept in a file.
+
+A new worker goes on with the identity of the one before. The service may stop knowing an identity (another database,
+another key, a place that another host took): then the agent enrols again. Where its token has an enrolment key, only
+the service that issued the token can enrol it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hmac import compare_digest
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankwatch import wire
+from rankwatch.agent.channel import Reply, Unreachable
+from rankwatch.agent.line import FOR_A_PERSON, Line, detail
+from rankwatch.signed import Purpose, proof_of, sign
+
+ENROL_AGAIN: Final = 409
+"""Status by which the service answers a signed message of an agent that it does not know."""
+NOT_OFFERED: Final = 404
+"""A service of the version before, which takes messages that are not signed."""
+
+REFUSED_FIRST_S: Final = 5.0
+"""Wait after an enrolment that only a person can help: three threads ask for it, and the service takes an address that
+sends twenty wrong tokens a minute for one that guesses."""
+REFUSED_MAX_S: Final = 30.0
+"""The wait doubles up to this; another address or token is tried at once."""
+
+_log = logging.getLogger(__name__)
+_ENROLLED: Final = msgspec.json.Decoder(wire.Enrolled)
+
+
+class NotEnrolledError(Unreachable):
+    """The service did not enrol this agent."""
+
+    def __init__(self, text: str, after_s: float | None, *, for_a_person: bool) -> None:
+        super().__init__(text)
+        self.after_s = after_s
+        self.for_a_person = for_a_person
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """The id and the secret of an agent."""
+
+    agent: str
+    secret: bytes = field(repr=False)
+
+    def sign(self, purpose: Purpose, message: bytes) -> bytes:
+        """The message in its signed form."""
+        return sign(purpose, self.agent, self.secret, message)
+
+
+class Enrolment:
+    """Enrols this agent when its first message is due. Thread-safe; one thread enrols, and the others wait for it."""
+
+    def __init__(self, path: Path, job: str, line: Line, now: Callable[[], float] = time.monotonic) -> None:
+        """Read the identity that an earlier worker left, if there is one.
+
+        Args:
+            path: of the file, in a folder that only this user can enter.
+            job: the job.
+            line: to the service; used by nothing else.
+            now: seconds of a clock that never goes back.
+        """
+        self._path = path
+        self._job = job
+        self._line = line
+        self._lock = threading.Lock()
+        self._host = ""
+        self._unsigned = False
+        self._now = now
+        self._refused: NotEnrolledError | None = None
+        self._refused_until_s = 0.0
+        self._wait_s = REFUSED_FIRST_S
+        self._identity = self._stored()
+
+    def introduce(self, host: str) -> None:
+        """Take the name of this host, as its ranks say it."""
+        self._host = host
+
+    def identity(self) -> AgentIdentity | None:
+        """The identity to sign with; None for a service that takes unsigned messages only.
+
+        Raises:
+            Unreachable: the service did not answer, or did not enrol this agent; worth a retry.
+        """
+        with self._lock:
+            if self._identity is None and not self._unsigned:
+                self._enrol()
+            return self._identity
+
+    def forget(self, identity: AgentIdentity) -> None:
+        """Enrol again before the next message: the service does not know this identity."""
+        with self._lock:
+            if self._identity == identity:
+                _log.warning("the service does not know agent %s; it enrols again", identity.agent)
+                self._identity = None
+                self._path.unlink(missing_ok=True)
+
+    def _enrol(self) -> None:
+        if not self._host:
+            raise NotEnrolledError("no rank has said yet which host this is", None, for_a_person=False)
+        if self._refused is not None and self._now() < self._refused_until_s and self._line.is_as_before():
+            raise self._refused.with_traceback(None)
+        nonce = secrets.token_hex(16)
+        body = msgspec.json.encode(wire.EnrolmentRequest(self._job, self._host, nonce))
+        try:
+            answer = self._line.post("/api/v1/agents/enrol", body, "application/json")
+        finally:
+            self._line.close()  # the next enrolment may be days away
+        key = self._line.enrolment_key
+        if answer.status == NOT_OFFERED and not key:
+            self._unsigned = True
+            return
+        if answer.status != 201:
+            raise self._refusal(answer)
+        self._refused, self._wait_s = None, REFUSED_FIRST_S
+        try:
+            told = _ENROLLED.decode(answer.body)
+            identity = AgentIdentity(told.agent, bytes.fromhex(told.secret))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Unreachable(f"the answer to the enrolment cannot be read: {error}") from error
+        if key and not compare_digest(told.proof.encode(), proof_of(key, nonce, told.agent, told.secret).encode()):
+            text = f"{self._line.url} did not issue the token: it does not know its enrolment key"
+            raise NotEnrolledError(text, None, for_a_person=True)
+        self._store(told)
+        self._identity = identity
+        _log.info("enrolled as agent %s", identity.agent)
+
+    def _refusal(self, answer: Reply) -> NotEnrolledError:
+        """What the service says; it is not asked again before it may say something else."""
+        definite = answer.status in FOR_A_PERSON
+        text = f"{self._line.url} does not enrol this agent ({answer.status}): {detail(answer)}"
+        refusal = NotEnrolledError(text, answer.retry_after_s, for_a_person=definite or answer.status == 429)
+        wait_s = answer.retry_after_s or 0.0
+        if definite:
+            wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, REFUSED_MAX_S)
+        self._refused, self._refused_until_s = refusal, self._now() + wait_s
+        return refusal
+
+    def _stored(self) -> AgentIdentity | None:
+        try:
+            told = _ENROLLED.decode(self._path.read_bytes())
+            return AgentIdentity(told.agent, bytes.fromhex(told.secret))
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, ValueError) as error:
+            _log.warning("the agent's identity cannot be read, so it enrols again: %s", error)
+            return None
+
+    def _store(self, told: wire.Enrolled) -> None:
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(fresh, flags, 0o600), "w") as file:
+                json.dump({"agent": told.agent, "secret": told.secret}, file)
+            os.replace(fresh, self._path)
+        except OSError as error:
+            # The next worker enrols again.
+            _log.warning("the agent's identity cannot be stored: %s", error)

@@ -1,0 +1,239 @@
+"""Binary logs of protobuf records: TensorBoard event files, and the offline runs of W&B.
+
+Only the fields that are needed are read, by their numbers in `tensorboard/compat/proto/event.proto` (2.21) and
+`wandb/proto/wandb_internal.proto` (0.2x). TensorBoard's checksums are not checked: they would need another package.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+from rankwatch.follow.rows import End, Entry, LoggedStep, row_of
+
+RECORD_BYTES_MAX: Final = 64 << 20
+"""A longer record is none: images and graphs of models are far smaller."""
+
+Field = tuple[int, int | bytes]
+"""Number of a protobuf field, and its value."""
+
+
+class LogFormatError(ValueError):
+    """The file is not of this format from here on."""
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """The fields of a protobuf message, in their order; fixed-width numbers as their bytes.
+
+    Raises:
+        LogFormatError: these bytes are no message.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            size, at = _varint(message, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise LogFormatError(f"a field of kind {kind}")
+        if at + size > len(message):
+            raise LogFormatError("a field goes beyond its message")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise LogFormatError("a number without end")
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+class EventFile:
+    """A TensorBoard event file. The scalars of one step are one row, which a scalar of another step completes."""
+
+    _HEAD: Final = struct.Struct("<QI")
+    _CHECKSUM_BYTES: Final = 4
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._step = -1
+        self._time_s = 0.0
+        self._values: dict[str, float] = {}
+
+    def feed(self, data: bytes) -> Iterator[Entry]:
+        """See `Parser.feed`."""
+        self._rest += data
+        at, head = 0, self._HEAD
+        while len(self._rest) - at >= head.size:
+            (size, _) = head.unpack_from(self._rest, at)
+            if size > RECORD_BYTES_MAX:
+                raise LogFormatError(f"a record of {size} bytes")
+            end = at + head.size + size + self._CHECKSUM_BYTES
+            if end > len(self._rest):
+                break
+            yield from self._event(self._rest[at + head.size : end - self._CHECKSUM_BYTES])
+            at = end
+        self._rest = self._rest[at:]
+
+    def flush(self) -> Iterator[Entry]:
+        """See `Parser.flush`."""
+        values, self._values = self._values, {}
+        if values:
+            row = row_of({"step": float(self._step), "time_s": self._time_s, **values})
+            if row is not None:
+                yield row
+
+    def _event(self, message: bytes) -> Iterator[Entry]:
+        step, time_s, values = 0, 0.0, dict[str, float]()
+        for number, value in fields(message):
+            if number == 1 and isinstance(value, bytes):
+                (time_s,) = struct.unpack("<d", value)
+            elif number == 2 and isinstance(value, int):
+                step = value
+            elif number == 5 and isinstance(value, bytes):
+                values = dict(_scalars(value))
+        if not values:
+            return
+        if step != self._step or not values.keys().isdisjoint(self._values):
+            yield from self.flush()
+        self._step, self._time_s = step, time_s
+        self._values |= values
+
+
+def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
+    for number, value in fields(summary):
+        if number != 1 or not isinstance(value, bytes):
+            continue
+        tag, scalar = "", None
+        for inner, content in fields(value):
+            if inner == 1 and isinstance(content, bytes):
+                tag = content.decode("utf-8", "replace")
+            elif inner == 2 and isinstance(content, bytes):
+                (scalar,) = struct.unpack("<f", content)
+            elif inner == 8 and isinstance(content, bytes):
+                scalar = _tensor(content)
+        if tag and scalar is not None:
+            yield tag, scalar
+
+
+def _tensor(message: bytes) -> float | None:
+    """The number in a tensor of one float or double; None for any other."""
+    found: list[float] = []
+    wide = False
+    for number, value in fields(message):
+        if number == 1:
+            wide = value == 2
+        elif number in (4, 5, 6) and isinstance(value, bytes):
+            form = "d" if number == 6 or (number == 4 and wide) else "f"
+            if len(value) == struct.calcsize(form):
+                found += struct.unpack(f"<{form}", value)
+    return found[0] if len(found) == 1 else None
+
+
+class WandbRun:
+    """The file `run-ID.wandb` of a run of W&B: a leveldb log, whose records lie in blocks of 32 KB."""
+
+    _FILE_HEAD: Final = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
+    _HEAD: Final = struct.Struct("<IHB")
+    _BLOCK: Final = 32_768
+    _FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
+    _HISTORY, _EXIT = 2, 18
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._at = 0
+        self._parts = b""
+
+    def feed(self, data: bytes) -> Iterator[Entry]:
+        """See `Parser.feed`."""
+        self._rest += data
+        if not self._at:
+            if len(self._rest) < len(self._FILE_HEAD):
+                return
+            if not self._rest.startswith(self._FILE_HEAD):
+                raise LogFormatError("it does not begin as a run of W&B")
+            self._take(len(self._FILE_HEAD))
+        while (record := self._record()) is not None:
+            yield from self._entries(record)
+
+    def flush(self) -> Iterator[Entry]:
+        """See `Parser.flush`."""
+        return iter(())
+
+    def _take(self, size: int) -> bytes:
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        self._at += size
+        return taken
+
+    def _record(self) -> bytes | None:
+        """The next whole record; None until there is one."""
+        while True:
+            left = self._BLOCK - self._at % self._BLOCK
+            if left < self._HEAD.size:
+                if len(self._rest) < left:
+                    return None
+                self._take(left)
+            if len(self._rest) < self._HEAD.size:
+                return None
+            checksum, size, kind = self._HEAD.unpack_from(self._rest)
+            if len(self._rest) < self._HEAD.size + size:
+                return None
+            data = self._take(self._HEAD.size + size)[self._HEAD.size :]
+            if zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
+                raise LogFormatError("a record with a wrong checksum")
+            self._parts = data if kind in (self._FULL, self._FIRST) else self._parts + data
+            if kind in (self._FULL, self._LAST):
+                return self._parts
+
+    def _entries(self, record: bytes) -> Iterator[Entry]:
+        for number, value in fields(record):
+            if number == self._HISTORY and isinstance(value, bytes):
+                row = self._row(value)
+                if row is not None:
+                    yield row
+            elif number == self._EXIT and isinstance(value, bytes):
+                codes = [code for inner, code in fields(value) if inner == 1]
+                if not any(codes):
+                    yield End()
+
+    def _row(self, message: bytes) -> LoggedStep | None:
+        found: dict[str, float] = {}
+        for number, value in fields(message):
+            if number == 1 and isinstance(value, bytes):
+                found |= dict(_item(value))
+            elif number == 2 and isinstance(value, bytes):
+                for inner, step in fields(value):
+                    if inner == 1 and isinstance(step, int):
+                        found.setdefault("_step", float(step))
+        return row_of(found)
+
+
+def _item(message: bytes) -> Iterator[tuple[str, float]]:
+    """Name and number of a history item; nothing for one that is no number."""
+    names, text = list[str](), ""
+    for number, value in fields(message):
+        if number in (1, 2) and isinstance(value, bytes):
+            names.append(value.decode("utf-8", "replace"))
+        elif number == 16 and isinstance(value, bytes):
+            text = value.decode("utf-8", "replace")
+    try:
+        content = json.loads(text)
+        if isinstance(content, int | float | str) and not isinstance(content, bool):
+            yield "/".join(filter(None, names)), float(content)  # NaN is written as a text
+    except ValueError:
+        return

@@ -1,0 +1,389 @@
+"""The training loop as the watch sees it: the boundaries between steps, and what happens there.
+
+At a boundary the last step is written, orders are carried out, captures are made, and the next step begins. Orders
+reach the job's registered hooks, state and probe through this module.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from rankwatch import layout
+from rankwatch.faults import Faults
+from rankwatch.layout import Directive
+from rankwatch.loop.directive import STOP, Follower, Rollback, end_process
+from rankwatch.loop.loop_exit import LoopExit
+from rankwatch.loop.state import MemoryTier, TrainingState
+from rankwatch.meter import StepMeter
+from rankwatch.notices import LOOK_EVERY_NS, NoticeReader
+from rankwatch.recorder import Recorder
+from rankwatch.sink import Probe
+
+PLACES_MAX: Final = 64
+"""Saves whose position in the data is remembered: a few bytes each, or the size of a loader's state."""
+TELL_LOST_EVERY_S: Final = 60.0
+"""Dropped records are reported at most this often, as the sum since the last report."""
+
+
+class Checkpoint(NamedTuple):
+    """A registered checkpoint."""
+
+    id: str
+    """TIER:ATTEMPT:STEP"""
+    location: str
+    """The location that the job's save returned."""
+    step: int
+    """The step to go on from, as registered with the save."""
+    mode: str = "full"
+    """What is restored: full (weights, optimizer, schedulers, random states, data, step), weights (the registered
+    objects alone), or relaunch (new processes load it)."""
+
+
+def advised_checkpoint(directory: str, job: str) -> Checkpoint | None:
+    """The newest good checkpoint for a relaunch, as the agent wrote it down; None without advice.
+
+    Raises:
+        ValueError, KeyError, OSError: the file holds no advice.
+    """
+    try:
+        with open(layout.resume_path(directory, job)) as file:
+            advice = json.load(file)
+    except FileNotFoundError:
+        return None
+    if advice["job"] != job or not advice["checkpoint"]:
+        return None
+    return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]), "relaunch")
+
+
+class Loop:
+    """One rank's loop. Its methods catch all errors of the SDK; they wait only while an order holds the rank."""
+
+    def __init__(
+        self,
+        launch: str,
+        recorder: Recorder,
+        meter: StepMeter,
+        faults: Faults,
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        end_process: Callable[[], None] = end_process,
+    ) -> None:
+        self.probe: Probe | None = None
+        self.state: TrainingState | None = None
+        self.memory = MemoryTier(0, 1)
+        self.save: Callable[[int], Any] | None = None
+        self.restore: Callable[[Checkpoint], int] | None = None
+        self.rolled_back: Checkpoint | None = None
+        self.next_step = 0
+        self.in_step = False
+        self.stopped = False
+        """An order has ended this loop."""
+        self.exit = LoopExit(recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short)
+        self._launch = launch
+        self._recorder = recorder
+        self._meter = meter
+        self._faults = faults
+        self._now = now
+        self._follower = Follower(recorder, launch, self, now=now, sleep=sleep, end_process=end_process)
+        self._allowed = ["pause", "resume"]
+        self._can: list[str] = []
+        self._halved = ""
+        self._drawn: int | None = None
+        self._places: dict[str, tuple[int | None, Any]] = {}
+        self._restored_at = -1
+        self._edge_ns = 0
+        """The time at which the last step ended; 0 if the boundary took time since."""
+        self._edge_cpu_ns = 0
+        self._passed: tuple[int, ...] = ()
+        """The step before which the boundary was passed already, and the step to go on from."""
+        self._told: dict[str, int] = {}
+        self._next_told_ns = 0
+        self.notices: NoticeReader | None = None
+        """Prints the agent's notices in the training output; only on one rank of a host."""
+        self._next_look_ns = 0
+        recorder.on_switch_off.append(self._take_slot)
+        self._take_slot()
+
+    def _take_slot(self) -> None:
+        self._slot = self._recorder.directive.words
+
+    def allow(self, *actions: str) -> None:
+        """Declare which actions the job supports, besides pause and resume."""
+        self._allowed += [action for action in actions if action not in self._allowed]
+        self.declare()
+
+    def declare(self) -> None:
+        """Record which actions the job supports by what it has registered so far."""
+        can = list(self._allowed)
+        if self.restore is not None:
+            can.append("rollback_disk")
+        if self.state is not None and self.memory.every:
+            can += ["checkpoint"] * ("checkpoint" not in can)
+            can += ["rollback_weights"] if self._by_half else ["rollback_memory", "rollback_weights"]
+        if {"rollback_disk", "rollback_memory"} & set(can):
+            can.append("rollback")
+        if can != self._can:
+            self._can = can
+            self._recorder.declare({"can": can})
+
+    def halve(self, reason: str) -> None:
+        """Allow rollbacks to memory only in mode weights, because of `reason`: something of the script would stay."""
+        if not self._halved:
+            self._halved = reason
+            self.declare()
+
+    @property
+    def _by_half(self) -> str:
+        """Why a capture in memory cannot restore everything, but only the weights; "" if it can."""
+        if self.state is None or self.state.batches is None:
+            return "watch.state has no data="
+        return self._halved
+
+    # ---- boundaries --------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, *, adjoining: bool = False) -> int:
+        """Pass the boundary before `step`.
+
+        Args:
+            step: the step that would come next.
+            adjoining: the last step ended right here, so that its reading of the clocks can be used again.
+
+        Returns:
+            The step that begins, another one after a rollback; STOP if the loop must end.
+        """
+        if self.stopped:
+            return STOP
+        if self.in_step:
+            self._meter.mask = 0  # an exception ended the last step: neither it nor its values are recorded
+        try:
+            passed, self._passed = self._passed, ()
+            step = passed[1] if step in passed else self._pass(step)
+            if step == STOP:
+                return STOP
+            if self.probe is not None:
+                self._begin_probe(step)
+            if adjoining and self._edge_ns:
+                self._meter.begin(step, self._edge_ns, self._edge_cpu_ns)
+            else:
+                self._meter.choose_cpu_clock()
+                self._meter.begin(step, self._now(), self._meter.cpu())
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+        self.in_step = True
+        return step
+
+    def asked_to_stop(self) -> bool:
+        """Pass the boundary before the next step now, unless a step runs; returns whether the loop must end."""
+        self.allow("stop")
+        if not self.in_step and not self.stopped:
+            try:
+                step = self._pass(self.next_step)
+                if step != STOP:
+                    self._passed = self.next_step, step
+                    self.next_step = step
+            except Exception as error:  # noqa: BLE001 - the boundary
+                self._faults.caught(error)
+        return self.stopped
+
+    def _pass(self, step: int) -> int:
+        """Carry out the orders and make the capture that are due before `step`; returns the step to go on from."""
+        if self._drawn is not None and self._drawn != self._batches_drawn():
+            self.halve("batches are drawn before the step that uses them begins")
+        self._drawn = None  # a step that an exception ends has drawn its batches within it
+        follower = self._follower
+        if self._slot[0] != follower.seen or step >= follower.hold_step:
+            self._edge_ns = 0  # time may pass here
+            step = follower.obey(step)
+            if step == STOP:
+                self.stopped = True
+                self.exit.leave("stop")
+                return STOP
+        every = self.memory.every
+        if every and step % every == 0:
+            self._edge_ns = 0
+            self._keep(step)
+        return step
+
+    def _begin_probe(self, step: int) -> None:
+        """Start the probe's step. Called before the meter's, so that phases still open then belong to no step."""
+        assert self.probe is not None
+        try:
+            self.probe.step_begin(step, self._meter.k)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def end(self) -> None:
+        """End the step and write its record."""
+        self.in_step = False
+        meter = self._meter
+        self.next_step = meter.step + 1
+        if self.state is not None:
+            self._drawn = self._batches_drawn()
+        try:
+            if self.probe is not None:
+                self.probe.step_end(meter.step, meter.k)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+        try:
+            self._edge_ns = now_ns = self._now()
+            self._edge_cpu_ns = meter.cpu()
+            meter.end(now_ns, self._edge_cpu_ns)
+            if self._recorder.dropped and now_ns >= self._next_told_ns:
+                self._tell_lost(now_ns)
+            if self.notices is not None and now_ns >= self._next_look_ns:
+                self._next_look_ns = now_ns + LOOK_EVERY_NS
+                self.notices.look()
+        except Exception as error:  # noqa: BLE001 - the boundary
+            self._faults.caught(error)
+
+    def _cut_short(self) -> None:
+        """An exception ends the process: record what was not finite in the step that runs, which may be its cause."""
+        if self.in_step:
+            if self.probe is not None:
+                self.probe.cut_short(self._meter.step, self._meter.k)
+            self._meter.cut_short()
+
+    def abandon(self) -> None:
+        """The step that has begun does not take place: there was no batch for it."""
+        self.in_step = False
+        self._meter.abandon()
+
+    def draws_from(self, batches: Any) -> None:
+        """The loop draws its batches from here: part of what a full rollback moves back."""
+        self.state = self.state or TrainingState({})
+        self.state.batches = batches
+        self.declare()
+
+    def _batches_drawn(self) -> int | None:
+        state = self.state
+        return None if state is None or state.batches is None else state.batches.position
+
+    def enter(self) -> None:
+        """The loop begins: the rank takes orders from now on."""
+        self.exit.enter()
+        self.stopped = False
+        self.declare()
+
+    def _tell_lost(self, now_ns: int) -> None:
+        for reason, count in list(self._recorder.dropped.items()):
+            fresh = count - self._told.get(reason, 0)
+            if fresh:
+                self._meter.note("records_lost", {"reason": reason, "count": fresh})
+                self._told[reason] = count
+        self._next_told_ns = now_ns + int(TELL_LOST_EVERY_S * 1e9)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def saved(self, step: int, location: str, tier: str, fields: Mapping[str, Any]) -> str:
+        """Register a checkpoint; return its id.
+
+        Args:
+            step: the step to go on from when it is loaded.
+            location: where it is.
+            tier: memory, local or remote.
+            fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
+        """
+        checkpoint = self._id(tier, step)
+        if tier != "memory" and self.state is not None and self.state.batches is not None:
+            self._places[checkpoint] = self.state.batches.position, self.state.batches.state()
+            if len(self._places) > PLACES_MAX:
+                del self._places[next(iter(self._places))]
+        noted = {"checkpoint": checkpoint, "tier": tier, "location": location, "shards": 0, **fields}
+        self._recorder.note("checkpoint_saved", noted, step, self._meter.k, self._now())
+        return checkpoint
+
+    def _id(self, tier: str, step: int) -> str:
+        return f"{tier}:{self._launch}.{self._meter.k}:{step}"
+
+    def gone(self, checkpoint: str, reason: str) -> None:
+        """Record that a registered checkpoint does not exist any more."""
+        fields = {"checkpoint": checkpoint, "reason": reason}
+        self._recorder.note("checkpoint_gone", fields, self._meter.step, self._meter.k, self._now())
+
+    def loaded(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """Record that a checkpoint was loaded."""
+        fields = {"checkpoint": checkpoint.id, "seconds": seconds, "mode": checkpoint.mode}
+        self._recorder.note("checkpoint_loaded", fields, checkpoint.step, self._meter.k, self._now())
+
+    def _keep(self, step: int) -> None:
+        if self.state is None or step == self._restored_at or self._id("memory", step) in self.memory:
+            return  # the same state is in memory already: just restored from there, or captured by an order
+        begun_ns = self._now()
+        for checkpoint in self.memory.make_room():
+            self.gone(checkpoint, "newer captures replaced it")
+        capture = self.state.capture(step)
+        seconds = (self._now() - begun_ns) * 1e-9
+        self.memory.add(self.saved(step, "", "memory", {"seconds": seconds, "bytes": capture.size_bytes}), capture)
+
+    # ---- orders (rankwatch.loop.directive.Actions) -------------------------------------------------------------------
+
+    def proven(self, checkpoint: str) -> None:
+        """See `Actions.proven`."""
+        self.memory.proven = checkpoint
+
+    def refusal(self, directive: Directive) -> str:
+        """See `Actions.refusal`."""
+        ways = [action for action in self._can if action.startswith("rollback_")]
+        if directive.action not in self._can and not (directive.action == "rollback" and ways):
+            return f"this job does not support {directive.action}; it supports {', '.join(self._can)}"
+        return self._no_way_back(directive) if directive.action == "rollback" else ""
+
+    def _no_way_back(self, directive: Directive) -> str:
+        checkpoint, mode = directive.checkpoint, directive.mode or "full"
+        if not checkpoint.startswith("memory:"):
+            if mode != "full":
+                return f"{checkpoint} is on disk, but mode {mode} is only for captures in memory"
+            if self.restore is None:
+                return f"{checkpoint} is on disk, and the job has no on_rollback"
+            if self.state is not None and self.state.batches is not None and checkpoint not in self._places:
+                return f"this process did not save {checkpoint}, so the position of its data is unknown"
+            return ""
+        if checkpoint not in self.memory:
+            self.gone(checkpoint, "it was requested and is not in memory")
+            return f"{checkpoint} is not in memory any more"
+        if mode == "full" and self._by_half:
+            return f"{checkpoint} can restore only the weights (mode weights): {self._by_half}"
+        return ""
+
+    def checkpoint(self, step: int) -> str:
+        """See `Actions.checkpoint`."""
+        if self.save is None:
+            self._keep(step)
+            return self.memory.kept[-1]
+        begun_ns = self._now()
+        location = self.save(step)
+        if location is None:
+            return ""
+        location = str(location)
+        seconds = (self._now() - begun_ns) * 1e-9
+        tier = "remote" if "://" in location and not location.startswith("file://") else "local"
+        self.saved(step, location, tier, {"seconds": seconds, "bytes": 0})
+        return location
+
+    def rollback(self, directive: Directive) -> Rollback:
+        """See `Actions.rollback`."""
+        if not self._meter.k < directive.k <= layout.K_MAX:
+            raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
+        begun_ns = self._now()
+        mode = directive.mode or "full"
+        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step, mode)
+        if directive.checkpoint in self.memory and self.state is not None:
+            capture = self.memory[directive.checkpoint]
+            self.state.restore(capture, objects_only=mode == "weights")
+            step = self._restored_at = capture.step
+        elif self.restore is not None:
+            step = int(self.restore(checkpoint))
+            if self.state is not None and self.state.batches is not None and checkpoint.id in self._places:
+                self.state.batches.move_to(*self._places[checkpoint.id])
+        else:
+            raise ValueError(f"this process cannot load {directive.checkpoint}")
+        self.memory.drop_after(step)
+        self._meter.go_back(step, directive.k)
+        fingerprint = self.probe.after_restore() if self.probe is not None else 0
+        self.loaded(checkpoint, (self._now() - begun_ns) * 1e-9)
+        self.rolled_back = checkpoint
+        return Rollback(step, fingerprint)

@@ -1,0 +1,204 @@
+"""Enrolled agents: one for each job and host, with a secret that signs everything between it and the service.
+
+A secret is derived from the service's key, the job, the host and the agent's id. So it is stored nowhere, every role
+can verify a signature without asking another, and it is good for no other job or host.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from threading import Lock
+from typing import Final
+
+from sqlalchemy import Connection, Engine, exists, func, insert, select, update
+
+from rankwatch.signed import AGENT_BYTES, Purpose, Signed
+from rankwatch.wire import Enrolled
+from rankwatch_service.access.secret_key import SecretKey
+from rankwatch_service.clock import Clock
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Agent, AgentView
+from rankwatch_service.store.policy_rows import read_policy
+
+SILENT_NS: Final = 10 * 10**9
+"""An agent that has posted no view for this long gives its place to another; agents post one every second."""
+
+AGENTS_MAX: Final = 131_072
+"""Agents of one job, silent ones included: one for each rank of the largest job."""
+
+SECRETS_MAX: Final = 65_536
+"""Derived secrets that are kept, about 20 MB; deriving one again takes 3 us."""
+
+CACHE_S: Final = 1.0
+"""How long it is remembered that an agent is enrolled, or that a job has agents: as long as a valid token."""
+
+CACHE_MAX: Final = 65_536
+"""Agents and jobs in the cache. A full cache is emptied; each then costs one query again."""
+
+
+class FullError(Exception):
+    """The token admits no further host now; the message says how many it admits."""
+
+
+class UnknownAgentError(Exception):
+    """No agent of this id is enrolled for this job and host (any more); it should enrol again."""
+
+
+class ForgedError(Exception):
+    """A message is not from the agent that it names, or an unsigned one where agents have enrolled."""
+
+    def __init__(self, what: str, agent: str, detail: str) -> None:
+        super().__init__(detail)
+        self.what = what
+        """signature or unsigned."""
+        self.agent = agent
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who sent a message, as far as it says so itself."""
+
+    job: str
+    host: str
+
+
+class AgentSecrets:
+    """The secrets of all agents. Thread-safe."""
+
+    def __init__(self, key: SecretKey) -> None:
+        self._derive = lru_cache(SECRETS_MAX)(lambda job, host, agent: key.derive(f"agent/{agent}/{host}/{job}"))
+
+    def __call__(self, job: str, host: str, agent: str) -> bytes:
+        """The secret of an agent, 32 bytes. Names hold no slash, so no two agents have the same."""
+        return self._derive(job, host, agent)
+
+
+class Agents:
+    """Enrols agents and recognizes their messages. Thread-safe."""
+
+    def __init__(self, engine: Engine, secrets_of: AgentSecrets, clock: Clock) -> None:
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            secrets_of: derives their secrets.
+            clock: decides who is silent.
+        """
+        self.secrets_of = secrets_of
+        self._engine = engine
+        self._clock = clock
+        self._cache: dict[tuple[str, ...], tuple[float, bool]] = {}
+        self._until = (-inf, inf)
+        self._lock = Lock()
+
+    def enrol(self, origin: Origin, token_id: str, hosts_max: int | None) -> Enrolled:
+        """Give an agent its identity.
+
+        Args:
+            origin: the job and the host that it speaks for.
+            token_id: by which it asked.
+            hosts_max: how many agents this token admits at a time; None: as many as come.
+
+        Raises:
+            FullError: as many are enrolled and not silent, or the job has `AGENTS_MAX`.
+        """
+        agent, now = secrets.token_hex(AGENT_BYTES), self._clock.unix_ns()
+        with write(self._engine) as connection:
+            _make_room(connection, origin.job, token_id, hosts_max, now)
+            connection.execute(
+                insert(Agent).values(
+                    id=agent, job=origin.job, host=origin.host, token_id=token_id, enrolled_unix_ns=now, ended=False
+                )
+            )
+        with self._lock:
+            self._cache.pop((origin.job,), None)
+        return Enrolled(agent, self.secrets_of(origin.job, origin.host, agent).hex())
+
+    def verify(self, signed: Signed | None, purpose: Purpose, origin: Origin) -> str:
+        """The agent that a message is from.
+
+        Args:
+            signed: the parts of the message; None: it is not signed.
+            purpose: what it was sent for.
+            origin: what the message itself says.
+
+        Returns:
+            Its id; empty for an unsigned message of a job in which no agent has enrolled.
+
+        Raises:
+            UnknownAgentError: no such agent is enrolled.
+            ForgedError: somebody else sent it.
+        """
+        if signed is None:
+            if self._is_known(origin.job):
+                detail = f"agents of job {origin.job!r} have enrolled, so its messages must be signed"
+                raise ForgedError("unsigned", "", detail)
+            if self._clock.unix_ns() >= self._unsigned_until_unix_ns():
+                detail = "unsigned telemetry is not accepted any more: install this version of rankwatch on this host"
+                raise ForgedError("unsigned", "", detail)
+            return ""
+        if not self._is_known(origin.job, origin.host, signed.agent):
+            raise UnknownAgentError
+        if not signed.is_by(self.secrets_of(origin.job, origin.host, signed.agent), purpose):
+            raise ForgedError("signature", signed.agent, f"the signature is not that of agent {signed.agent}")
+        return signed.agent
+
+    def _unsigned_until_unix_ns(self) -> float:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._until[0] > CACHE_S:
+            with read(self._engine) as connection:
+                until = read_policy(connection).unsigned_until_unix_ns
+            self._until = (now_s, inf if until is None else until)
+        return self._until[1]
+
+    def _is_known(self, *key: str) -> bool:
+        """Whether (job,) has agents, or (job, host, agent) is enrolled: one query, unless it was asked just now."""
+        # Without the lock: a look-up in a dict is atomic.
+        entry = self._cache.get(key)
+        now_s = self._clock.monotonic_s()
+        if entry is not None and now_s - entry[0] <= CACHE_S:
+            return entry[1]
+        columns = (Agent.job, Agent.host, Agent.id)
+        where = [column == value for column, value in zip(columns, key, strict=False)]
+        with read(self._engine) as connection:
+            found = bool(connection.scalar(select(exists().where(*where, ~Agent.ended | (len(key) == 1)))))
+        with self._lock:
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            self._cache[key] = (now_s, found)
+        return found
+
+
+def jobs_with_agents(connection: Connection, jobs: Collection[str]) -> set[str]:
+    """Those of the jobs for which an agent has enrolled."""
+    return set(connection.scalars(select(Agent.job).where(Agent.job.in_(jobs)).distinct()))
+
+
+def _make_room(connection: Connection, job: str, token_id: str, hosts_max: int | None, now_unix_ns: int) -> None:
+    """End silent agents of a token that admits no more, oldest first.
+
+    Raises:
+        FullError: those that are left are not silent.
+    """
+    count = select(func.count()).select_from(Agent)
+    if (connection.scalar(count.where(Agent.job == job)) or 0) >= AGENTS_MAX:
+        raise FullError(f"job {job!r} has {AGENTS_MAX} agents, which is the limit")
+    if hosts_max is None:
+        return
+    heard = select(func.max(AgentView.at_unix_ns)).where(AgentView.agent == Agent.id).scalar_subquery()
+    newest = func.coalesce(heard, Agent.enrolled_unix_ns)
+    mine = (Agent.token_id == token_id) & ~Agent.ended
+    admitted = connection.execute(select(Agent.id, newest).where(mine).order_by(newest)).all()
+    silent = [agent for agent, heard_unix_ns in admitted if heard_unix_ns < now_unix_ns - SILENT_NS]
+    leave = silent[: max(0, len(admitted) + 1 - hosts_max)]
+    if len(admitted) - len(leave) >= hosts_max:
+        raise FullError(
+            f"this token admits {hosts_max} hosts at a time, and as many report; "
+            f"another enters {SILENT_NS // 10**9} s after one has ended or fallen silent"
+        )
+    if leave:
+        connection.execute(update(Agent).where(Agent.id.in_(leave)).values(ended=True))

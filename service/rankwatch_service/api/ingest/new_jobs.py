@@ -1,0 +1,142 @@
+"""Limits on the jobs that one token begins. A job that is known costs a look into a dict, and no query.
+
+Each api process counts what it accepts by itself; at its start it knows the jobs of the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from sqlalchemy import Engine, select
+
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.clock import Clock
+from rankwatch_service.policy.control_records import TelemetryRefused
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Job
+
+NEW_JOBS_MAX: Final = 60
+"""Jobs that one token may begin at once; one more each second. A sweep of hundreds of jobs begins within minutes."""
+
+ACTIVE_JOBS_MAX: Final = 256
+"""Jobs of one token that were heard within `ACTIVE_S`: a quarter of what a partition takes, so three quarters are left
+to jobs of other tokens."""
+
+ACTIVE_S: Final = 3_600.0
+"""After this time without telemetry the stream drops a job from memory (`REST_AFTER_S`)."""
+
+REPORT_S: Final = 10.0
+"""Refused messages of a token are reported this often: a flood of any size is six control records a minute."""
+
+
+@dataclass(slots=True)
+class _TokenJobs:
+    """What one token has begun."""
+
+    name: str
+    spare: float = NEW_JOBS_MAX
+    """Jobs that it may begin now."""
+    refilled_s: float = 0.0
+    newest: str = ""
+    refused: int = 0
+    """Messages refused since the last report."""
+    what: str = ""
+    limit: int = 0
+    reported_s: float = -math.inf
+
+
+Report = Callable[[str, TelemetryRefused], None]
+"""(job, record)"""
+
+
+class NewJobs:
+    """The jobs that tokens have begun. Thread-safe."""
+
+    def __init__(self, engine: Engine, clock: Clock, report: Report) -> None:
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            clock: of the limits.
+            report: appends a control record about a job.
+        """
+        self._engine = engine
+        self._clock = clock
+        self._report = report
+        self._heard_s: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """By job, in the order in which they were heard last: the token that began it, and when it was heard."""
+        self._tokens: dict[str, _TokenJobs] = {}
+        self._active: Counter[str] = Counter()
+        """By token id."""
+        self._lock = Lock()
+
+    def load(self) -> None:
+        """Learn which jobs were active before this process started. They count for no token."""
+        now_s, since = self._clock.monotonic_s(), self._clock.unix_ns() - int(ACTIVE_S * 1e9)
+        query = select(Job.name, Job.last_seen_unix_ns).where(Job.last_seen_unix_ns >= since)
+        with read(self._engine) as connection:
+            rows = connection.execute(query.order_by(Job.last_seen_unix_ns)).all()
+        with self._lock:
+            for job, at_unix_ns in rows:
+                self._heard_s[job] = "", now_s - max(self._clock.unix_ns() - at_unix_ns, 0) / 1e9
+
+    def wait_s(self, identity: Identity, job: str) -> int:
+        """Take note of a message of a job: 0 if it is accepted, else seconds after which another try makes sense."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            known = self._heard_s.get(job)
+            if known is not None and now_s - known[1] < ACTIVE_S:
+                self._heard_s[job] = known[0], now_s
+                self._heard_s.move_to_end(job)
+                return 0
+            self._forget(now_s)
+            token = self._tokens.setdefault(identity.id, _TokenJobs(identity.name, refilled_s=now_s))
+            token.spare = min(token.spare + now_s - token.refilled_s, NEW_JOBS_MAX)
+            token.refilled_s = now_s
+            if self._active[identity.id] >= ACTIVE_JOBS_MAX:
+                wait_s, token.what, token.limit = 60, "active jobs of one token", ACTIVE_JOBS_MAX
+            elif token.spare < 1:
+                wait_s, token.what, token.limit = 1, "new jobs of one token within a minute", NEW_JOBS_MAX
+            else:
+                token.spare -= 1
+                token.newest = job
+                self._active[identity.id] += 1
+                self._heard_s[job] = identity.id, now_s
+                return 0
+            token.refused += 1
+            return wait_s
+
+    def report_due(self) -> None:
+        """Report the refused messages of tokens that were not reported for `REPORT_S`, each in its newest job."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            due = [one for one in self._tokens.values() if one.refused and now_s - one.reported_s >= REPORT_S]
+            records = [(token.newest, _record(token)) for token in due if token.newest]
+            for token in due:
+                token.refused, token.reported_s = 0, now_s
+        for job, record in records:
+            self._report(job, record)
+
+    def _forget(self, now_s: float) -> None:
+        """Drop the jobs that are not active any more, and the tokens that have none and are not limited."""
+        while self._heard_s:
+            job, (token_id, heard_s) = next(iter(self._heard_s.items()))
+            if now_s - heard_s < ACTIVE_S:
+                break
+            del self._heard_s[job]
+            if token_id:
+                self._active[token_id] -= 1
+        idle = [key for key, token in self._tokens.items() if self._active[key] <= 0 and not token.refused]
+        for key in idle:
+            if now_s - self._tokens[key].refilled_s >= ACTIVE_S:
+                del self._tokens[key], self._active[key]
+
+
+def _record(token: _TokenJobs) -> TelemetryRefused:
+    fields: dict[str, str | int] = {"what": token.what, "limit": token.limit, "token": token.name}
+    return TelemetryRefused("limit", {**fields, "figure": token.limit + 1, "count": token.refused})

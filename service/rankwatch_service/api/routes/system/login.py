@@ -1,0 +1,156 @@
+"""Login with the OIDC provider: two pages through which a browser passes, on the way there and on the way back."""
+
+from __future__ import annotations
+
+import re
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+
+import msgspec
+import structlog
+from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from rankwatch_service.access.oidc_provider import (
+    BEGIN_PATH,
+    CALLBACK_PATH,
+    Attempt,
+    LoginRefusedError,
+    OidcProvider,
+    ProviderAwayError,
+)
+from rankwatch_service.access.person_sessions import (
+    NoGroupError,
+    grants_of,
+    open_session_of,
+    record_refusal,
+    shown_name,
+)
+from rankwatch_service.access.sessions import LOGIN_S
+from rankwatch_service.api.dependencies.context import Context
+from rankwatch_service.api.http.gate import session_cookie, source_of
+from rankwatch_service.dashboard import LoginPage
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.errors import StoreError
+
+COOKIE: Final = "rankwatch_login"
+SECURE_COOKIE: Final = "__Host-rankwatch_login"
+"""Used over https, as for sessions."""
+
+LOGINS_MAX: Final = 8
+"""People who are logged in by the provider at the same moment. Each takes a thread while the provider answers."""
+
+_OWN_PAGE: Final = re.compile(r"/(?![/\\])[!-\[\]-~]*")
+"""A path of this service: neither //HOST nor /\\HOST, and no character that browsers leave out."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LoginRoutes:
+    """The two pages. They answer with a redirect, or with the login page and what went wrong."""
+
+    def __init__(self, context: Context, provider: OidcProvider, page: LoginPage) -> None:
+        """Do nothing yet.
+
+        Args:
+            context: of the api.
+            provider: by which people log in.
+            page: the login page.
+        """
+        self._context = context
+        self._provider = provider
+        self._page = page
+        self._turns = CapacityLimiter(LOGINS_MAX)
+
+    def mount(self, app: FastAPI) -> None:
+        """Add the pages to an application. Like all pages they need no token."""
+        app.add_route(BEGIN_PATH, self.begin, include_in_schema=False)
+        app.add_route(CALLBACK_PATH, self.come_back, include_in_schema=False)
+
+    async def begin(self, request: Request) -> Response:
+        """Send the browser to the provider."""
+        return await to_thread.run_sync(self._begin, request, limiter=self._turns)
+
+    async def come_back(self, request: Request) -> Response:
+        """Open a session for whom the provider vouches, and show the page that was wanted."""
+        return await to_thread.run_sync(self._come_back, request, limiter=self._turns)
+
+    def _begin(self, request: Request) -> Response:
+        try:
+            attempt, url = self._provider.begin(own_page(request.query_params.get("next", "/")))
+        except ProviderAwayError as error:
+            return self._away(error)
+        answer = _redirect(url)
+        kept = self._context.secret_key.encrypt(msgspec.json.encode(attempt).decode())
+        self._keep(answer, kept, LOGIN_S)
+        return answer
+
+    def _come_back(self, request: Request) -> Response:
+        answer = self._logged_in(request)
+        self._keep(answer, "", 0)
+        return answer
+
+    def _logged_in(self, request: Request) -> Response:
+        attempt = self._attempt(request)
+        if attempt is None or request.query_params.get("state") != attempt.state:
+            return self._problem(401, "This login was not begun in this browser, or took too long. Try again.")
+        code = request.query_params.get("code")
+        if not code:
+            return self._problem(401, f"{self._provider.name} did not log you in. Try again.")
+        context, now, source = self._context, self._context.clock.unix_ns(), source_of(request.scope)
+        try:
+            person = self._provider.redeem(attempt, code)
+            try:
+                grants = grants_of(person, context.settings.oidc_groups)
+            except NoGroupError:
+                with write(context.engine) as connection:
+                    record_refusal(connection, person, now, source)
+                return self._problem(403, f"{shown_name(person)} is in no group that may use this service.")
+            with write(context.engine) as connection:
+                text = open_session_of(connection, person, grants, now, source)
+        except ProviderAwayError as error:
+            return self._away(error)
+        except LoginRefusedError as error:
+            _log.warning("oidc_login_refused", provider=self._provider.name, reason=str(error), source=source)
+            return self._problem(401, f"The answer of {self._provider.name} was refused; the log of the api says why.")
+        except StoreError:
+            return self._problem(503, "The database does not answer. Try again.")
+        answer = _redirect(attempt.next)
+        session_cookie(context.settings, answer, text)
+        return answer
+
+    def _attempt(self, request: Request) -> Attempt | None:
+        try:
+            cookies = SimpleCookie(request.headers.get("cookie", ""))
+            kept = cookies[SECURE_COOKIE if self._secure else COOKIE].value
+            attempt = msgspec.json.decode(self._context.secret_key.decrypt(kept), type=Attempt)
+        except (CookieError, KeyError, ValueError):
+            return None
+        age_ns = self._context.clock.unix_ns() - attempt.began_unix_ns
+        return attempt if age_ns < LOGIN_S * 10**9 else None
+
+    @property
+    def _secure(self) -> bool:
+        return self._context.settings.public_url.startswith("https://")
+
+    def _keep(self, answer: Response, text: str, max_age_s: int) -> None:
+        name = SECURE_COOKIE if self._secure else COOKIE
+        answer.set_cookie(name, text, max_age=max_age_s, path="/", secure=self._secure, httponly=True, samesite="lax")
+
+    def _away(self, error: ProviderAwayError) -> Response:
+        _log.warning("oidc_provider_away", provider=self._provider.name, reason=str(error))
+        return self._problem(502, f"{self._provider.name} does not answer. Log in with a token, or try again later.")
+
+    def _problem(self, status: int, text: str) -> Response:
+        return self._page.response(status, text)
+
+
+def own_page(wanted: str) -> str:
+    """The path that a browser wants to go to after the login, if it is one of this service; else the start page."""
+    return wanted if _OWN_PAGE.fullmatch(wanted) else "/"
+
+
+def _redirect(url: str) -> Response:
+    return RedirectResponse(url, 303, headers={"Cache-Control": "no-store"})

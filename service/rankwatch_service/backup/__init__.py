@@ -1,0 +1,1 @@
+"""Backup and restore: the database, the tokens' files and the secret key in one file."""

@@ -1,0 +1,1 @@
+"""Commands that open the database themselves, on the machine of the service."""

@@ -1,0 +1,86 @@
+"""`rankwatch db`: the tables of the database, and the secret key that encrypts parts of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankwatch_service.cli import output
+from rankwatch_service.cli.database import existing_database
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
+
+if TYPE_CHECKING:
+    from rankwatch_service.settings import Settings
+
+app = typer.Typer(help="Upgrade, downgrade or check the tables of the database.", no_args_is_help=True)
+
+
+@app.command("upgrade")
+def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
+    """Upgrade the database to this version's tables; if Kafka is configured, also create its topics."""
+    from rankwatch_service.cli.configuration import configured_settings
+    from rankwatch_service.store.engine import open_engine
+    from rankwatch_service.store.migrate import upgrade
+
+    configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
+    engine = open_engine(configured.database_url, "command line")
+    try:
+        upgrade(engine)
+    finally:
+        engine.dispose()
+    output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
+    if configured.kafka:
+        _make_topics(configured)
+
+
+@app.command("downgrade")
+def downgrade_database(
+    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0003.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Downgrade the database to an earlier version's tables. Data that later versions added is dropped."""
+    from rankwatch_service.store.migrate import downgrade
+
+    with existing_database(data, database_url) as engine:
+        downgrade(engine, revision)
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is at revision {revision}")
+
+
+@app.command("check")
+def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+    """Check that the database has exactly this version's tables; exit with 1 if not."""
+    from rankwatch_service.store.migrate import check
+
+    with existing_database(data, database_url) as engine:
+        check(engine)
+        output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
+
+
+@app.command("forget-key")
+def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+    """Let the next start take a new secret key. What the old key encrypted is removed: all receivers."""
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.log.control_log import ControlLog
+    from rankwatch_service.notify.receivers import forget_secret_key
+    from rankwatch_service.store import audit_trail
+    from rankwatch_service.store.engine import write
+
+    clock = SystemClock()
+    with existing_database(data, database_url) as engine, write(engine) as connection:
+        names = forget_secret_key(connection, ControlLog(engine, clock))
+        audit_trail.append(connection, clock.unix_ns(), "command line", "secret_key.forget", "", "ok")
+    output.note(f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}")
+
+
+def _make_topics(configured: Settings) -> None:
+    from rankwatch.kafka.client import KafkaAwayError
+    from rankwatch_service.log.kafka_topics import ensure_topics
+
+    try:
+        partitions = ensure_topics(configured)
+    except KafkaAwayError as error:
+        raise CliError(Status.UNREACHABLE, str(error)) from error
+    output.note(f"the topics at {configured.kafka} are there; telemetry has {partitions} partitions")

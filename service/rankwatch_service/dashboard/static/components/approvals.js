@@ -1,0 +1,67 @@
+// Commands that wait for an approval: who requested what, until when, and the buttons for those who may decide.
+
+import { now, path, post } from "../common/api.js";
+import { h } from "../common/dom.js";
+import { age, clock, number } from "../common/format.js";
+import { everySecond } from "../common/live.js";
+import { DIRECTIVES, REFUSAL_MS } from "./directives.js";
+import { ask, card, toast } from "./shell.js";
+
+// A card with these commands, or null if there are none. `session` is the viewer's; `decided` runs after a decision.
+export function approvals(commands, session, decided) {
+  if (!commands.length) return null;
+  return card("Waits for approval", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map((one) => line(one, session, decided)))));
+}
+
+function line(command, session, decided) {
+  const { name } = directive(command);
+  const mine = command.requester === session.person;
+  const decide = (what) => async () => (await what(command)) && decided();
+  const may = session.scopes.includes("command") || session.scopes.includes("admin");
+  return h(
+    "li",
+    { class: "approval" },
+    h("div", {}, h("b", {}, name), ` ${ranks(command)}, requested by `, h("b", { class: "break" }, command.requested_by)),
+    command.reason && h("div", { class: "muted break" }, command.reason),
+    h("div", { class: "muted" }, "Expires in ", h("span", { "data-expires": command.expires_unix_ns, title: clock(command.expires_unix_ns) }, left(command.expires_unix_ns)), mine && ". You requested it: somebody else must approve it."),
+    may && h("div", { class: "actions" }, mine ? h("button", { onclick: decide(cancel) }, "Cancel") : [h("button", { class: "primary", onclick: decide(approve) }, "Approve"), h("button", { onclick: decide(refuse) }, "Refuse")]),
+  );
+}
+
+const directive = (command) => DIRECTIVES[command.action] ?? { name: command.action, does: "" };
+const ranks = (command) => (command.world_size ? `on ${number(command.world_size)} ranks` : "on all ranks");
+
+async function approve(command) {
+  const { name, does } = directive(command);
+  const answer = await ask(`Approve: ${name} ${command.job}`, `${does} It is carried out at once, ${ranks(command)}.`, [], "Approve", true);
+  return answer !== null && settle(command, "approve", {});
+}
+
+async function refuse(command) {
+  const reason = h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 1000 }));
+  const answer = await ask(`Refuse: ${directive(command).name} ${command.job}`, "", [reason], "Refuse");
+  return answer !== null && settle(command, "refuse", { reason: answer.reason });
+}
+
+function cancel(command) {
+  return settle(command, "cancel", {});
+}
+
+// True, so that the page shows the command as it is now, whether this decided about it or came too late.
+async function settle(command, what, body) {
+  const { name } = directive(command);
+  try {
+    const settled = await post(path("commands", command.id, what), body);
+    toast(`${name}: ${settled.state}`);
+  } catch (error) {
+    if (error.status === undefined) throw error; // an error of this page, not of the service
+    toast(`${name}: ${error.message}`, REFUSAL_MS);
+  }
+  return true;
+}
+
+const left = (expiresUnixNs) => age(expiresUnixNs / 1e9 - now() / 1e3);
+
+everySecond(() => {
+  for (const place of document.querySelectorAll("[data-expires]")) place.textContent = left(Number(place.dataset.expires));
+});

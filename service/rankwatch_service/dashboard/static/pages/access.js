@@ -1,0 +1,103 @@
+// Access: the tokens and sessions, when they were last used and when they expire; and the audit trail.
+
+import { get, getList, now, path, post, remove } from "../common/api.js";
+import { fill, h } from "../common/dom.js";
+import { age, moment, words } from "../common/format.js";
+import { ask, card, guarded, said, shell, statePill, toast } from "../components/shell.js";
+
+const PAGE = 50;
+const DAY_S = 86_400;
+const SCOPES = ["ingest", "read", "operate", "command", "admin"];
+
+const main = shell("Access");
+const tokens = h("div");
+const trail = h("div");
+const wanted = { tokens: PAGE, trail: PAGE };
+main.append(
+  h("div", { class: "pagehead" }, h("h1", {}, "Access")),
+  h("div", { class: "column" }, card("Tokens", tokens, { tools: h("button", { onclick: create }, "New token") }), card("Audit trail", trail, { tools: [h("button", { onclick: verify }, "Verify"), h("a", { class: "button", href: "/api/v1/audit/export", download: "audit.jsonl" }, "Export")] })),
+);
+load();
+
+async function load() {
+  await guarded(async () => {
+    const [listed, rows] = await Promise.all([getList("tokens", {}, wanted.tokens), getList("audit", {}, wanted.trail)]);
+    fill(tokens, table(["Name", "May", "Jobs", "Last used", "Expires", "State", ""], listed.items.map(tokenRow)), more(listed.items.length, "tokens"));
+    fill(trail, table(["When", "Who", "Did", "To", "From", "Outcome"], rows.items.map(auditRow)), more(rows.items.length, "trail"));
+  });
+}
+
+const table = (headings, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, headings.map((name) => h("th", {}, name)))), h("tbody", {}, rows)));
+
+// Lists do not count what they have not read; a full page may have a successor.
+function more(shown, which) {
+  if (shown < wanted[which]) return null;
+  const grow = () => {
+    wanted[which] += PAGE;
+    load();
+  };
+  return h("div", { class: "rest" }, h("button", { onclick: grow }, "Show more"));
+}
+
+function tokenRow(token) {
+  const jobs = [token.job || (token.project ? `project ${token.project}` : "every job"), token.hosts_max && `${token.hosts_max} hosts`, token.loopback && "this machine only"];
+  const usable = token.state === "valid";
+  return h(
+    "tr",
+    {},
+    h("td", { class: "break" }, h("b", {}, token.name), h("div", { class: "under" }, `${token.kind} · ${token.id}`)),
+    h("td", {}, token.scopes.join(", ")),
+    h("td", { class: "break" }, jobs.filter(Boolean).join(" · ")),
+    h("td", { class: "nowrap", title: moment(token.last_used_unix_ns) }, token.last_used_unix_ns === null ? "never" : `${ago(token.last_used_unix_ns)} ago`),
+    h("td", { class: "nowrap", title: moment(token.expires_unix_ns) }, expiry(token.expires_unix_ns)),
+    h("td", {}, statePill(token.state)),
+    h("td", { class: "right" }, usable && h("button", { onclick: () => revoke(token) }, "Revoke")),
+  );
+}
+
+const ago = (unixNs) => age(Math.max(0, now() / 1e3 - unixNs / 1e9));
+
+function expiry(unixNs) {
+  if (unixNs === null) return "never";
+  const left = unixNs / 1e9 - now() / 1e3;
+  return left > 0 ? `in ${age(left)}` : `${age(-left)} ago`;
+}
+
+function auditRow(row) {
+  const details = Object.entries(row.fields).map(([name, value]) => `${words(name)}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  return h(
+    "tr",
+    {},
+    h("td", { class: "nowrap", title: moment(row.at_unix_ns) }, `${ago(row.at_unix_ns)} ago`),
+    h("td", { class: "break" }, row.actor),
+    h("td", {}, row.action),
+    h("td", { class: "break" }, row.target, details.length > 0 && h("div", { class: "under" }, details.join(" · "))),
+    h("td", {}, row.source),
+    h("td", {}, row.outcome),
+  );
+}
+
+async function create() {
+  const scopes = h("select", { name: "scope" }, SCOPES.map((scope) => h("option", { value: scope, selected: scope === "read" }, scope)));
+  const field = (label, name, properties = {}) => h("label", {}, label, h("input", { name, autocomplete: "off", maxlength: 200, ...properties }));
+  const days = field("Days until it expires", "days", { type: "number", min: 1, max: 400, value: "90", required: true });
+  const fields = [field("Name", "name", { required: true }), h("label", {}, "Scope", scopes), field("Only this job", "job"), field("Only this project", "project"), days];
+  const wishes = await ask("New token", "It is shown once.", fields, "Create");
+  if (!wishes) return;
+  const made = await said(post("tokens", { name: wishes.name.trim(), scopes: [wishes.scope], job: wishes.job.trim(), project: wishes.project.trim(), expires_s: Number(wishes.days) * DAY_S }));
+  if (!made) return;
+  await ask("Token", "Copy it now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
+  load();
+}
+
+async function revoke(token) {
+  const sure = await ask(`Revoke ${token.name}?`, "Who uses it is refused from now on, and the sessions that it opened end.", [], "Revoke", true);
+  if (!sure) return;
+  await said(remove(path("tokens", token.id)), "Token revoked");
+  load();
+}
+
+async function verify() {
+  const chain = await said(get("audit/chain"));
+  if (chain) toast(chain.whole ? "The audit trail is whole." : `Row ${chain.first_broken_id} of the audit trail was changed, or rows before it were removed.`);
+}

@@ -1,0 +1,54 @@
+// The policy: its switches, limits and rules.
+
+import { get, put } from "../common/api.js";
+import { fill, h } from "../common/dom.js";
+import { kindName, measured, moment, words } from "../common/format.js";
+import { card, empty, guarded, mayDo, severityPill, shell, toast, whenChanged } from "../components/shell.js";
+
+const main = shell("Policy");
+const page = h("div", { class: "column" });
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Policy")), page);
+load();
+
+async function load() {
+  await guarded(async () => {
+    const [policy, operate, command, admin] = await Promise.all([get("policy"), mayDo("operate"), mayDo("command"), mayDo("admin")]);
+    show(policy, policy.hands_off ? command : operate, admin);
+  });
+}
+
+const show = whenChanged((policy, mayTurn, admin) => {
+  const { hands_off: handsOff, two_people: twoPeople, limits, rules } = policy;
+  fill(
+    page,
+    card(
+      "Switches",
+      h(
+        "div",
+        { class: "body column" },
+        toggle("Hands off", "No rule acts; what it would do becomes a suggestion.", handsOff, mayTurn, (on) => put("policy/hands-off", { hands_off: on })),
+        toggle("Two people", `Rollback, relaunch and stop of jobs with more than ${limits.approval_ranks} ranks wait for the approval of a second person.`, twoPeople, admin, (on) => put("policy", { ...policy, two_people: on })),
+        h("div", { class: "muted" }, policy.unsigned_until_unix_ns === null ? "Telemetry of agents that have not enrolled is accepted, and no date is set for its end." : ["Telemetry of agents that have not enrolled is accepted until ", moment(policy.unsigned_until_unix_ns), "."]),
+      ),
+    ),
+    card("Limits", h("div", { class: "body" }, h("dl", { class: "facts" }, Object.entries(limits).map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, measured(name, value))])))),
+    card("Rules", rules.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Rule", "Incidents", "Does"].map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row))) : empty(h("div"), "None: people are notified, and nothing is done to a job."), { hint: "the first that matches decides; replace them by `rankwatch policy set`" }),
+  );
+});
+
+function toggle(name, does, on, may, turn) {
+  const box = h("input", { type: "checkbox", checked: on, disabled: !may, onchange: () => turned(name, box, turn) });
+  return h("label", { class: "switch" }, box, h("span", {}, h("b", {}, name), h("div", { class: "muted" }, does)));
+}
+
+async function turned(name, box, turn) {
+  if (await guarded(() => turn(box.checked))) {
+    toast(`${name}: ${box.checked ? "on" : "off"}`);
+    load();
+  } else box.checked = !box.checked;
+}
+
+function row(rule) {
+  const incidents = [rule.kind ? kindName(rule.kind) : "all", rule.job && `of ${rule.job}`, rule.project && `of project ${rule.project}`, rule.confidence_min > 0 && `confidence from ${rule.confidence_min}`].filter(Boolean).join(" · ");
+  return h("tr", {}, h("td", { class: "break" }, h("b", {}, rule.id)), h("td", { class: "break" }, rule.severity && severityPill(rule.severity), " ", incidents), h("td", {}, words([rule.mode, rule.action, rule.rollback_mode].filter(Boolean).join(" "))));
+}

@@ -1,0 +1,211 @@
+"""How much state a job may have in its partition, in cells: ranks times metrics. Pure.
+
+What a job declares costs nothing; what it makes the stream remember does. A cell takes about 1 KB, most of it the 128
+steps of its chart that are open; a rank by itself takes as much as `RANK_CELLS` cells. A job is allowed the cells of an
+attempt when one of its records needs them, and keeps them until the next attempt or until it is idle. The decision
+depends on what other jobs of the partition have at that moment, so it is stored (`Grant`), and a replay repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rankwatch_service.job.frames import NAMES_MAX
+from rankwatch_service.telemetry.bundle import FAMILIES, Bundle
+
+RANK_CELLS: Final = 4
+"""Cells that a rank counts for besides its metrics: infos, progress and the state of detectors are 3 to 4 KB."""
+
+CELLS_MAX: Final = 3 * 1024 * 1024
+"""Cells of all jobs of one partition: 3 GB, or nine jobs of 16,384 ranks and 16 metrics each."""
+
+SMALL_CELLS: Final = 2_048
+"""A job of at most so many cells is small: 64 ranks with 28 metrics."""
+
+RESERVED_CELLS: Final = 512 * 1024
+"""Cells that only small jobs may have: 256 of them, whatever large jobs have taken. Large ones have the others, which
+suffices for one job of 131,072 ranks and 16 metrics."""
+
+HEARD_SHARE: Final = 64
+"""A job counts as heard once one of so many of its ranks was: of 16,384 ranks on hosts of eight, 32 hosts."""
+
+UNHEARD_CELLS_MAX: Final = 512 * 1024
+"""Cells of all larger jobs together that are not heard yet: the first host of 131,072 ranks may introduce itself, and a
+job of 16,384 ranks may be watched on one of them alone."""
+
+
+CELL_CHARS: Final = 1_024
+"""Characters of parameter names that count as one cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The cells that a job has, or will have once it has taken some batch."""
+
+    cells: int
+    is_heard: bool = True
+    """Whether enough of its ranks were heard (`HEARD_SHARE`)."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the job is small."""
+        return self.cells <= SMALL_CELLS
+
+
+NOTHING: Final = Need(0)
+"""What a batch needs that brings nothing to remember."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A job was allowed more cells, at one of its records."""
+
+    job: str
+    position: int
+    """Of the record."""
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A limit that a job would exceed."""
+
+    what: str
+    """There may be only so many of what."""
+    limit: int
+    """How many, of all jobs of the partition together."""
+    figure: int
+    """How many the job alone would have."""
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.what}; all jobs of a partition may have {self.limit}"
+
+
+def fits(need: Need, others: Iterable[Need]) -> bool:
+    """Whether a job may have what it needs beside what the other jobs of the partition have."""
+    held = list(others)
+    if need.cells + sum(other.cells for other in held) > limit_of(need, heard=True).limit:
+        return False
+    if need.is_small or need.is_heard:
+        return True
+    unheard = sum(other.cells for other in held if not (other.is_small or other.is_heard))
+    return need.cells + unheard <= UNHEARD_CELLS_MAX
+
+
+def limit_of(need: Need, *, heard: bool) -> Beyond:
+    """The limit that holds for a job, by its size, and by whether it counts as heard."""
+    if need.is_small:
+        return Beyond("cells (ranks times metrics)", CELLS_MAX, need.cells)
+    if heard:
+        return Beyond("cells (ranks times metrics) of large jobs", CELLS_MAX - RESERVED_CELLS, need.cells)
+    return Beyond("cells (ranks times metrics) of jobs few of whose ranks were heard", UNHEARD_CELLS_MAX, need.cells)
+
+
+class CellCount:
+    """Counts the cells of one attempt: its world size, metric names and, while they are few, the ranks that were heard.
+
+    Memory: the names, and one of `HEARD_SHARE` ranks.
+    """
+
+    def __init__(self) -> None:
+        self._told = 0
+        """The world size that infos tell; 0: none has come."""
+        self._ranks = 0
+        """World size."""
+        self._extra = 0
+        self._names: dict[str, set[str]] = {family: set() for family in FAMILIES}
+        self._heard: set[int] = set()
+
+    def next_attempt(self) -> CellCount:
+        """The count of the next attempt of the same launch: its ranks are the same."""
+        after = CellCount()
+        after._told, after._ranks, after._extra, after._heard = self._told, self._ranks, self._extra, set(self._heard)
+        return after
+
+    @classmethod
+    def begun(cls, world_size: int, names: Mapping[str, Sequence[str]]) -> CellCount:
+        """The count of an attempt that runs and was not counted before."""
+        count = cls()
+        count._told = count._ranks = world_size
+        count._heard = set(range(-(-world_size // HEARD_SHARE)))
+        for family in names:
+            count._names[family].update(names[family])
+        return count
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether enough of its ranks were heard."""
+        return HEARD_SHARE * len(self._heard) >= self._ranks
+
+    def names(self, family: str) -> int:
+        """How many metric names of a family there are."""
+        return len(self._names[family])
+
+    def need(self, bundle: Bundle) -> Need:
+        """What the attempt has once it has taken this bundle of it. Changes nothing."""
+        _, ranks, extra = self._sizes(bundle)
+        names = 0
+        for family, known in self._names.items():
+            table = bundle.tables.get(family)
+            fresh = 0 if table is None else sum(name not in known for name in table.rows.names)
+            names += min(len(known) + fresh, NAMES_MAX)
+        heard = len(self._heard)
+        if HEARD_SHARE * heard < ranks:
+            heard = len(self._heard.union(_ranks(bundle)))
+        return Need(ranks * (RANK_CELLS + names) + extra, HEARD_SHARE * heard >= ranks)
+
+    def take(self, bundle: Bundle) -> None:
+        """Count a bundle that was taken."""
+        self._told, self._ranks, self._extra = self._sizes(bundle)
+        for family, table in bundle.tables.items():
+            self._names[family].update(table.rows.names)
+        if not self.is_heard:
+            self._heard.update(_ranks(bundle))
+
+    def _sizes(self, bundle: Bundle) -> tuple[int, int, int]:
+        """As told, world size, and cells of parameter names, with this bundle."""
+        told, extra = self._told, self._extra
+        for batch in bundle.batches:
+            for info in batch.ranks:
+                told = told or info.world_size
+                extra = extra or sum(map(len, info.parameters)) // CELL_CHARS
+        return told, max(told, self._ranks, 0 if told else highest_rank(bundle) + 1), extra
+
+    # ---- snapshot --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types."""
+        return {
+            "told": self._told,
+            "ranks": self._ranks,
+            "extra": self._extra,
+            "names": {family: sorted(names) for family, names in self._names.items()},
+            "heard": sorted(self._heard),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> CellCount:
+        """The count that gave this state."""
+        count = cls()
+        count._told, count._ranks, count._extra = state["told"], state["ranks"], state["extra"]
+        count._names = {family: set(state["names"].get(family, ())) for family in FAMILIES}
+        count._heard = set(state["heard"])
+        return count
+
+
+def highest_rank(bundle: Bundle) -> int:
+    """The highest rank with a row or a progress block; -1 if there is none."""
+    highest = max((block.rank for batch in bundle.batches for block in batch.progress), default=-1)
+    for table in bundle.tables.values():
+        highest = max(highest, int(table.rows.rank.max()) if len(table) else -1)
+    return highest
+
+
+def _ranks(bundle: Bundle) -> Iterator[int]:
+    for batch in bundle.batches:
+        yield from (info.rank for info in batch.ranks)
+        yield from (block.rank for block in batch.progress)
+    for table in bundle.tables.values():
+        yield from table.rows.rank.tolist()

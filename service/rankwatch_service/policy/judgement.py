@@ -1,0 +1,26 @@
+"""What a person decides about an incident. Pure."""
+
+from __future__ import annotations
+
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.policy.control_records import Judgement
+
+
+def judged(correlator: Correlator, record: Judgement, step: int, now_s: float) -> Update | None:
+    """Apply a judgement; None if there is no such incident any more, or it is in that state already."""
+    incident = correlator.get(record.incident)
+    if incident is None:
+        return None
+    match record.what:
+        case "acknowledged" if incident.state == "open":
+            incident.state, incident.acknowledged_by = "acknowledged", record.actor
+            what = TransitionKind.ACKNOWLEDGED
+        case "resolved" if incident.state != "resolved":
+            correlator.resolve(incident, step, now_s)
+            what = TransitionKind.RESOLVED
+        case "commented":
+            what = TransitionKind.COMMENTED
+        case _:
+            return None
+    return Update(incident, what, record.text, record.actor)

@@ -1,0 +1,374 @@
+"""Floods take a stated amount of memory, and honest jobs beside them are watched all the same, also after a restart."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kafka import KafkaProducer
+
+from rankwatch import wire
+from rankwatch.kafka.settings import KafkaSettings, client_options, partition_of
+from rankwatch_service.api.http.connection import ANONYMOUS_PER_ADDRESS_MAX
+from rankwatch_service.api.ingest.new_jobs import NEW_JOBS_MAX
+from rankwatch_service.series.rollups import ValueMark
+from rankwatch_service.stream import partition
+from tests.support.kafka.broker import Broker, new_prefix
+from tests.support.service.process import LOGIN, Http, Role, children, free_port, until
+from tests.support.trials.selection import long_trial
+
+pytestmark = pytest.mark.integration
+
+MB = 1024 * 1024
+MSGPACK = {"Content-Type": "application/msgpack"}
+METRICS = tuple(f"m{number}" for number in range(20))
+STEPS, STEP_S = 420, 0.1
+SLOW_FROM, NAN_AT = 150, 350
+"""Steps at which the honest job's faults begin: beside the first flood, and beside the one after the restart."""
+HONEST = (
+    *("--ranks", "64", "--steps", str(STEPS), "--step-s", str(STEP_S)),
+    *("--fault", f"straggler:rank=9,at={SLOW_FROM},factor=1.5,until={SLOW_FROM + 100}"),
+    *("--fault", f"nonfinite:rank=3,at={NAN_AT}"),
+)
+FLOOD_S = 8.0
+ATTACKER_MB = 300
+"""What a flood may add to api and stream together, which have an honest job besides."""
+STREAM_MB = 4_000
+"""As docs/operations.md states it for a partition."""
+
+
+@dataclass
+class Up:
+    """`rankwatch up`, which can be started again on the same data."""
+
+    role: Role
+    kafka: KafkaSettings | None
+
+    def start(self) -> None:
+        known = len(LOGIN.findall(self.role.said())) if self.role.process else 0
+        self.role.start()
+        self.role.url = until("login link", lambda: LOGIN.findall(self.role.said())[known:])[-1][0]
+        config = json.loads((self.role.folder / "config" / "rankwatch" / "ingest.json").read_text())
+        self.agents = Http(self.role.url, config["token"])
+        self.person = Http(self.role.url, self.role.token())
+
+    def send(self, batch: wire.Batch) -> int:
+        """The status of the api's answer."""
+        answer = self.agents.ask("POST", "/api/v1/telemetry", content=wire.encode(batch), headers=MSGPACK)
+        return answer.status_code
+
+    def stream_mb(self) -> float:
+        return self._resident_mb("stream")
+
+    def served_mb(self) -> float:
+        """Of all that a flood reaches."""
+        return self._resident_mb("api") + self._resident_mb("stream")
+
+    def _resident_mb(self, role: str) -> float:
+        try:
+            pid = children(self.role.process.pid)[role]
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / MB
+        except (KeyError, OSError):
+            return 0.0  # it is being started
+
+    def incidents(self, kind: str) -> list[dict]:
+        found, cursor = [], ""
+        while True:
+            path = f"/api/v1/incidents?kind={kind}&limit=200" + (f"&cursor={cursor}" if cursor else "")
+            page = self.person.ask("GET", path).json()
+            found += page["items"]
+            if not (cursor := page.get("next_cursor")):
+                return found
+
+    def metric(self, line: str) -> float:
+        told = self.person.ask("GET", "/metrics").text
+        return sum(float(one.rpartition(" ")[2]) for one in told.splitlines() if one.startswith(line))
+
+    def token(self, name: str) -> str:
+        """An ingest token of its own."""
+        answer = self.person.ask("POST", "/api/v1/tokens", json={"name": name, "scopes": ["ingest"]})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["token"]
+
+    def connect(self) -> socket.socket:
+        host, port = self.role.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=30)
+
+    def kill(self) -> None:
+        self._close()
+        self.role.kill()
+
+    def stop(self) -> None:
+        self._close()
+        self.role.stop()
+
+    def _close(self) -> None:
+        self.agents.close()
+        self.person.close()
+
+
+class HonestJob:
+    """A job of 64 ranks, with a token of its own and a fault beside each flood."""
+
+    def __init__(self, up: Up) -> None:
+        self._up = up
+        to = ("--live", "--url", up.role.url, "--token", up.token("another team"), "--job", "honest")
+        self._sender = Role(up.role.folder / "honest", "simulate", *to, *HONEST)
+        self._sender.start()
+
+    def await_step(self, step: int) -> None:
+        until(f"step {step}", lambda: self._read().get("step", -1) >= step)
+
+    def await_found(self, kind: str, rank: int, at_step: int) -> None:
+        """Wait until the incident is in REST; prints how long after the step that began it."""
+        (found,) = until(kind, lambda: [one for one in self._up.incidents(kind) if one["job"] == "honest"])
+        assert found["ranks"][0] == rank
+        (attempt,) = self._up.person.ask("GET", "/api/v1/jobs/honest/attempts").json()["items"]
+        delay_s = time.time() - attempt["started_unix_ns"] / 1e9 - at_step * STEP_S
+        print(f"{kind}: {delay_s:.1f} s after its step")
+
+    def assert_nothing_lost(self) -> None:
+        """It runs to its end, and every step of every rank is stored."""
+        assert self._sender.process is not None
+        assert self._sender.process.wait(120) == 0, self._sender.said()
+
+        def all_stored() -> bool:
+            path = f"/api/v1/jobs/honest/heatmap?metric=busy_s&columns={STEPS}&rows=64"
+            marks = self._up.person.ask("GET", path).json()["mark"]
+            return np.shape(marks) == (64, STEPS) and bool(np.all(np.array(marks) == ValueMark.FINITE))
+
+        until("every step of every rank", all_stored)
+        dropped = self._read()["dropped"]
+        print(f"dropped: {dropped}")
+        # What is late counts for the charts only; what the api could not acknowledge before it was killed came twice.
+        assert set(dropped) <= {"late", "incomplete", "repeated_batches"}
+        assert not [one for one in self._up.incidents("telemetry_lost") if one["job"] == "honest"]
+
+    def _read(self) -> dict:
+        answer = self._up.person.ask("GET", "/api/v1/jobs/honest")
+        return answer.json() if answer.status_code == 200 else {}
+
+
+class HighestMemory(threading.Thread):
+    """Looks ten times a second, from now on until it is asked for the highest."""
+
+    def __init__(self, read_mb: Callable[[], float]) -> None:
+        super().__init__(daemon=True)
+        self._read_mb = read_mb
+        self._asked = threading.Event()
+        self._highest_mb = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while not self._asked.wait(0.1):
+            self._highest_mb = max(self._highest_mb, self._read_mb())
+
+    def mb(self) -> float:
+        self._asked.set()
+        self.join()
+        return self._highest_mb
+
+
+@pytest.fixture(params=["sqlite", "kafka"])
+def up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Up]:
+    arguments, kafka = ["--data", str(tmp_path / "data"), "--port", str(free_port())], None
+    environment = {}
+    if request.param == "kafka":
+        broker: Broker = request.getfixturevalue("any_broker")
+        kafka = KafkaSettings(broker.bootstrap, new_prefix())
+        environment = {
+            "RANKWATCH_KAFKA": kafka.bootstrap,
+            "RANKWATCH_KAFKA_PREFIX": kafka.prefix,
+            "RANKWATCH_KAFKA_PARTITIONS": "2",
+        }
+    one = Up(Role(tmp_path, "up", *arguments, environment=environment), kafka)
+    one.start()
+    yield one
+    one.stop()
+
+
+def columns(step: int, ranks: range) -> wire.Table:
+    rows = len(ranks)
+    held = {
+        "step": wire.Column("u4", np.full(rows, step, dtype="<u4").tobytes()),
+        "rank": wire.Column("u4", np.arange(ranks.start, ranks.stop, dtype="<u4").tobytes()),
+    }
+    held |= {name: wire.Column("f4", np.ones(rows, dtype="<f4").tobytes()) for name in METRICS}
+    return wire.Table(rows, held)
+
+
+def batch(job: str, seq: int, ranks: range, world_size: int, *, introduce: bool, step: int = -1) -> wire.Batch:
+    return wire.Batch(
+        schema=wire.SCHEMA_VERSION,
+        job=job,
+        attempt=f"{job}.0",
+        host="attacker",
+        boot="b",
+        seq=seq,
+        sent_unix_ns=time.time_ns(),
+        ranks=tuple(wire.RankInfo(rank, world_size) for rank in ranks) if introduce else (),
+        steps=columns(step, ranks) if step >= 0 else None,
+    )
+
+
+def declare(up: Up, jobs: int) -> None:
+    """Four batches of one row each for every job, which declare 131,072 ranks."""
+    for number in range(jobs):
+        for seq in range(4):
+            sent = batch(f"declared-{number:02}", seq, range(1), 131_072, introduce=seq == 0, step=seq)
+            assert up.send(sent) == 202
+
+
+def declarations(up: Up) -> None:
+    """Of 20 jobs, each of which gets one incident, whatever it sends."""
+    before = up.metric("rankwatch_dead_letters_total")
+    declare(up, 20)
+    until("all are refused", lambda: up.metric("rankwatch_dead_letters_total") >= before + 80)
+    assert len(until("an incident of each", lambda: len(found := up.incidents("limit_reached")) >= 20 and found)) == 20
+    time.sleep(FLOOD_S)  # frames of ranks that never report would close, and be charted, meanwhile
+
+
+def job_names(up: Up) -> None:
+    """Without end, by one token; most are told to wait."""
+    statuses, until_s = [], time.monotonic() + FLOOD_S
+    while time.monotonic() < until_s:
+        statuses.append(up.send(batch(f"made-up-{time.time_ns()}", 0, range(1), 1, introduce=True)))
+    assert NEW_JOBS_MAX <= statuses.count(202) <= NEW_JOBS_MAX + 2 * FLOOD_S
+    assert set(statuses) == {202, 429}
+
+
+def heads_without_end(up: Up) -> None:
+    """On one connection after the other; each is closed."""
+    closed, until_s = 0, time.monotonic() + FLOOD_S
+    while time.monotonic() < until_s:
+        with up.connect() as one:
+            try:
+                one.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                for _ in range(1_000):
+                    one.sendall(b"X-A: b\r\n" * 8_192)
+            except (ConnectionResetError, BrokenPipeError):
+                closed += 1
+            else:
+                pytest.fail("the service took a head of 64 MB")
+    assert closed > 10
+
+
+def half_open_connections(up: Up) -> None:
+    """More than an address may have, each with half of a head; people are answered all the same."""
+    with ExitStack() as stack:
+        until_s = time.monotonic() + FLOOD_S
+        while time.monotonic() < until_s:
+            for _ in range(ANONYMOUS_PER_ADDRESS_MAX):
+                one = stack.enter_context(up.connect())
+                try:
+                    one.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                except (ConnectionResetError, BrokenPipeError):
+                    continue  # the oldest made room for the newest
+            stack.pop_all().close()
+            assert up.person.ask("GET", "/api/v1/jobs", within_s=10).status_code == 200
+
+
+FLOODS = (declarations, job_names, heads_without_end, half_open_connections)
+
+
+@long_trial
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
+def test_an_honest_job_is_watched_beside_a_flood_and_also_after_a_restart(up: Up, flood: Callable[[Up], None]) -> None:
+    before_mb = up.served_mb()
+    highest = HighestMemory(up.served_mb)
+    honest = HonestJob(up)
+    honest.await_step(SLOW_FROM - 50)
+    with ThreadPoolExecutor(1) as attacker:
+        attack = attacker.submit(flood, up)
+        honest.await_found("straggler", 9, SLOW_FROM)
+        attack.result()
+        up.kill()
+        up.start()
+        attack = attacker.submit(flood, up)
+        honest.await_found("nonfinite", 3, NAN_AT)
+        attack.result()
+    honest.assert_nothing_lost()
+    grown_mb = highest.mb() - before_mb
+    print(f"api and stream: {before_mb:.0f} MB, and {grown_mb:.0f} MB more beside the flood")
+    assert grown_mb < ATTACKER_MB
+
+
+def test_a_token_that_makes_up_jobs_is_told_to_wait_and_others_have_room(up: Up) -> None:
+    statuses: list[int] = []
+    until_s = time.monotonic() + 5.0
+    while time.monotonic() < until_s:
+        statuses.append(up.send(batch(f"made-up-{len(statuses)}", 0, range(1), 1, introduce=True)))
+    accepted = statuses.count(202)
+    assert NEW_JOBS_MAX <= accepted <= NEW_JOBS_MAX + 10
+    assert set(statuses) == {202, 429}
+    assert up.metric('rankwatch_ingest_batches_total{result="too_many_jobs"}') == len(statuses) - accepted
+    (incident,) = until("the incident", lambda: up.incidents("limit_reached"))
+    assert incident["job"].startswith("made-up-")
+    assert incident["evidence"]["what"] == "new jobs of one token within a minute"
+    others = Http(up.role.url, up.token("another team"))
+    sent = wire.encode(batch("honest", 0, range(1), 1, introduce=True))
+    assert others.ask("POST", "/api/v1/telemetry", content=sent, headers=MSGPACK).status_code == 202
+    others.close()
+    until("it is listed", lambda: up.person.ask("GET", "/api/v1/jobs/honest").status_code == 200)
+
+
+@long_trial
+@pytest.mark.parametrize("up", ["kafka"], indirect=True)
+def test_job_names_without_end_in_a_topic_fill_a_partition_and_open_an_incident(up: Up) -> None:
+    assert up.kafka is not None
+    producer = KafkaProducer(**client_options(up.kafka))
+    for number in range(3 * partition.JOBS_MAX):
+        name = f"made-up-{number}"
+        body = wire.encode(batch(name, 0, range(1), 1, introduce=True))
+        producer.send(up.kafka.telemetry_topic, body, name.encode(), partition=partition_of(name, 2))
+    producer.flush()
+    producer.close()
+    found = until("the incident", lambda: up.incidents("limit_reached"))
+    assert found[0]["evidence"]["what"] == "active jobs in a partition"
+    until("the rest is refused", lambda: up.metric("rankwatch_dead_letters_total") == partition.JOBS_MAX)
+    assert up.stream_mb() < STREAM_MB
+
+
+@long_trial
+@pytest.mark.timeout(600)
+def test_whoever_sends_all_that_they_declare_stays_within_the_stated_bound(up: Up) -> None:
+    """Jobs of 16,384 ranks, all introduced and with rows, until much more was sent than there is room for."""
+    world_size, together = 16_384, 8_192
+    highest = HighestMemory(up.stream_mb)
+    honest = HonestJob(up)
+    for number in range(16):
+        for seq, low in enumerate(range(0, world_size, together)):
+            ranks = range(low, low + together)
+            assert up.send(batch(f"heard-{number}", seq, ranks, world_size, introduce=True)) == 202
+        for step in range(10):
+            for half, low in enumerate(range(0, world_size, together)):
+                sent = batch(
+                    f"heard-{number}", 2 + 2 * step + half, range(low, low + together), world_size,
+                    introduce=False, step=step,
+                )  # fmt: skip
+                assert up.send(sent) == 202
+    honest.await_found("straggler", 9, SLOW_FROM)
+    honest.await_found("nonfinite", 3, NAN_AT)
+    honest.assert_nothing_lost()
+    assert up.incidents("limit_reached")
+    up.kill()
+    up.start()
+    before = up.metric("rankwatch_dead_letters_total")
+    for number in range(16):
+        assert up.send(batch(f"heard-{number}", 22, range(together), world_size, introduce=False, step=10)) == 202
+    # A partition that is full has room for a few ranks without metrics; with Kafka there are two partitions.
+    for number in range(16, 32):
+        assert up.send(batch(f"heard-{number}", 0, range(together), world_size, introduce=True)) == 202
+    until("what is full is full after a restart too", lambda: up.metric("rankwatch_dead_letters_total") > before)
+    time.sleep(20.0)  # charts are written meanwhile
+    highest_mb = highest.mb()
+    print(f"stream: {highest_mb:.0f} MB")
+    assert highest_mb < STREAM_MB

@@ -1,0 +1,117 @@
+"""Approvals in a real browser: asked for at once, decided by buttons, and the switch that asks for two people."""
+
+import re
+
+import httpx2
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import PATIENCE_MS, spoil, until
+
+pytestmark = pytest.mark.browser
+
+RANKS_WITHOUT_APPROVAL = 3
+"""One less than the ranks of the job."""
+RULE = {"id": "nan", "kind": "nonfinite", "mode": "act", "action": "checkpoint"}
+JOB = "guarded"
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.fixture(scope="module")
+def guarded(site):
+    """A job with more ranks than may be commanded without an approval, and an incident on which a rule acts."""
+    policy = {"two_people": True, "limits": {"approval_ranks": RANKS_WITHOUT_APPROVAL}, "rules": [RULE]}
+    site.service.write("PUT", "/api/v1/policy", policy)
+    feed = site.feed(JOB, spoil)
+    feed.send(200)
+    feed.start()
+    yield site
+    feed.stop()
+
+
+def request_as(site, name, **body):
+    """Request a command as another person than the one at the browser."""
+    wanted = {"name": name, "scopes": ["command"]}
+    token = site.service.write("POST", "/api/v1/tokens", wanted)["token"]
+    url = f"{site.service.url}/api/v1/jobs/{JOB}/commands"
+    made = httpx2.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+    assert made.status_code == 201, made.text
+    return made.json()
+
+
+def waiting(page):
+    return page.locator(".approval")
+
+
+def test_what_the_policy_wants_is_approved_on_the_page_of_its_incident(guarded, visit):
+    with visit(390, 844) as one:
+        page = one.goto(f"/incidents?state=all&job={JOB}")
+        page.locator("tr.link").first.click()
+        asked = waiting(page)
+        expect(asked).to_contain_text("Checkpoint on 4 ranks, requested by policy")
+        expect(asked).to_contain_text(re.compile(r"Expires in \d+ (min|s)"))
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        asked.get_by_role("button", name="Approve").click()
+        page.locator("dialog").get_by_role("button", name="Approve").click()
+        expect(page.locator(".toast")).to_contain_text("Checkpoint: approved")
+        expect(asked).to_have_count(0)
+        expect(page.locator(".card", has_text="Commands").last).to_contain_text("policy, approved by demo")
+    commands = guarded.service.items("/api/v1/commands", job=JOB)
+    [command] = [one for one in commands if one["requested_by"] == "policy"]
+    assert command["approved_by"].startswith("demo (")
+
+
+def test_what_another_person_requests_is_asked_for_at_once_and_refused_with_a_reason(guarded, visit):
+    with visit() as one:
+        page = one.goto(f"/jobs/{JOB}")
+        expect(page.locator(".live")).to_have_text("Live")
+        expect(page.locator(".job-head h1")).to_have_text(JOB)
+        page.evaluate("window.same = true")
+        made = request_as(guarded, "ann", action="stop", reason="wrong data")
+        asked = waiting(page).filter(has_text="ann")
+        expect(asked).to_contain_text("wrong data")
+        asked.get_by_role("button", name="Refuse").click()
+        page.locator("dialog").get_by_label("Reason").fill("it is nearly done")
+        page.locator("dialog").get_by_role("button", name="Refuse").click()
+        expect(page.locator(".toast")).to_contain_text("Stop: refused")
+        expect(asked).to_have_count(0)
+        assert page.evaluate("window.same") is True
+    found = guarded.service.get(f"/api/v1/commands/{made['id']}")
+    assert (found["state"], found["result"]) == ("refused", "by demo: it is nearly done")
+
+
+def test_who_requests_it_waits_for_another_person_or_breaks_the_glass(guarded, visit):
+    with visit() as one:
+        page = one.goto(f"/jobs/{JOB}")
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_label("Reason").fill("my own wish")
+        page.locator("dialog").get_by_role("button", name="Stop").click()
+        expect(page.locator(".toast")).to_contain_text("waits for the approval of another person")
+        asked = waiting(page).filter(has_text="my own wish")
+        expect(asked).to_contain_text("somebody else must approve it")
+        expect(asked.get_by_role("button")).to_have_text(["Cancel"])
+        asked.get_by_role("button", name="Cancel").click()
+        expect(asked).to_have_count(0)
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_label("Break the glass").check()
+        page.get_by_label("Reason").fill("the room is on fire")
+        page.locator("dialog").get_by_role("button", name="Stop").click()
+        row = page.locator(".card", has_text="Commands").last.locator("tr", has_text="the room is on fire")
+        expect(row).to_contain_text("break-glass")
+
+
+def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
+    with visit(390, 844) as one:
+        page = one.goto("/policy")
+        expect(page.locator("tr", has_text="nan")).to_contain_text("Act checkpoint")
+        switch = page.get_by_label("Two people")
+        expect(switch).to_be_checked()
+        expect(page.locator(".switch").last).to_contain_text(f"more than {RANKS_WITHOUT_APPROVAL} ranks")
+        switch.uncheck()
+        expect(page.locator(".toast")).to_contain_text("Two people: off")
+        assert guarded.service.get("/api/v1/policy")["two_people"] is False
+        until(page, "!document.querySelectorAll('.switch input')[1].checked")
+        page.get_by_label("Two people").check()
+        expect(page.locator(".toast")).to_contain_text("Two people: on")
+        assert guarded.service.get("/api/v1/policy")["rules"][0]["id"] == "nan"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,54 @@
+"""Archiving and deleting a job on its page."""
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import update
+
+from rankwatch_service.store.engine import open_engine, write
+from rankwatch_service.store.models import AgentView, Job
+from tests.browser.conftest import PATIENCE_MS
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=PATIENCE_MS)
+JOB = "of-old"
+HOUR_NS = 3_600 * 10**9
+
+
+@pytest.fixture
+def lost_job(site):
+    """A job that stops to send; gives the database, in which time can be let pass."""
+    feed = site.feed(JOB)
+    feed.send(30)
+    feed.stop()
+    engine = open_engine(site.database_url)
+    yield engine
+    engine.dispose()
+
+
+def test_a_job_is_archived_and_deleted_by_its_name(visit, lost_job):
+    with visit() as one:
+        page = one.goto(f"/jobs/{JOB}")
+        page.get_by_role("button", name="Archive", exact=True).click()  # there once the job is lost
+        expect(page.locator(".job-head .pill", has_text="archived")).to_be_visible()
+        page.goto(f"{one.url}/jobs")
+        expect(page.locator("tr.link", has_text="gpt-small")).to_be_visible()
+        expect(page.locator("tr.link", has_text=JOB)).to_have_count(0)
+        page.get_by_role("link", name="Archived jobs").click()
+        page.locator("tr.link", has_text=JOB).click()
+        page.get_by_role("button", name="Unarchive").click()
+        expect(page.get_by_role("button", name="Archive", exact=True)).to_be_visible()
+
+        with write(lost_job) as connection:
+            for model, column in ((Job, Job.last_seen_unix_ns), (AgentView, AgentView.at_unix_ns)):
+                connection.execute(update(model).values({column: column - HOUR_NS}))
+        page.get_by_role("button", name="Delete").click()
+        dialog = page.locator("dialog")
+        dialog.locator("input").fill("gpt-small")
+        dialog.get_by_role("button", name="Delete").click()
+        expect(page.locator(".toast")).to_contain_text("nothing was deleted")
+        page.get_by_role("button", name="Delete").click()
+        dialog.locator("input").fill(JOB)
+        dialog.get_by_role("button", name="Delete").click()
+        page.wait_for_url("**/jobs")
+        expect(page.locator("tr.link", has_text="gpt-small")).to_be_visible()
+        expect(page.locator("tr.link", has_text=JOB)).to_have_count(0)

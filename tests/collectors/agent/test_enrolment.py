@@ -1,0 +1,158 @@
+"""The agent's identity: enrolled once, kept over restarts, renewed where the service does not know it."""
+
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch import wire
+from rankwatch.agent.access.enrolment import Enrolment, NotEnrolledError
+from rankwatch.agent.channel import Unreachable
+from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.line import Line
+from rankwatch.agent.uplink import HttpPublisher
+from rankwatch.outcome import Accepted, Later, Outcome, Refused
+from rankwatch.trust import Trust
+from tests.support.agent.service import TOKEN, AgentService
+from tests.support.clock import FakeClock
+
+KEY = bytes(range(16))
+BODY = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
+
+
+@pytest.fixture
+def service() -> Iterator[AgentService]:
+    with AgentService() as service:
+        yield service
+
+
+def enrolment(service: AgentService, folder: Path, host: str = "h", key: bytes = b"") -> Enrolment:
+    endpoint = Endpoint(service.url, TOKEN, Trust(enrolment_key=key))
+    made = Enrolment(folder / "gpt.agent.identity", "gpt", Line(lambda: endpoint))
+    if host:
+        made.introduce(host)
+    return made
+
+
+@pytest.fixture
+def published(service: AgentService) -> Iterator[Callable[[Enrolment], Outcome]]:
+    """Publishes one batch."""
+    line = Line(lambda: Endpoint(service.url, TOKEN))
+    yield lambda enrolled: HttpPublisher(line, enrolled)(BODY)
+    line.close()
+
+
+def test_an_agent_enrols_once_and_its_next_worker_goes_on_with_the_identity(service, tmp_path):
+    first = enrolment(service, tmp_path).identity()
+    assert list(service.agents) == [first.agent]
+    assert service.agents[first.agent] == ("h", first.secret)
+    service.stop()
+    assert enrolment(service, tmp_path, host="").identity() == first, "without the service, and before any rank"
+
+
+def test_the_secret_is_for_its_user_alone_and_in_no_text(service, tmp_path):
+    identity = enrolment(service, tmp_path).identity()
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert identity.secret.hex() not in repr(identity)
+
+
+def test_threads_that_need_it_at_once_share_one_identity(service, tmp_path):
+    enrolled, found = enrolment(service, tmp_path), []
+    threads = [threading.Thread(target=lambda: found.append(enrolled.identity())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(found)) == 1
+    assert len(service.agents) == 1
+
+
+def test_an_agent_that_the_service_does_not_know_enrols_again(service, tmp_path, published):
+    enrolled = enrolment(service, tmp_path)
+    assert published(enrolled) == Accepted()
+    service.agents.clear()  # another database, another key, or a place that another host took
+    assert isinstance(published(enrolled), Later)
+    assert published(enrolled) == Accepted()
+    assert list(service.agents) == [enrolment(service, tmp_path).identity().agent]
+
+
+def test_before_a_rank_has_named_the_host_there_is_nothing_to_enrol(service, tmp_path, published):
+    with pytest.raises(NotEnrolledError, match="which host"):
+        enrolment(service, tmp_path, host="").identity()
+    assert published(enrolment(service, tmp_path, host="")) == Later("no rank has said yet which host this is")
+
+
+def test_a_service_that_does_not_enrol_the_agent_is_not_asked_again_at_once(service, tmp_path):
+    clock, token = FakeClock(), [TOKEN]
+    service.enrols, service.enrolment_key = False, b""
+    asked: list[str] = []
+    line = Line(lambda: Endpoint(service.url, token[0], Trust(enrolment_key=KEY)))
+    post = line.post
+    line.post = lambda *args: asked.append(token[0]) or post(*args)
+    enrolled = Enrolment(tmp_path / "gpt.agent.identity", "gpt", line, clock.monotonic_s)
+    enrolled.introduce("h")
+
+    def refused_for(seconds: float) -> int:
+        """How often the service is asked, by three threads that try twice a second each."""
+        before = len(asked)
+        for _ in range(int(6 * seconds)):
+            with pytest.raises(NotEnrolledError, match="does not enrol this agent"):
+                enrolled.identity()
+            clock.advance(1 / 6)
+        return len(asked) - before
+
+    assert refused_for(60) == 4, "after 5, 10 and 20 s, then every 30 s"
+    assert refused_for(60) == 2
+    token[0] = TOKEN + "x"
+    assert refused_for(1) == 1, "another token is tried at once"
+    service.enrols, service.enrolment_key = True, KEY
+    token[0] = TOKEN
+    assert enrolled.identity() is not None
+
+
+def test_a_token_with_an_enrolment_key_is_for_the_service_that_knows_it(service, tmp_path):
+    service.enrolment_key = KEY
+    identity = enrolment(service, tmp_path, key=KEY).identity()
+    assert service.agents[identity.agent][1] == identity.secret
+
+
+@pytest.mark.parametrize(("known", "enrols"), [(b"", True), (bytes(16), True), (b"", False)])
+def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets_nothing(
+    service, tmp_path, published, known, enrols
+):
+    service.enrolment_key, service.enrols = known, enrols
+    enrolled = enrolment(service, tmp_path, key=KEY)
+    assert isinstance(published(enrolled), Later | Refused)
+    with pytest.raises(NotEnrolledError, match=r"not issue the token|does not enrol"):
+        enrolled.identity()
+    assert service.batches == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_of_the_version_before_gets_unsigned_messages(service, tmp_path, published):
+    service.enrols = False
+    enrolled = enrolment(service, tmp_path)
+    assert enrolled.identity() is None
+    assert published(enrolled) == Accepted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_that_has_enrolled_never_sends_unsigned_again(service, tmp_path):
+    identity = enrolment(service, tmp_path).identity()
+    service.enrols = False
+    assert enrolment(service, tmp_path).identity() == identity
+
+
+def test_a_file_that_cannot_be_read_is_replaced(service, tmp_path):
+    (tmp_path / "gpt.agent.identity").write_text('{"agent": "x", "secret": "not hex"}')
+    identity = enrolment(service, tmp_path).identity()
+    assert enrolment(service, tmp_path, host="").identity() == identity
+
+
+def test_nobody_answers(service, tmp_path):
+    service.stop()
+    with pytest.raises(Unreachable):
+        enrolment(service, tmp_path).identity()

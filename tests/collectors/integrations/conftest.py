@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks.ordered import Recorded
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rings").mkdir()
+    made = Recorded(tmp_path / "rings")
+    yield made
+    made.close()

@@ -1,0 +1,211 @@
+"""What one line sees of Hugging Face's Trainer, and what it has the Trainer do."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankwatch
+from tests.support.ranks.ordered import STEP_S
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+SEQUENCES, LENGTH, BATCH = 64, 8, 4
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SEQUENCES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = torch.randint(0, 16, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+
+def a_trainer(steps: int, *, callbacks: Any = (), kind: Any = None, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=16, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=1)
+    )
+    settled = {"save_strategy": "no", "logging_steps": 2, "report_to": [], "disable_tqdm": True, **arguments}
+    args = transformers.TrainingArguments(
+        output_dir="out", use_cpu=True, max_steps=steps, per_device_train_batch_size=BATCH, **settled
+    )
+    return (kind or transformers.Trainer)(
+        model=model, args=args, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=list(callbacks)
+    )
+
+
+class Slow(transformers.TrainerCallback):
+    """Time for an order; ends the training once something is so."""
+
+    def __init__(self, ends: Any = lambda: False) -> None:
+        self.ends = ends
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(STEP_S)
+        control.should_training_stop |= self.ends()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = True
+
+
+def trained(recorded: Any, trainer: Any) -> rankwatch.Watch:
+    watch = rankwatch.hf(trainer, **recorded.options)
+    trainer.train()
+    assert watch.errors == 0, watch.last_error
+    watch.close()
+    return watch
+
+
+def test_a_step_has_its_loss_learning_rate_tokens_norm_and_the_wait_for_its_batches(recorded):
+    trained(recorded, a_trainer(6, gradient_accumulation_steps=2, learning_rate=0.5, lr_scheduler_type="constant"))
+    assert [step.step for step in recorded.steps] == list(range(6))
+    assert all(2 < loss < 4 for loss in recorded.values("loss"))
+    assert recorded.values("learning_rate") == [0.5] * 6
+    assert recorded.values("tokens") == [2 * BATCH * LENGTH] * 6
+    assert recorded.values("tokens_squared") == [2 * BATCH * LENGTH**2] * 6
+    assert all(norm > 0 for norm in recorded.values("grad_norm"))
+    assert all({"data_wait", "forward", "backward", "optimizer"} <= set(step.phases) for step in recorded.steps)
+
+
+def test_the_losses_of_accumulated_batches_are_the_loss_that_the_trainer_logs(recorded):
+    trainer = a_trainer(2, gradient_accumulation_steps=4, logging_steps=1)
+    trained(recorded, trainer)
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert recorded.values("loss") == pytest.approx(logged, rel=1e-5)
+
+
+def test_a_loss_that_is_not_a_number_is_seen_though_the_trainer_logs_another(recorded):
+    class Spoiled(transformers.Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().compute_loss(*args, **kwargs)
+            return found * float("nan") if self.state.global_step == 3 else found
+
+    trainer = a_trainer(5, kind=Spoiled, logging_steps=1)
+    trained(recorded, trainer)
+    assert [math.isnan(loss) for loss in recorded.values("loss")][:4] == [False, False, False, True]
+    assert not math.isnan(trainer.state.log_history[3]["loss"])
+
+
+def test_evaluations_and_saves_lie_between_steps_and_whole_saves_are_registered(recorded, tmp_path):
+    trained(recorded, a_trainer(6, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2))
+    assert [step.kind for step in recorded.steps] == [0] * 6
+    saved = recorded.notes("checkpoint_saved")
+    assert [(one["step"], one["location"]) for one in saved] == [
+        (step, str(tmp_path / "out" / f"checkpoint-{step}")) for step in (2, 4, 6)
+    ]
+    assert all(one["bytes"] > 0 and one["seconds"] > 0 for one in saved)
+    assert recorded.values("eval_loss") == [None] * 6
+    assert sum("eval_loss" in entry.values for entry in recorded.entries if hasattr(entry, "values")) == 3
+
+
+def test_saves_that_the_trainer_deletes_are_reported_as_gone(recorded):
+    trained(recorded, a_trainer(6, save_strategy="steps", save_steps=2, save_total_limit=1))
+    assert [one["checkpoint"] for one in recorded.notes("checkpoint_gone")] == ["local:l.0:2", "local:l.0:4"]
+
+
+def test_a_save_of_the_model_alone_is_no_checkpoint(recorded):
+    trained(recorded, a_trainer(2, save_strategy="steps", save_steps=2, save_only_model=True))
+    assert recorded.notes("checkpoint_saved") == []
+
+
+def test_the_last_steps_of_an_epoch_and_a_further_training_are_numbered_on(recorded):
+    trainer = a_trainer(-1, num_train_epochs=1, gradient_accumulation_steps=3)
+    watch = rankwatch.hf(trainer, **recorded.options)
+    trainer.train()
+    trainer.evaluate()
+    trainer.train()
+    assert watch.errors == 0, watch.last_error
+    watch.close()
+    in_epoch = math.ceil(SEQUENCES / BATCH / 3)
+    assert [step.step for step in recorded.steps] == list(range(2 * in_epoch))
+    assert [one["what"] for one in recorded.notes("declared")] == ["training began again"]
+    assert [one["reason"] for one in recorded.notes("rank_left")] == ["end", "end"]
+
+
+def test_data_that_end_early_end_no_step(recorded):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter([Tokens()[index] for index in range(2 * BATCH)])
+
+    trainer = a_trainer(5)
+    trainer.train_dataset = Stream()
+    trained(recorded, trainer)
+    assert [step.step for step in recorded.steps] == list(range(5))
+
+
+def test_a_stop_ends_the_training_after_its_step(recorded):
+    ordered = recorded.order("stop", after_step=2)
+    trainer = a_trainer(100_000, callbacks=[Slow()])
+    trained(recorded, trainer)
+    ordered.result()
+    assert trainer.state.global_step == len(recorded.steps) < 100_000
+    assert [one["reason"] for one in recorded.notes("rank_left")] == ["stop"]
+
+
+def test_an_ordered_checkpoint_is_saved_by_the_trainer(recorded):
+    trainer = a_trainer(100_000, callbacks=[Slow()])
+    ordered = recorded.order("checkpoint", after_step=2)
+    trained(recorded, trainer)
+    ordered.result()
+    (saved,) = recorded.notes("checkpoint_saved")
+    assert (Path(saved["location"]) / "trainer_state.json").exists()
+    assert saved["step"] == trainer.state.global_step == len(recorded.steps)
+
+
+def test_a_rollback_of_the_weights_restores_what_was_registered_and_numbers_on_from_there(recorded):
+    trainer = a_trainer(100_000)
+    watch = rankwatch.hf(trainer, **recorded.options)
+    watch.state(model=trainer.model, keep=2, every=5)
+    rolled = recorded.order("rollback", 7, checkpoint="memory:l.0:0", checkpoint_step=0, k=1, mode="weights")
+    trainer.add_callback(Slow(lambda: watch.rolled_back is not None and watch._meter.step == 2))
+    trainer.train()
+    assert rolled.result() == "memory:l.0:0"
+    assert watch.errors == 0, watch.last_error
+    watch.close()
+    assert [step.step for step in recorded.steps if step.k == 1] == [0, 1, 2]
+    assert len(recorded.steps) == trainer.state.global_step
+
+
+def test_after_a_relaunch_training_goes_on_from_the_advised_checkpoint(recorded, tmp_path):
+    first = a_trainer(4, save_strategy="steps", save_steps=4)
+    first.train()
+    recorded.relaunched(tmp_path / "out" / "checkpoint-4", 4)
+    trainer = a_trainer(8)
+    trained(recorded, trainer)
+    assert [step.step for step in recorded.steps] == [4, 5, 6, 7]
+    assert [one["checkpoint"] for one in recorded.notes("checkpoint_loaded")] == ["local:l.0:4"]
+
+
+@pytest.mark.parametrize("why", ["first start", "deleted", "the script says another"])
+def test_training_begins_as_the_script_says(recorded, tmp_path, why):
+    a_trainer(2, save_strategy="steps", save_steps=2).train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    recorded.relaunched(tmp_path / "nowhere" if why == "deleted" else checkpoint, 4)
+    if why == "first start":
+        del recorded.options["env"]["TORCHELASTIC_RESTART_COUNT"]
+    trainer = a_trainer(3)
+    watch = rankwatch.hf(trainer, **recorded.options)
+    trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if why == "the script says another" else {}))
+    watch.close()
+    first = {"first start": 0, "deleted": 0, "the script says another": 2}[why]
+    assert recorded.steps[0].step == first
+    assert [one["checkpoint"] for one in recorded.notes("checkpoint_gone")] == ["local:l.0:4"] * (why == "deleted")
+
+
+def test_a_job_is_named_after_its_run_or_its_output_folder(recorded):
+    options = recorded.options | {"job": None}
+    assert rankwatch.hf(a_trainer(1), **options).identity.job == "out"
+    assert rankwatch.hf(a_trainer(1, run_name="tiny gpt"), **options).identity.job == "tiny gpt"
+
+
+def test_what_is_no_trainer_is_refused(recorded):
+    with pytest.raises(TypeError, match="not Linear"):
+        rankwatch.hf(torch.nn.Linear(1, 1))

@@ -1,0 +1,200 @@
+"""What a client demands of the service before it sends anything."""
+
+import ssl
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from rankwatch import wire
+from rankwatch.agent.channel import Channel, Unconfigured
+from rankwatch.agent.endpoint import CONFIGURATION, Endpoint, find_endpoint
+from rankwatch.agent.line import Line
+from rankwatch.trust import TokenText, Trust, doubt, is_loopback, pin_of, split_token, trust_of
+from tests.support.agent.service import TOKEN, AgentService
+from tests.support.service.certificates import make_certificate
+
+PIN = sha256(b"a certificate").hexdigest()
+BATCH = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
+
+
+class Certificate:
+    """A certificate for 127.0.0.1 that signs itself, and what it shows."""
+
+    def __init__(self, folder: Path, name: str, address: str = "127.0.0.1") -> None:
+        self.file, self.keys = folder / f"{name}.pem", folder / f"{name}.key"
+        make_certificate(self.file, self.keys, address)
+        self.served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.served.load_cert_chain(self.file, self.keys)
+
+    @property
+    def pin(self) -> str:
+        return pin_of(self.file)
+
+
+def old_service(certificate: Certificate) -> AgentService:
+    """A service that takes batches as they are, not signed."""
+    service = AgentService(certificate.served)
+    service.enrols = False
+    return service
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Certificate:
+    return Certificate(tmp_path, "ours")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
+def test_this_machine_needs_no_proof(host: str) -> None:
+    assert is_loopback(host)
+    Trust().check(f"http://[{host}]:8770" if ":" in host else f"http://{host}:8770")
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "", "10.0.0.1", "localhost.example.com", "127.0.0.1.example.com", "[::]", "2130706433"]
+)
+def test_plain_http_to_any_other_machine_is_refused_unless_somebody_wants_it(host: str) -> None:
+    assert not is_loopback(host.strip("[]"))
+    if host:
+        with pytest.raises(ValueError, match="use https, or RANKWATCH_INSECURE=1"):
+            Trust().check(f"http://{host}:8770")
+        Trust(insecure=True).check(f"http://{host}:8770")
+        Trust().check(f"https://{host}:8770")
+
+
+@pytest.mark.parametrize(
+    ("said", "allowed"), [("1", True), ("true", True), ("True", True), ("False", False), ("", False)]
+)
+def test_the_environment_may_allow_plain_http(said: str, allowed: bool) -> None:
+    assert trust_of("t", {"RANKWATCH_INSECURE": said}).insecure == allowed
+
+
+def test_a_token_may_end_with_the_pin_of_its_service() -> None:
+    assert split_token("rankwatch_ingest_1_a-b_c") == TokenText("rankwatch_ingest_1_a-b_c")
+    assert split_token(f"rankwatch_ingest_1_s.{PIN.upper()}") == TokenText("rankwatch_ingest_1_s", PIN)
+
+
+def test_a_token_may_end_with_its_enrolment_key_which_is_not_sent(tmp_path: Path) -> None:
+    key = bytes(range(16))
+    text = f"rankwatch_ingest_1_s.k{key.hex()}"
+    assert split_token(text) == TokenText("rankwatch_ingest_1_s", enrolment_key=key)
+    found = find_endpoint("http://127.0.0.1:1", None, {"RANKWATCH_TOKEN": text})
+    assert found == Endpoint("http://127.0.0.1:1", "rankwatch_ingest_1_s", Trust(enrolment_key=key))
+    assert key.hex() not in repr(found)
+    assert str(key) not in repr(found)
+
+
+@pytest.mark.parametrize("end", ["", "abc", PIN[:-1], PIN + "0", "g" * 64, "k", "k" + "0" * 31, "K" + "0" * 32])
+def test_a_pin_that_was_copied_badly_is_an_error_and_no_part_of_the_token(end: str) -> None:
+    with pytest.raises(ValueError, match="not copied as a whole"):
+        split_token(f"rankwatch_ingest_1_s.{end}")
+
+
+def test_a_token_with_a_pin_is_for_https_alone() -> None:
+    with pytest.raises(ValueError, match="must be https"):
+        Trust(PIN, insecure=True).check("http://127.0.0.1:8770")
+
+
+def test_an_endpoint_keeps_the_pin_apart_from_what_is_sent(tmp_path: Path) -> None:
+    environment = {"RANKWATCH_URL": "https://h", "RANKWATCH_TOKEN": f"t.{PIN}", "RANKWATCH_CA_FILE": "ca.pem"}
+    assert find_endpoint(None, None, environment) == Endpoint("https://h", "t", Trust(PIN, "ca.pem"))
+
+
+def test_the_file_of_up_may_name_the_certificate_of_the_service_beside_it(tmp_path: Path, ours: Certificate) -> None:
+    path = tmp_path / CONFIGURATION
+    path.parent.mkdir()
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path.write_text(f'{{"url": "https://h", "token": "t", "certificate": "{ours.file}"}}')
+    assert find_endpoint(None, None, environment) == Endpoint("https://h", "t", Trust(ours.pin))
+    make_certificate(ours.file, ours.keys)
+    renewed = find_endpoint(None, None, environment)
+    assert renewed is not None
+    assert renewed.trust == Trust(ours.pin)
+    ours.file.unlink()
+    assert find_endpoint(None, None, environment) == Endpoint("https://h", "t")
+    path.write_text('{"url": "http://h", "token": "t", "insecure": true}')
+    assert find_endpoint(None, None, environment) == Endpoint("http://h", "t", Trust(insecure=True))
+
+
+def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_has(tmp_path: Path) -> None:
+    elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
+    with old_service(elsewhere) as service:
+        channel = Channel(Endpoint(service.url, TOKEN, Trust(elsewhere.pin)))
+        assert channel.post("/api/v1/telemetry", BATCH, "application/msgpack").status == 202
+        channel.close()
+        assert service.tokens == [f"Bearer {TOKEN}"]
+
+
+def test_a_service_proves_itself_by_a_trusted_authority(ours: Certificate) -> None:
+    with old_service(ours) as service:
+        line = Line(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(ours.file))))
+        assert line.post("/api/v1/telemetry", BATCH).status == 202
+        line.close()
+
+
+@pytest.mark.parametrize("way", ["post", "stream"])
+@pytest.mark.parametrize(
+    ("trust", "told"),
+    [(Trust(PIN), "another certificate than the token names"), (Trust(), "not trusted .*RANKWATCH_CA_FILE")],
+)
+def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust, told: str, way: str) -> None:
+    with old_service(ours) as service:
+        channel = Channel(Endpoint(service.url, TOKEN, trust))
+        ways = {
+            "post": lambda: channel.post("/api/v1/telemetry", BATCH, "application/msgpack"),
+            "stream": lambda: list(channel.stream("/api/v1/agents/orders")),
+        }
+        with pytest.raises(Unconfigured, match=told):
+            ways[way]()
+        assert service.tokens == []
+
+
+def test_a_service_at_another_address_than_its_certificate_names_gets_nothing(tmp_path: Path) -> None:
+    elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
+    with old_service(elsewhere) as service:
+        channel = Channel(Endpoint(service.url, TOKEN, Trust(ca_file=str(elsewhere.file))))
+        with pytest.raises(Unconfigured, match=r"not valid for '127.0.0.1'\); use a URL with a name that") as refused:
+            channel.post("/api/v1/telemetry", BATCH, "application/msgpack")
+        assert "RANKWATCH_CA_FILE" not in str(refused.value)
+        assert service.tokens == []
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (9, "check the clock of this machine"),
+        (10, "renew the certificate of the service"),
+        (18, "set RANKWATCH_CA_FILE to the file of its authority"),
+        (20, "set RANKWATCH_CA_FILE to the file of its authority"),
+        (62, "use a URL with a name that the certificate has"),
+    ],
+)
+def test_the_hint_fits_the_reason_for_which_a_certificate_is_not_trusted(code: int, hint: str) -> None:
+    error = ssl.SSLCertVerificationError("certificate verify failed")
+    error.verify_code, error.verify_message = code, "the reason."
+    told = doubt("https://head:8770", error)
+    assert told.startswith(f"https://head:8770: the certificate is not trusted (the reason); {hint}")
+    assert told.endswith(", or use a token that names the certificate")
+
+
+def test_a_file_of_authorities_that_cannot_be_used_is_named_to_the_person(tmp_path: Path) -> None:
+    for file, content in (("missing", None), ("broken", "no certificate")):
+        if content is not None:
+            (tmp_path / file).write_text(content)
+        environment = {"RANKWATCH_URL": "https://127.0.0.1:1", "RANKWATCH_TOKEN": "t"}
+        environment |= {"RANKWATCH_CA_FILE": str(tmp_path / file)}
+        line = Line(lambda environment=environment: find_endpoint(None, None, environment))
+        with pytest.raises(Unconfigured, match=f"RANKWATCH_CA_FILE: {tmp_path / file} cannot be used"):
+            line.post("/api/v1/telemetry", BATCH)
+
+
+def test_a_renewed_file_of_authorities_is_read_again(tmp_path: Path, ours: Certificate) -> None:
+    authorities = tmp_path / "authorities.pem"
+    make_certificate(authorities, tmp_path / "other.key")
+    with old_service(ours) as service:
+        line = Line(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(authorities))))
+        with pytest.raises(Unconfigured):
+            line.post("/api/v1/telemetry", BATCH)
+        authorities.write_text(ours.file.read_text())
+        assert line.post("/api/v1/telemetry", BATCH).status == 202
+        line.close()

@@ -1,0 +1,120 @@
+"""Logs of four trainers, followed by real processes into a real service: what happens in them is found."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.demo.job.launcher import own_environment
+from rankwatch_service.demo.services.service import ServiceProcess
+from tests.support.logs.lines import FORMATS, LineOf
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LINE_S = 0.1
+LONG_BEFORE = 300
+"""Lines that were written before the log is followed: a curve that is no longer young."""
+SPIKE, NAN = 340, 370
+ENDS = 400
+"""The last line: from then on the log does not grow."""
+FOUND_S = 60.0
+
+
+def loss_at(step: int, random_number: random.Random) -> float:
+    if step == NAN:
+        return math.nan
+    usual = 2.5 + 6 * math.exp(-step / 60) + random_number.gauss(0, 0.02)
+    return usual * 4 if SPIKE <= step < SPIKE + 3 else usual
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What was found in a log, and what its follower said."""
+
+    kinds: dict[str, dict]
+    output: str
+    code: int | None
+
+
+class World:
+    """A service, and followers beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        home = {"XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "RANKWATCH_DIR": str(folder / "rings")}
+        self._environment = own_environment() | home
+        self.service = ServiceProcess(folder / "service", 0, self._environment)
+
+    @contextlib.contextmanager
+    def following(self, job: str, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "rankwatch_service.cli", "follow", str(log), "--job", job, *more]
+        with (self._folder / f"{job}.output").open("wb") as output:
+            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(10)
+
+    def output(self, job: str) -> str:
+        return (self._folder / f"{job}.output").read_text()
+
+    def kinds(self, job: str) -> dict[str, dict]:
+        """Each kind of incident, those that are consequences of others too."""
+        found = {}
+        for incident in self.service.items("/api/v1/incidents", job=job):
+            found[incident["kind"]] = incident
+        return found
+
+    def followed(self, job: str, line_of: LineOf) -> Followed:
+        """Follow a log of 300 lines that grows by a hundred, with a spike and a NaN, and then no more."""
+        log, chance = self._folder / f"{job}.txt", random.Random(job)
+        log.write_text("".join(line_of(step, loss_at(step, chance)) for step in range(1, LONG_BEFORE)))
+        with self.following(job, log) as process, log.open("a") as growing:
+            for step in range(LONG_BEFORE, ENDS + 1):
+                text = line_of(step, loss_at(step, chance))
+                growing.write(text[:20])
+                growing.flush()
+                time.sleep(LINE_S / 2)
+                growing.write(text[20:])
+                growing.flush()
+                time.sleep(LINE_S / 2)
+            deadline_s = time.monotonic() + FOUND_S
+            while time.monotonic() < deadline_s and "hang" not in self.kinds(job):
+                time.sleep(0.2)
+        return Followed(self.kinds(job), self.output(job), process.returncode)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("follow"))
+    made.service.start()
+    yield made
+    made.service.stop()
+
+
+@pytest.fixture(scope="module")
+def followed(world: World) -> dict[str, Followed]:
+    with ThreadPoolExecutor(len(FORMATS)) as pool:
+        return dict(zip(FORMATS, pool.map(lambda name: world.followed(name, FORMATS[name]), FORMATS), strict=True))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_nan_a_spike_and_a_hang_are_found_in_a_log(followed: dict[str, Followed], name: str):
+    found = followed[name]
+    assert found.kinds.keys() == {"loss_spike", "nonfinite", "hang"}, (found.kinds, found.output)
+    assert found.kinds["loss_spike"]["onset_step"] == SPIKE
+    assert found.kinds["nonfinite"]["onset_step"] == NAN
+    assert found.kinds["hang"]["severity"] == "critical"
+    assert f"as job '{name}'" in found.output
+    assert found.code == 0

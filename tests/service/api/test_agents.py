@@ -1,0 +1,207 @@
+"""Enrolment, signed messages and signed orders over HTTP."""
+
+import msgspec
+import pytest
+from sqlalchemy import insert, select
+
+from rankwatch import wire
+from rankwatch.agent.access.enrolment import AgentIdentity
+from rankwatch.agent.access.order_check import ForgedOrdersError, OrderCheck
+from rankwatch.signed import Purpose, nonce_of, proof_of, sign
+from rankwatch.trust import trust_of
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
+from rankwatch_service.api.background.forgeries import EVERY_S
+from rankwatch_service.policy.control_records import TelemetryRefused, decode_control
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import AgentView, Command, LogRecord
+from tests.support.clock import FakeClock
+from tests.support.service.api import Api
+from tests.support.values.batches import batch, progress
+
+MSGPACK = {"Content-Type": "application/msgpack"}
+BODY = wire.encode(batch())
+VIEW = wire.encode(wire.View("gpt", "l.0", "node-1", "b", 1, (progress(0, 5),)))
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def api(tmp_path, clock):
+    api = Api(tmp_path, clock)
+    with api.client:
+        yield api
+    api.engine.dispose()
+
+
+def enrol(api, job="gpt", host="node-1", token=None, **fields):
+    return api.ask("POST", "/api/v1/agents/enrol", json={"job": job, "host": host} | fields, token=token)
+
+
+@pytest.fixture
+def agent(api) -> AgentIdentity:
+    told = enrol(api).json()
+    return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+
+
+def send(api, body, path="telemetry", **how):
+    return api.ask("POST", f"/api/v1/{path}", content=body, headers=MSGPACK, **how)
+
+
+def forgeries(api):
+    records = [decode_control(record.value) for record in api.controls.read(0, 1_000)]
+    return [record.fields for record in records if isinstance(record, TelemetryRefused)]
+
+
+def job_token(api, job="gpt", hosts_max=None):
+    with write(api.engine) as connection:
+        now = api.clock.unix_ns()
+        return create_token(connection, TokenKind.JOB, "agents", [Scope.INGEST], now, job=job, hosts_max=hosts_max)[1]
+
+
+def test_a_signed_batch_is_stored_as_it_was_signed(api, agent):
+    body = agent.sign(Purpose.BATCH, BODY)
+    assert send(api, body).status_code == 202
+    with read(api.engine) as connection:
+        assert connection.scalar(select(LogRecord.value)) == body
+
+
+def test_who_holds_the_token_alone_can_send_nothing_for_a_job_that_has_agents(api, agent):
+    thief = AgentIdentity("f" * 16, bytes(32))
+    forged = {
+        "unsigned": BODY,
+        "another id": thief.sign(Purpose.BATCH, BODY),
+        "another secret": sign(Purpose.BATCH, agent.agent, bytes(32), BODY),
+        "another purpose": agent.sign(Purpose.VIEW, BODY),
+        "another host": agent.sign(Purpose.BATCH, wire.encode(batch(host="node-2"))),
+        "another job": agent.sign(Purpose.BATCH, wire.encode(batch(job="other"))),
+    }
+    statuses = {what: send(api, body).status_code for what, body in forged.items()}
+    assert statuses == {
+        "unsigned": 403,
+        "another id": 409,
+        "another secret": 403,
+        "another purpose": 403,
+        "another host": 409,
+        "another job": 409,
+    }
+    assert send(api, VIEW, "agents/view").status_code == 403
+    assert send(api, sign(Purpose.VIEW, agent.agent, bytes(32), VIEW), "agents/view").status_code == 403
+    with read(api.engine) as connection:
+        assert (
+            connection.execute(select(LogRecord.value)).all() == connection.execute(select(AgentView.host)).all() == []
+        )
+
+
+def test_forgeries_are_counted_and_told_to_the_stream_but_no_flood_of_them(api, agent, clock):
+    for _ in range(50):
+        send(api, BODY)
+    assert forgeries(api) == [{"what": "unsigned", "host": "node-1", "agent": "", "source": "testclient", "count": 1}]
+    clock.advance(EVERY_S)
+    send(api, BODY)
+    assert [one["count"] for one in forgeries(api)] == [1, 50]
+    assert 'rankwatch_forged_messages_total{what="unsigned"} 51.0' in api.ask("GET", "/metrics").text
+
+
+def test_views_say_which_agent_they_are_from(api, agent):
+    assert send(api, agent.sign(Purpose.VIEW, VIEW), "agents/view").status_code == 200
+    with read(api.engine) as connection:
+        assert connection.execute(select(AgentView.host, AgentView.agent)).all() == [
+            (f"node-1/{agent.agent}", agent.agent)
+        ]
+
+
+def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
+    with write(api.engine) as connection:
+        columns = {"params": {"ranks": [0]}, "reason": "", "requested_by": "x", "result": "", "state": "sent"}
+        times = {"requested_unix_ns": 1, "expires_unix_ns": 2**62}
+        stacks = {"id": "c1", "job": "gpt", "attempt": "l.0", "action": "stacks"}
+        connection.execute(insert(Command).values(**stacks, **columns, **times))
+    request = agent.sign(Purpose.VIEW, VIEW)
+    answer = send(api, request, "agents/view").content
+    assert OrderCheck().answer(agent, answer, request).stacks[0].request == "c1"
+    with pytest.raises(ForgedOrdersError):
+        OrderCheck().answer(agent, answer, agent.sign(Purpose.VIEW, VIEW[:-1] + b"\x06"))
+    with pytest.raises(ForgedOrdersError):
+        OrderCheck().answer(AgentIdentity(agent.agent, bytes(32)), answer, request)
+    told = msgspec.json.decode(answer)
+    assert (told["nonce"], told["sequence"]) == (nonce_of(request), 0)
+
+
+def test_the_answer_to_an_enrolment_proves_that_the_service_has_issued_the_token(api):
+    text = job_token(api)
+    key = trust_of(text, {}).enrolment_key
+    told = enrol(api, token=text.partition(".")[0], nonce="n").json()
+    assert len(key) == 16
+    assert told["proof"] == proof_of(key, "n", told["agent"], told["secret"])
+    assert key.hex() not in api.ask("GET", "/api/v1/tokens").text
+
+
+def test_a_job_token_admits_the_agents_of_its_job_and_of_no_other(api):
+    token = job_token(api)
+    assert enrol(api, token=token).status_code == 201
+    assert enrol(api, job="other", token=token).status_code == 403
+    assert enrol(api, token=api.token(Scope.READ)).status_code == 403
+
+
+def test_a_job_token_admits_as_many_agents_as_it_says(api):
+    token = job_token(api, hosts_max=2)
+    assert [enrol(api, host=f"node-{n}", token=token).status_code for n in range(3)] == [201, 201, 429]
+    full = enrol(api, host="node-9", token=token)
+    assert "admits 2 hosts" in full.json()["detail"]
+    assert int(full.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    "body", [{"job": "", "host": "h"}, {"job": "a/b", "host": "h"}, {"job": "j", "host": ".."}, {}]
+)
+def test_an_agent_of_no_job_or_host_is_not_enrolled(api, body):
+    assert api.ask("POST", "/api/v1/agents/enrol", json=body).status_code == 422
+
+
+def test_a_token_for_this_machine_is_refused_from_others(api):
+    with write(api.engine) as connection:
+        _, text = create_token(connection, TokenKind.INGEST, "up", [Scope.INGEST], api.clock.unix_ns(), loopback=True)
+    refused = send(api, BODY, token=text)
+    assert refused.status_code == 403
+    assert "rankwatch token job" in refused.json()["detail"]
+
+
+def test_unsigned_telemetry_is_taken_until_the_date_that_the_policy_sets(api, clock):
+    until = clock.unix_ns() + 60 * 10**9
+    api.ask("PUT", "/api/v1/policy", json={"unsigned_until_unix_ns": until})
+    assert api.get("/api/v1/policy").json()["unsigned_until_unix_ns"] == until
+    assert send(api, wire.encode(batch(job="old"))).status_code == 202
+    clock.advance(61)
+    refused = send(api, wire.encode(batch(1, job="old")))
+    assert refused.status_code == 403
+    assert "install this version of rankwatch" in refused.json()["detail"]
+
+
+def test_an_agent_that_reports_renews_its_token_and_a_stranger_does_not(api, clock):
+    with write(api.engine) as connection:
+        now, day_ns = clock.unix_ns(), 86_400 * 10**9
+        token_id, token = issue_token(
+            connection, "test", "agents", {Scope.INGEST}, now, job="gpt", expires_unix_ns=now + 10 * day_ns
+        )
+
+    def days():
+        [row] = [one for one in api.get("/api/v1/tokens").json()["items"] if one["id"] == token_id]
+        return (row["expires_unix_ns"] - now) // day_ns
+
+    assert send(api, BODY, token=token).status_code == 202  # unsigned: nobody has enrolled yet
+    told = enrol(api, token=token).json()
+    agent = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+    clock.advance(6 * 86_400.0)
+    assert send(api, BODY, token=token).status_code == 403
+    thief = AgentIdentity(agent.agent, bytes(32))
+    assert send(api, thief.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 403
+    assert days() == 10
+    assert send(api, agent.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 200
+    assert days() == 20
+    clock.advance(10 * 86_400.0)
+    assert send(api, agent.sign(Purpose.BATCH, BODY), token=token).status_code == 202
+    assert days() == 30

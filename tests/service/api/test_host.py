@@ -1,0 +1,63 @@
+"""Requests are answered only if they ask for the service by its own name or by an address."""
+
+import pytest
+
+from rankwatch_service.api.http.host import asked_host, own_names
+from rankwatch_service.settings import Settings
+from tests.support.service.api import running_api
+
+
+def names(**settings):
+    return own_names(Settings(**settings), "box.lab.example")
+
+
+def test_the_service_has_the_names_of_its_url_of_its_machine_and_of_the_setting():
+    here = {"localhost", "127.0.0.1", "box", "box.lab.example"}
+    assert names() == here
+    assert names(public_url="https://Watch.example/") == here | {"watch.example"}
+    assert names(allowed_hosts="api, Watch.internal") == here | {"api", "watch.internal"}
+    assert names(host="gpu7") == {"localhost", "gpu7", "box", "box.lab.example"}
+
+
+@pytest.mark.parametrize(
+    ("value", "host"),
+    [
+        ("Watch.Example.", "watch.example"),
+        ("watch.example:8770", "watch.example"),
+        ("[::1]:8770", "::1"),
+        ("127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_the_host_is_taken_without_its_port(value, host):
+    assert asked_host([value]) == host
+
+
+@pytest.mark.parametrize(
+    "values", [[], [""], ["a", "a"], ["a b"], ["a:b"], ["::1"], ["user@127.0.0.1"], ["127.0.0.1/x"], ["a:8770\t"]]
+)
+def test_a_missing_second_or_malformed_host_is_refused(values):
+    with pytest.raises(ValueError, match="exactly one Host header"):
+        asked_host(values)
+
+
+@pytest.mark.parametrize("host", ["testserver", "localhost:8770", "127.0.0.1:8770", "10.7.7.7", "[::1]:8770"])
+def test_own_names_and_addresses_are_answered(api, host):
+    assert api.get("/api/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/api/v1/jobs", "/static/none"])
+def test_another_name_is_refused_before_anything_else(api, path):
+    answer = api.get(path, headers={"Host": "evil.example:8770"})
+    assert answer.status_code == 421
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "RANKWATCH_ALLOWED_HOSTS" in answer.json()["detail"]
+
+
+def test_refused_names_are_counted(api):
+    api.get("/livez", headers={"Host": "evil.example"})
+    assert 'rankwatch_requests_refused_total{status="421"} 1.0' in api.get("/metrics").text
+
+
+def test_a_name_of_the_setting_is_answered(tmp_path):
+    with running_api(tmp_path, public_url="https://watch.example") as api:
+        assert api.get("/livez", headers={"Host": "watch.example"}).status_code == 200

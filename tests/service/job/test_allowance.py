@@ -1,0 +1,120 @@
+"""How much state a job may have: by its cells, its size, and how many of its ranks were heard."""
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_service.job.attempts.allowance import (
+    CELLS_MAX,
+    RANK_CELLS,
+    RESERVED_CELLS,
+    SMALL_CELLS,
+    UNHEARD_CELLS_MAX,
+    CellCount,
+    Need,
+    fits,
+    limit_of,
+)
+from rankwatch_service.telemetry.bundle import Bundle
+from tests.support.values.batches import batch, bundle, progress, ranks, table
+
+LARGE = CELLS_MAX - RESERVED_CELLS
+
+
+def need(cells: int, *, heard: bool = True) -> Need:
+    return Need(cells, heard)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "expected"),
+    [
+        (need(LARGE), [], True),
+        (need(LARGE + 1), [], False),
+        (need(SMALL_CELLS + 1), [need(LARGE)], False),
+        (need(SMALL_CELLS), [need(LARGE)], True),
+        (need(SMALL_CELLS), [need(LARGE), *[need(SMALL_CELLS)] * 255], True),
+        (need(SMALL_CELLS), [need(LARGE), *[need(SMALL_CELLS)] * 256], False),
+        (need(UNHEARD_CELLS_MAX, heard=False), [need(LARGE - UNHEARD_CELLS_MAX)], True),
+        (need(UNHEARD_CELLS_MAX + 1, heard=False), [], False),
+        (need(SMALL_CELLS + 1, heard=False), [need(UNHEARD_CELLS_MAX, heard=False)], False),
+        (need(SMALL_CELLS, heard=False), [need(UNHEARD_CELLS_MAX, heard=False)], True),
+        (need(SMALL_CELLS + 1), [need(UNHEARD_CELLS_MAX, heard=False)], True),
+    ],
+)
+def test_small_jobs_have_room_and_large_ones_only_if_they_were_heard(wanted: Need, others: list[Need], expected: bool):
+    assert fits(wanted, others) is expected
+
+
+def test_the_largest_job_that_is_accepted_fits_with_sixteen_metrics():
+    assert fits(need(131_072 * (RANK_CELLS + 16)), [])
+    assert fits(need(131_072 * RANK_CELLS, heard=False), []), "its first host may introduce itself"
+
+
+def test_a_job_is_told_the_limit_that_holds_for_it():
+    assert limit_of(need(SMALL_CELLS), heard=False).limit == CELLS_MAX
+    assert limit_of(need(LARGE), heard=True).limit == LARGE
+    assert limit_of(need(LARGE), heard=False).limit == UNHEARD_CELLS_MAX
+
+
+def counted(one: Bundle, count: CellCount | None = None) -> Need:
+    return (count or CellCount()).need(one)
+
+
+def test_declared_ranks_count_with_every_metric_and_few_rows_do_not_make_them_heard():
+    info = (wire.RankInfo(0, 131_072),)
+    forged = bundle(batch(0, ranks=info, steps=table([1], [0], a=[1.0], b=[1.0])))
+    assert counted(forged) == Need(131_072 * (RANK_CELLS + 2), is_heard=False)
+
+
+def test_without_infos_the_highest_rank_counts_and_those_that_were_heard():
+    rows = bundle(batch(0, steps=table([1] * 8, range(8), loss=[1.0] * 8)))
+    assert counted(rows) == Need(8 * (RANK_CELLS + 1), is_heard=True)
+    far = bundle(batch(0, progress=(progress(131_071, 1),)))
+    assert counted(far) == Need(131_072 * RANK_CELLS, is_heard=False)
+
+
+def test_a_name_counts_once_for_each_family():
+    count = CellCount()
+    count.take(bundle(batch(0, ranks=ranks(4), steps=table([1], [0], loss=[1.0]))))
+    again = bundle(batch(1, steps=table([2], [1], loss=[1.0]), values=table([2], [1], loss=[1.0], norm=[1.0])))
+    assert counted(again, count).cells == 4 * (RANK_CELLS + 3)
+
+
+def introduced(*told: int, world_size: int = 256) -> Bundle:
+    return bundle(batch(0, ranks=tuple(wire.RankInfo(rank, world_size) for rank in told)))
+
+
+def test_a_job_counts_as_heard_from_one_of_64_ranks_on():
+    assert not counted(introduced(0, 1, 2)).is_heard
+    assert counted(introduced(0, 1, 2, 3)).is_heard
+    count = CellCount()
+    count.take(introduced(0, 1))
+    assert not counted(introduced(0, 1), count).is_heard, "the same ranks again"
+    assert counted(introduced(2, 3), count).is_heard
+
+
+def test_the_next_attempt_of_a_launch_has_the_same_ranks_and_other_names():
+    count = CellCount()
+    count.take(introduced(*range(4)))
+    count.take(bundle(batch(1, steps=table([1], [0], loss=[1.0]))))
+    after = count.next_attempt()
+    assert counted(bundle(batch(2, attempt="l.1", progress=(progress(0, 1),))), after) == Need(256 * RANK_CELLS)
+
+
+def test_long_lists_of_parameter_names_count_too():
+    info = (wire.RankInfo(0, 1, parameters=("x" * 1_024,) * 100),)
+    assert counted(bundle(batch(0, ranks=info))).cells == RANK_CELLS + 100
+
+
+def test_a_count_goes_on_from_its_state():
+    count = CellCount()
+    count.take(bundle(batch(0, steps=table([1] * 2, [0, 999], loss=[1.0] * 2))))
+    restored = CellCount.restored(count.state())
+    for told in (range(1, 14), range(1, 15)):
+        later = bundle(batch(1, steps=table([2] * len(told), list(told), loss=[1.0] * len(told))))
+        assert counted(later, restored) == counted(later, count) == Need(1_000 * (RANK_CELLS + 1), len(told) == 14)
+
+
+def test_a_job_that_an_earlier_version_saved_is_counted_as_it_is():
+    count = CellCount.begun(100, {"steps": ["loss", "norm"], "values": []})
+    rows = bundle(batch(5, steps=table([9], [0], loss=[1.0], norm=[1.0], step_time_s=[1.0])))
+    assert counted(rows, count) == Need(100 * (RANK_CELLS + 3))

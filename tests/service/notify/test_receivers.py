@@ -1,0 +1,104 @@
+"""Receivers' URLs and signing secrets are encrypted in the database, also those of an earlier version."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert, select
+
+from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.notify.receivers import encrypt_receivers, forget_secret_key
+from rankwatch_service.notify.sender import DecryptingSender, TryOutcome
+from rankwatch_service.policy.control_records import ReceiversSet, decode_control
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Agent, IdempotentReply, Receiver
+from tests.support.store.database import new_database
+from tests.support.values.incidents import SECRET, receiver_row
+
+KEY = SecretKey(b"k" * 32)
+URL = "https://hooks.example/T00/" + "path" * 20
+
+
+def stored(engine):
+    with read(engine) as connection:
+        return {row.name: row for row in connection.execute(select(Receiver.__table__))}
+
+
+def add_plain(engine, name="pager"):
+    reply = {"token_id": "t", "key": "k", "request_sha256": "", "status": 201, "at_unix_ns": 1}
+    with write(engine) as connection:
+        connection.execute(insert(Receiver).values(**receiver_row(name, url=URL)))
+        connection.execute(insert(IdempotentReply).values(body=SECRET.encode(), **reply))
+
+
+class Sender:
+    def __init__(self):
+        self.sent = []
+
+    async def send(self, *message):
+        self.sent.append(message)
+        return TryOutcome(204, "", 0.0)
+
+
+def test_what_an_earlier_version_stored_is_encrypted_once(engine):
+    add_plain(engine)
+    encrypt_receivers(engine, KEY)
+    row = stored(engine)["pager"]
+    assert (KEY.decrypt(row.url), KEY.decrypt(row.secret)) == (URL, SECRET)
+    with read(engine) as connection:
+        assert connection.execute(select(IdempotentReply.__table__)).all() == []
+    encrypt_receivers(engine, KEY)
+    assert stored(engine)["pager"] == row
+
+
+def test_a_sqlite_file_keeps_nothing_of_the_plain_text(tmp_path):
+    def content() -> bytes:
+        return b"".join(file.read_bytes() for file in Path(tmp_path).glob("rankwatch.db*"))
+
+    engine = new_database(tmp_path)
+    add_plain(engine)
+    assert URL.encode() in content()
+    assert SECRET.encode() in content()
+    encrypt_receivers(engine, KEY)
+    assert URL.encode() not in content()
+    assert SECRET.encode() not in content()
+    engine.dispose()
+
+
+def test_the_notifier_decrypts_what_it_sends():
+    behind = Sender()
+    sender = DecryptingSender(KEY, behind)
+    asyncio.run(sender.send(KEY.encrypt(URL), KEY.encrypt(SECRET), "msg_1", b"{}"))
+    assert behind.sent == [(URL, SECRET, "msg_1", b"{}")]
+
+
+def test_what_another_key_encrypted_is_a_failure_that_says_so_and_reaches_nobody():
+    behind, other = Sender(), SecretKey(b"l" * 32)
+    outcome = asyncio.run(DecryptingSender(KEY, behind).send(other.encrypt(URL), KEY.encrypt(SECRET), "msg_1", b"{}"))
+    assert (outcome.delivered, behind.sent) == (False, [])
+    assert outcome.error == "cannot be sent: it cannot be decrypted with the secret key of this service"
+
+
+def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receivers(engine, tmp_path):
+    clock = SystemClock()
+    controls = ControlLog(engine, clock)
+    add_plain(engine)
+    agent = {"id": "a", "job": "j", "host": "h", "token_id": "t", "enrolled_unix_ns": 1, "ended": False}
+    with write(engine) as connection:
+        connection.execute(insert(Agent).values(**agent))
+    lost, found = Settings(data_dir=tmp_path / "lost"), Settings(data_dir=tmp_path / "new")
+    encrypt_receivers(engine, load_secret_key(lost, engine, clock))
+    with pytest.raises(SecretKeyError, match="forget-key"):
+        load_secret_key(found, engine, clock)
+    begin = controls.end()
+    with write(engine) as connection:
+        assert forget_secret_key(connection, controls) == ["pager"]
+    assert stored(engine) == {}
+    with read(engine) as connection:
+        assert connection.scalar(select(Agent.ended)), "it has to enrol again, for a secret of the new key"
+    (record,) = controls.read(begin, 10)
+    assert decode_control(record.value) == ReceiversSet(())
+    load_secret_key(found, engine, clock)

@@ -1,0 +1,265 @@
+"""A deleted job is nowhere any more, a replay decides the same, and later telemetry begins a new job."""
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.policy.control_records import JobDeleted
+from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.job_removal import OF_JOB
+from rankwatch_service.store.models import Base
+from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.saved.packing import pack
+from tests.support.service.stream import Service, no_links
+from tests.support.values.batches import ranks, table
+
+KEPT = {
+    "policy_rule": "a rule is a setting",
+    "silence": "a silence is a setting, and ends by itself",
+    "stream_grant": "a replay decides as at the first time; removed with the records of the log",
+    "token": "what a token may do is not what was stored of a job",
+}
+"""Tables with a column `job` whose rows a deletion leaves alone."""
+
+
+class Charted(Service):
+    """A service whose streams write series."""
+
+    def stream(self) -> Stream:
+        series = SeriesWriter(self.engine, self.clock)
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series)
+
+
+@pytest.fixture
+def service(engine):
+    return Charted(engine)
+
+
+def ill(service, job="gpt", step=10):
+    service.send(job, steps=table([step] * 2, [0, 1], loss=[float("nan"), 2.0]))
+
+
+def trained(service):
+    """A stream that has seen two jobs, each with an incident."""
+    stream = service.started()
+    for job in ("gpt", "other"):
+        service.train(*range(10), job=job)
+        ill(service, job)
+    stream.step()
+    return stream
+
+
+def delete(service, stream, job="gpt"):
+    service.clock.advance(1.0)
+    service.tell(job, JobDeleted(job))
+    stream.step()
+
+
+def begin_again(service, stream, *steps, job="gpt", after_s=1.0):
+    service.clock.advance(after_s)
+    service.seq.pop(job)
+    service.train(*steps, job=job)
+    stream.step()
+
+
+def tables_with(service, job):
+    """Names of tables that have rows of the job, without those that a deletion leaves alone."""
+    found = set()
+    with read(service.engine) as connection:
+        for table in (table for name, table in Base.metadata.tables.items() if name not in KEPT):
+            column = table.c.name if table.name == "job" else table.c.get("job")
+            if column is not None and connection.scalar(select(func.count()).where(column == job)):
+                found.add(table.name)
+    return found
+
+
+def state(stream, job="gpt"):
+    return pack(stream.partition.jobs[job].state())
+
+
+def test_every_table_that_names_a_job_is_deleted_from_or_says_why_not():
+    apart = {"series_chunk", "series_rollup", "feed", "command_order"}  # orders are deleted with their command
+    named = {table.name for table in Base.metadata.tables.values() if "job" in table.c}
+    assert named == {model.__tablename__ for model in OF_JOB} | apart | KEPT.keys()
+
+
+def test_nothing_of_a_deleted_job_is_left_and_nothing_of_another_is_touched(service):
+    stream = trained(service)
+    with write(service.engine) as connection:
+        (incident,) = connection.scalars(select(models.Incident.id).filter_by(job="gpt"))
+        sent = {"receiver": "r", "transition": 1, "body": b"", "state": "delivered", "tries": 1, "created_unix_ns": 1}
+        connection.execute(insert(models.Outbox).values(id="m", incident_id=incident, next_try_unix_ns=1, **sent))
+        connection.execute(insert(models.Delivery).values(outbox_id="m", at_unix_ns=1, error="", seconds=0.1))
+    stream.close()
+    before = tables_with(service, "other")
+    assert tables_with(service, "gpt") == before >= {"incident", "series_chunk", "snapshot", "host_record"}
+    delete(service, stream)
+    assert tables_with(service, "gpt") == {"feed"}
+    assert service.column(select(models.Feed.data).filter_by(job="gpt")) == [{"state": "deleted"}]
+    for model in (models.Outbox, models.Delivery):
+        assert service.column(select(func.count()).select_from(model)) == [0]
+    assert service.column(select(models.IncidentTransition.incident_id).distinct()) == service.column(
+        select(models.Incident.id)
+    )
+    assert tables_with(service, "other") == before
+    assert set(stream.partition.jobs) == {"other"}
+
+
+def test_a_browser_sees_the_deletion_although_the_newest_rows_of_the_feed_are_gone(service):
+    stream = trained(service)
+    (newest,) = service.column(select(func.max(models.Feed.id)))
+    delete(service, stream)
+    assert service.column(select(models.Feed.job).where(models.Feed.id > newest).limit(1)) == ["gpt"]
+
+
+def test_telemetry_after_the_deletion_begins_a_new_job(service):
+    stream = trained(service)
+    delete(service, stream)
+    begin_again(service, stream, 0, 1)
+    ill(service, step=2)
+    stream.step()
+    assert service.column(select(models.Incident.number).filter_by(job="gpt")) == [1]
+    assert service.column(select(models.Attempt.number).filter_by(job="gpt")) == [1]
+    assert service.column(select(models.Job.first_seen_unix_ns).filter_by(name="gpt")) > service.column(
+        select(models.Job.first_seen_unix_ns).filter_by(name="other")
+    )
+
+
+def test_what_comes_before_and_after_the_deletion_in_one_batch_is_told_apart(service):
+    stream = service.started()
+    service.train(*range(10))
+    ill(service)
+    service.clock.advance(1.0)
+    service.tell("gpt", JobDeleted("gpt"))
+    service.clock.advance(1.0)
+    service.seq.clear()
+    service.train(0, 1)
+    stream.step()
+    assert service.column(select(models.Incident.id)) == []
+    assert stream.partition.jobs["gpt"].correlator.open == []
+    assert service.column(select(models.Job.step)) != [10]
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
+@pytest.mark.parametrize("saved", ["nothing", "before", "the new job", "all"])
+def test_a_replay_ends_in_the_same_state(service, saved, after_s):
+    stream = trained(service)
+    if saved in ("before", "the new job"):
+        stream.close()
+    delete(service, stream)
+    begin_again(service, stream, *range(5), after_s=after_s)
+    if saved == "the new job":
+        stream.save("gpt")
+    if saved == "all":
+        stream.close()
+    again = service.started()
+    assert set(again.partition.jobs) == {"gpt", "other"}
+    assert state(again) == state(stream)
+    assert state(again, "other") == state(stream, "other")
+
+
+@pytest.mark.parametrize("saved", ["nothing", "before", "all"])
+def test_a_restart_does_not_bring_a_deleted_job_back(service, saved):
+    stream = trained(service)
+    if saved == "before":
+        stream.close()
+    delete(service, stream)
+    if saved == "all":
+        stream.close()
+    again = service.started()
+    service.train(11, job="other")
+    again.step()
+    again.close()
+    assert set(again.partition.jobs) == {"other"}
+    assert tables_with(service, "gpt") == {"feed"}
+
+
+def test_the_series_of_the_new_job_alone_remain_after_a_restart(service):
+    stream = trained(service)
+    stream.close()
+    delete(service, stream)
+    begin_again(service, stream, *range(200, 205))
+    again = service.started()
+    again.close()
+    assert service.column(select(models.SeriesChunk.chunk).filter_by(job="gpt").distinct()) == [200 // 64]
+
+
+def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, monkeypatch):
+    stream = trained(service)
+    stream.close()
+    monkeypatch.setattr(SeriesWriter, "delete", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        delete(service, stream)
+    assert "series_chunk" in tables_with(service, "gpt")
+    monkeypatch.undo()
+    service.started()
+    assert tables_with(service, "gpt") == {"feed"}
+
+
+def test_an_idle_job_is_deleted_from_its_row(service):
+    stream = trained(service)
+    for _ in range(2):
+        service.clock.advance(REST_AFTER_S)
+        stream.step()
+    stream.save_due()
+    assert service.column(select(models.RestingJob.job).order_by(models.RestingJob.job)) == ["gpt", "other"]
+    delete(service, stream)
+    assert service.column(select(models.RestingJob.job)) == ["other"]
+    again = service.started()
+    assert again.partition.jobs == {}
+    begin_again(service, again, 0)
+    assert service.column(select(models.Attempt.number).filter_by(job="gpt")) == [1]
+
+
+def test_a_deletion_of_nothing_does_no_harm(service):
+    stream = trained(service)
+    delete(service, stream, "nobody")
+    assert set(stream.partition.jobs) == {"gpt", "other"}
+    assert service.column(select(models.DeadLetter.detail)) == []
+
+
+def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(service):
+    stream = trained(service)
+    delete(service, stream)
+    service.tell("gpt", JobDeleted("gpt"))  # a second request, which stream reads late
+    late, service.controls.read = service.controls.read, lambda *_: []
+    begin_again(service, stream, 0, 1)
+    service.controls.read = late
+    service.clock.advance(1.0)
+    stream.step()
+    assert set(stream.partition.jobs) == {"gpt", "other"}
+    assert service.column(select(models.Job.name).order_by(models.Job.name)) == ["gpt", "other"]
+
+
+def test_the_new_job_is_saved_like_any_other(service):
+    stream = trained(service)
+    stream.close()
+    delete(service, stream)
+    begin_again(service, stream, 0, 1)
+    stream.save(ALL_JOBS)
+    assert service.column(select(models.Snapshot.job).distinct().order_by(models.Snapshot.job)) == [
+        ALL_JOBS,
+        "gpt",
+        "other",
+    ]
+
+
+def test_an_archived_job_that_sends_is_listed_again(service):
+    stream = trained(service)
+    service.clock.advance(1.0)
+    with write(service.engine) as connection:
+        connection.execute(models.Job.__table__.update().values(archived_unix_ns=service.clock.unix_ns()))
+    stream.step()
+    service.clock.advance(1.0)
+    service.send(ranks=ranks(2))
+    service.clock.advance(1.0)
+    stream.step()
+    shown = select(models.Job.name).where(models.Job.archived_unix_ns.is_(None))
+    assert service.column(shown) == ["gpt"]
+    audit = select(models.Audit.actor, models.Audit.action, models.Audit.target)
+    with read(service.engine) as connection:
+        assert connection.execute(audit).all() == [("stream", "job.unarchive", "gpt")]

@@ -1,0 +1,1 @@
+"""Logs as training programs write them."""

@@ -1,0 +1,90 @@
+"""A machine on which one user runs the service, jobs that are simulated, and commands."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch_service.demo.services.postgres import _programs
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import open_engine
+from tests.support.service.process import LOGIN, Http, Role, until
+
+JOB = ("--job", "gpt", "--ranks", "8", "--step-s", "0.2")
+
+
+class Machine:
+    """`rankwatch up` and commands, as one user on a machine of their own."""
+
+    def __init__(self, folder, database_url=""):
+        self.folder = folder
+        self.data = folder / "data"
+        self.database_url = database_url or f"sqlite:///{self.data}/rankwatch.db"
+        self.where = ("--data", str(self.data), *(("--database-url", database_url) if database_url else ()))
+        self.environment = {"PATH": f"{_programs()}:{os.environ['PATH']}"}
+        self.role = Role(folder, "up", "--port", "0", *self.where, environment=self.environment)
+        self.http = None
+        self.starts = 0
+
+    def start(self):
+        self.role.start()
+        links = until("login link", lambda: LOGIN.findall(self.role.said())[self.starts :])
+        self.starts += 1
+        url, _ = links[-1]
+        self.http = Http(url, self.role.token())
+
+    def stop(self):
+        if self.http is not None:
+            self.http.close()
+            self.http = None
+            self.role.stop()
+
+    def command(self, *arguments, typed=""):
+        """Run a command of this user; returns its exit status and what it printed."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("RANKWATCH_")}
+        self.folder.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "rankwatch_service", *arguments],
+            input=typed,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.folder,
+            env=clean | self.environment | {"XDG_CONFIG_HOME": str(self.folder / "config")},
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def simulated(self, *arguments):
+        """A job that sends to this service, as a process of its own."""
+        token = (self.data / "ingest-token").read_text().strip()
+        to = ("--live", "--url", self.http.url, "--token", token)
+        return Role(self.folder / "job", "simulate", *to, *JOB, *arguments)
+
+    def items(self, path, **how):
+        return self.http.ask("GET", f"/api/v1/{path}", **how).json()["items"]
+
+    def steps(self):
+        return max((job["step"] for job in self.items("jobs")), default=-1)
+
+    def audit(self):
+        engine = open_engine(self.database_url)
+        assert audit_trail.verify(engine) is None
+        engine.dispose()
+        return [(row["action"], row["target"]) for row in reversed(self.items("audit"))]
+
+
+@contextmanager
+def machines(request: pytest.FixtureRequest, folder: Path, database: str, count: int) -> Iterator[list[Machine]]:
+    """Machines that have nothing yet, each with a database of its own of this kind."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            url = stack.enter_context(request.getfixturevalue("postgres").empty()) if database == "postgresql" else ""
+            machine = Machine(folder / f"machine-{number}", url)
+            stack.callback(machine.stop)
+            made.append(machine)
+        yield made
