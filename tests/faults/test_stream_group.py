@@ -4,6 +4,8 @@ The reference is the run of the same recorded topic by one process to which noth
 row by row.
 """
 
+import contextlib
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
 from tests.support.kafka.broker import kafka_broker, new_prefix
 from tests.support.recordings.recording import end_of, record_controls, recording, results, telemetry_records
+from tests.support.service.process import is_stopped
 from tests.support.service.stream_process import record_topic
 from tests.support.store.database import new_database
 
@@ -66,8 +69,20 @@ class Group:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.members[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
-    def send(self, name: str, number: int) -> None:
-        self.members[name].send_signal(number)
+    def freeze(self, name: str) -> None:
+        """Stop a process between its writes: stopped inside one, it would hold SQLite's lock against all others."""
+        self.until(lambda: self._frozen_between_writes(name), f"{name} never rests between two writes")
+
+    def _frozen_between_writes(self, name: str) -> bool:
+        self.members[name].send_signal(signal.SIGSTOP)
+        self.until(lambda: is_stopped(self.members[name].pid), f"{name} goes on")
+        if all(_is_free(self.folder / f"group.db-{lock}") for lock in ("next", "turn")):
+            return True
+        self.thaw(name)
+        return False
+
+    def thaw(self, name: str) -> None:
+        self.members[name].send_signal(signal.SIGCONT)
 
     def kill(self, name: str) -> None:
         process = self.members.pop(name)
@@ -122,6 +137,13 @@ class Group:
         self.engine.dispose()
 
 
+def _is_free(path: Path) -> bool:
+    with path.open("ab") as file, contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 @pytest.fixture(scope="module")
 def reference(broker, empty, tmp_path_factory):
     group = Group(broker, empty, tmp_path_factory.mktemp("reference"))
@@ -174,13 +196,13 @@ def test_members_join_leave_and_are_killed_in_the_middle_of_it(group, reference)
 def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part_again(group, reference):
     group.start("frozen")
     group.until_processed(150)
-    group.send("frozen", signal.SIGSTOP)
+    group.freeze("frozen")
     before = group.processed()
     epochs = group.epochs()
     group.start("other")
     group.until_processed(before + 200)
     assert all(group.epochs()[partition] > epoch for partition, epoch in epochs.items())
-    group.send("frozen", signal.SIGCONT)
+    group.thaw("frozen")
     group.until(lambda: "partition_unassigned" in group.said("frozen"), "what was lost was not let go")
     group.kill("other")
     group.until_processed(RECORDS)

@@ -133,8 +133,16 @@ def children(pid: int) -> dict[str, int]:
 
 
 def alive(pid: int) -> bool:
+    return _state(pid) not in ("", "Z")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    return state != "Z"
+        return ""
