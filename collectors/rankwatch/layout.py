@@ -290,6 +290,11 @@ def agent_lock_path(directory: str, job: str) -> str:
     return os.path.join(directory, f"{file_stem(job)}.agent.lock")
 
 
+def devices_lock_path(directory: str, job: str) -> str:
+    """The file that the reader of this host's devices holds locked, even while it hangs in the driver."""
+    return os.path.join(directory, f"{file_stem(job)}.devices.lock")
+
+
 def agent_identity_path(directory: str, job: str) -> str:
     """The file with the id and the secret under which the job's agent on this host has enrolled."""
     return os.path.join(directory, f"{file_stem(job)}.agent.identity")

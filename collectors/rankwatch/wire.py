@@ -187,6 +187,10 @@ EVENT_KINDS: Final = (
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
     "declared",  # what, detail: an intended change, from all ranks or one
+    "device_error",  # device_uuid, index, pci_bus_id, serial, xid, text: what the driver says of a device
+    "device_lost",  # device_uuid, index, pci_bus_id, serial, reason
+    "driver_silent",  # silent_s: the driver of this host's devices does not answer
+    "driver_answers",  # silent_s: it answers again
     "note",  # text
 )
 

@@ -95,10 +95,9 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
     from rankwatch.agent.access.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.clock import HostClock  # noqa: PLC0415
+    from rankwatch.agent.devices.sampler import DeviceSampler  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
-    from rankwatch.agent.gpu import GpuSampler  # noqa: PLC0415
     from rankwatch.agent.line import Line  # noqa: PLC0415
-    from rankwatch.agent.nvml import open_gpus  # noqa: PLC0415
     from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
@@ -122,8 +121,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     to_http = one_by_one(HttpPublisher(Line(find), enrolment))
     publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
     sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
-    gpu = GpuSampler(open_gpus, clock)
-    setting = Setting(options.dir, options.job, clock, find, enrolment, sender, gpu, restarts=options.worker)
+    devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)
+    setting = Setting(options.dir, options.job, clock, find, enrolment, sender, devices, restarts=options.worker)
     Worker(setting, lambda: bool(stopping)).run()
     return 0
 

@@ -18,9 +18,9 @@ from rankwatch.agent.access.checkpoint_roots import CheckpointRoots, roots_file
 from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.devices.sampler import DeviceSampler
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
-from rankwatch.agent.gpu import GpuSampler
 from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
@@ -65,7 +65,7 @@ class Setting:
     find_endpoint: FindEndpoint
     enrolment: Enrolment
     sender: Sender
-    gpu: GpuSampler
+    devices: DeviceSampler
     restarts: int = 0
     """How often the worker was restarted."""
 
@@ -103,7 +103,7 @@ class Worker:
     def run(self) -> None:
         """Work until the job has ended on this host; after a signal to stop, until its ranks' exits are reported."""
         self._setting.sender.start()
-        self._setting.gpu.start()
+        self._setting.devices.start()
         self.turn()
         while not self._done():
             self.turn()
@@ -113,7 +113,7 @@ class Worker:
             event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
             self._draft(self._newest_attempt).tell(event)
         self._flush()
-        for thread in (self._views, self._stream, self._setting.gpu):
+        for thread in (self._views, self._stream, self._setting.devices):
             if thread is not None:
                 thread.close()
         self._setting.sender.close(CLOSE_WITHIN_S)
@@ -289,10 +289,12 @@ class Worker:
                 block = rank.reader.progress()
                 rank.refresh_identity()
                 self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
-        samples = self._setting.gpu.take()
+        samples = self._setting.devices.take()
         if samples:
             for draft in self._drafts.values():
                 draft.devices = samples
+        for event in self._setting.devices.take_events() if self._newest_attempt else ():
+            self._draft(self._newest_attempt).tell(event)
 
     def _tell_stacks(self) -> None:
         for attempt, event in self._stacks.take():

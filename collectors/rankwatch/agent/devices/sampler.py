@@ -1,0 +1,215 @@
+"""Starts the reader of devices, watches it from outside, and keeps what it told until the worker takes it.
+
+A driver that has lost a device can block a call for minutes, in a state in which the process cannot even be killed. So
+the reader is a process of its own, its silence is an event, and as long as one hangs no other is started.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from rankwatch import wire
+from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.devices.readings import (
+    BUSY_STATUS,
+    NO_DEVICES_STATUS,
+    DeviceError,
+    DeviceIdentity,
+    Reading,
+    Readings,
+)
+
+READER: Final = (sys.executable, "-m", "rankwatch.agent.devices")
+SILENT_S: Final = 3.0
+"""Silence of a reader that reads once a second, after which its driver does not answer."""
+OPEN_WITHIN_S: Final = 60.0
+"""Time until the first reading: a driver that keeps no state between its users initializes each device anew."""
+RESTART_AFTER_S: Final = 10.0
+END_WITHIN_S: Final = 1.0
+EVENTS_MAX: Final = 256
+"""Events that wait to be taken, as the worker does once a second. Further ones are dropped, which the log says."""
+REPEATED_S: Final = 5.0
+"""Within it the same error of the same device is one: NVML and the kernel's log both tell it, and some errors storm."""
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceSampler(threading.Thread):
+    """Has the newest counters of this host's devices, and events: their errors, their losses, a silent driver.
+
+    Args:
+        lock_path: the file that a living reader of this job holds locked.
+        clock: for deadlines and the time of events.
+        reader: command line of the reader, to which the path is appended.
+    """
+
+    def __init__(self, lock_path: str | Path, clock: AgentClock, reader: Sequence[str] = READER) -> None:
+        super().__init__(name="devices", daemon=True)
+        self._command = [*reader, str(lock_path)]
+        self._clock = clock
+        self._closed = threading.Event()
+        self._woken, self._wake = os.pipe()
+        self._samples: tuple[wire.DeviceSample, ...] = ()
+        self._events: list[wire.Event] = []
+        self._found: dict[int, DeviceIdentity] = {}
+        """By index, as the first reader found them: a device that is lost later is still known by its serial."""
+        self._missing: set[int] = set()
+        self._told_ns: dict[tuple[str, int | None], int] = {}
+        """When each error was told, by device and Xid."""
+        self._silent_since_s: float | None = None
+        self._heard_s = 0.0
+
+    def take(self) -> tuple[wire.DeviceSample, ...]:
+        """The newest counters, once; empty if none were read since the last call."""
+        samples, self._samples = self._samples, ()
+        return samples
+
+    def take_events(self) -> list[wire.Event]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """End the reader. One that hangs in the driver ends by itself as soon as the driver answers."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        os.write(self._wake, b".")
+        if self.is_alive():
+            self.join(2 * END_WITHIN_S)
+        if not self.is_alive():
+            os.close(self._woken)
+            os.close(self._wake)
+
+    def run(self) -> None:
+        """Watch readers until closed; ends at once on a host without devices. Not for callers."""
+        self._heard_s = self._clock.monotonic_s()
+        status = self._watch()
+        while not self._closed.is_set() and status != NO_DEVICES_STATUS:
+            _log.info("the reader of devices ended with status %s", status)
+            if status == BUSY_STATUS:
+                self._look_for_silence(self._heard_s, SILENT_S)
+            if not self._closed.wait(RESTART_AFTER_S):
+                status = self._watch()
+
+    def _watch(self) -> int | None:
+        """Start a reader and follow it to its end; returns its exit status, None if it does not end."""
+        try:
+            # Its standard error is the agent's log.
+            reader = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        except OSError as error:
+            _log.warning("no GPU counters: %s", error)
+            return NO_DEVICES_STATUS
+        assert reader.stdout is not None
+        with reader.stdout as pipe:
+            self._follow(pipe)
+        return _ended(reader, ask=self._closed.is_set())
+
+    def _follow(self, pipe: IO[bytes]) -> None:
+        """Take what the reader writes until it or the sampler ends."""
+        readings, since_s, patience_s = Readings(), self._clock.monotonic_s(), OPEN_WITHIN_S
+        while not self._closed.is_set():
+            readable, _, _ = select.select([pipe.fileno(), self._woken], [], [], SILENT_S / 3)
+            if pipe.fileno() in readable:
+                data = os.read(pipe.fileno(), 1 << 16)
+                if not data:
+                    return
+                try:
+                    for reading in readings.feed(data):
+                        self._learn(reading)
+                except msgspec.DecodeError as error:
+                    _log.warning("the reader of devices wrote something else: %s", error)
+                    return
+                self._hear()
+                since_s, patience_s = self._heard_s, SILENT_S
+            self._look_for_silence(since_s, patience_s)
+
+    # ---- what it tells -----------------------------------------------------------------------------------------------
+
+    def _learn(self, reading: Reading) -> None:
+        if reading.found is not None:
+            self._compare({device.index: device for device in reading.found})
+        for index in reading.lost:
+            self._lose(self._found.get(index, DeviceIdentity(index)), "the driver does not reach it any more")
+        for error in reading.errors:
+            self._tell_error(error)
+        if reading.samples:
+            self._samples = reading.samples
+
+    def _compare(self, found: dict[int, DeviceIdentity]) -> None:
+        """Remember the first inventory; a device of it that is not found any more is lost."""
+        if not self._found:
+            self._found = found
+            return
+        here = {device.uuid for device in found.values()}
+        for device in self._found.values():
+            if device.uuid and device.uuid not in here and device.index not in self._missing:
+                self._lose(device, "the driver does not list it any more")
+
+    def _lose(self, device: DeviceIdentity, reason: str) -> None:
+        self._missing.add(device.index)
+        self._tell("device_lost", {**_named(device), "reason": reason})
+
+    def _tell_error(self, error: DeviceError) -> None:
+        here = {device.pci_bus_id: device for device in self._found.values()}
+        if error.pci_bus_id not in here and "" not in here:
+            return  # the kernel's log is of the whole host: a device that this container does not have
+        device = here.get(error.pci_bus_id, DeviceIdentity(-1, pci_bus_id=error.pci_bus_id))
+        last_ns = self._told_ns.get((error.pci_bus_id, error.xid), 0)
+        self._told_ns[error.pci_bus_id, error.xid] = error.time_unix_ns
+        if error.time_unix_ns - last_ns < REPEATED_S * 1e9:
+            return
+        if error.xid is None:
+            self._tell("device_lost", {**_named(device), "reason": error.text}, error.time_unix_ns)
+        else:
+            fields = {**_named(device), "xid": error.xid, "text": error.text}
+            self._tell("device_error", fields, error.time_unix_ns)
+
+    def _hear(self) -> None:
+        self._heard_s = self._clock.monotonic_s()
+        if self._silent_since_s is not None:
+            silent_s = self._heard_s - self._silent_since_s
+            self._silent_since_s = None
+            self._tell("driver_answers", {"silent_s": silent_s})
+
+    def _look_for_silence(self, since_s: float, patience_s: float) -> None:
+        silent_s = self._clock.monotonic_s() - since_s
+        if silent_s >= patience_s and self._silent_since_s is None:
+            self._silent_since_s = since_s
+            self._tell("driver_silent", {"silent_s": silent_s})
+
+    def _tell(self, kind: str, fields: dict[str, Any], unix_ns: int | None = None) -> None:
+        if len(self._events) >= EVENTS_MAX:
+            _log.warning("dropped an event of a device: %s %s", kind, fields)
+            return
+        self._events.append(wire.Event(kind, unix_ns or self._clock.unix_ns(), fields=fields))
+
+
+def _named(device: DeviceIdentity) -> dict[str, Any]:
+    return {
+        "device_uuid": device.uuid,
+        "index": device.index,
+        "pci_bus_id": device.pci_bus_id,
+        "serial": device.serial,
+    }
+
+
+def _ended(reader: subprocess.Popen[bytes], *, ask: bool) -> int | None:
+    """The status of a reader whose pipe is closed; it is asked to end, but never killed, which can freeze a device."""
+    if ask:
+        reader.terminate()
+    try:
+        return reader.wait(END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _log.warning("the reader of devices hangs in the driver, and is left alone")
+        return None

@@ -1,0 +1,289 @@
+"""The reader of devices as a process of its own, on a driver that a file spoils while it runs."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.agent.clock import HostClock
+from rankwatch.agent.devices import sampler as sampler_module
+from rankwatch.agent.devices.kernel_log import KernelLog, errors_in
+from rankwatch.agent.devices.readings import DeviceError, DeviceIdentity, Reading, Readings, encoded
+from rankwatch.agent.devices.sampler import DeviceSampler
+from rankwatch.agent.lock import take_lock
+from rankwatch.wire import DeviceSample, Event
+from tests.support.agent.service import until
+
+NVML = Path(__file__).parents[2] / "support/nvml"
+Spoil = Callable[..., None]
+
+
+@pytest.fixture
+def spoil(tmp_path: Path) -> Spoil:
+    """Says what is wrong with the driver from now on."""
+    path = tmp_path / "nvml.json"
+
+    def say(**wrong: Any) -> None:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(wrong))
+        fresh.rename(path)
+
+    say()
+    return say
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceSampler]:
+    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(NVML))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+    sampler = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
+    yield sampler
+    spoil()
+    sampler.close()
+    assert not sampler.is_alive()
+
+
+def taken(sampler: DeviceSampler) -> tuple[DeviceSample, ...]:
+    found: tuple[DeviceSample, ...] = ()
+
+    def some() -> bool:
+        nonlocal found
+        found = sampler.take()
+        return bool(found)
+
+    until(some)
+    return found
+
+
+def told(sampler: DeviceSampler, kind: str) -> Event:
+    """The first event of this kind from now on."""
+    found: list[Event] = []
+
+    def some() -> bool:
+        found.extend(event for event in sampler.take_events() if event.kind == kind)
+        return bool(found)
+
+    until(some)
+    return found[0]
+
+
+def test_counters_come_in_base_units_and_what_a_device_does_not_tell_is_none(sampler: DeviceSampler) -> None:
+    sampler.start()
+    samples = taken(sampler)
+    assert len(samples) == 8
+    assert samples[2] == DeviceSample(
+        device_uuid="GPU-2",
+        time_unix_ns=samples[2].time_unix_ns,
+        local_index=2,
+        temperature_celsius=42,
+        power_w=300.002,
+        sm_clock_hz=1_980_000_000,
+        utilization_ratio=0.97,
+        memory_used_bytes=2**30,
+        memory_total_bytes=80 * 2**30,
+        throttle_reasons=0x4,
+        ecc_uncorrected=0,
+        extra={
+            "memory_temperature_celsius": 60.0,
+            "power_now_w": 310.0,
+            "power_limit_w": 700.0,
+            "throttled_by_power_s": 5.0,
+            "remap_pending": 0.0,
+            "recovery_action": 0.0,
+            "sm_clock_max_hz": 1_980_000_000.0,
+            "pcie_width": 16.0,
+        },
+    )
+    assert samples[3].ecc_uncorrected is None
+    assert sampler.take_events() == []
+
+
+def test_what_a_driver_lacks_costs_only_that(sampler: DeviceSampler, spoil: Spoil) -> None:
+    spoil(missing=["nvmlDeviceGetSerial", "nvmlDeviceGetPowerUsage", "nvmlEventSetCreate"], failing_fields=[190])
+    sampler.start()
+    sample = taken(sampler)[0]
+    assert sample.power_w is None
+    assert sample.temperature_celsius == 40
+    assert "power_limit_w" not in sample.extra
+    assert sample.extra["power_now_w"] == 310
+
+
+def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:
+    sampler.start()
+    assert len(taken(sampler)) == 8
+    spoil(lost=[2])
+    lost = told(sampler, "device_lost")
+    assert lost.fields == {
+        "device_uuid": "GPU-2",
+        "index": 2,
+        "pci_bus_id": "0000:02:00",
+        "serial": "S2",
+        "reason": "the driver does not reach it any more",
+    }
+    for _ in range(2):
+        assert [sample.local_index for sample in taken(sampler)] == [0, 1, 3, 4, 5, 6, 7]
+    assert sampler.take_events() == []
+
+
+def test_a_device_that_was_lost_before_the_agent_began_is_told_too(sampler: DeviceSampler, spoil: Spoil) -> None:
+    spoil(lost=[5])
+    sampler.start()
+    assert told(sampler, "device_lost").fields["index"] == 5
+    assert len(taken(sampler)) == 7
+
+
+def test_an_xid_names_the_device(sampler: DeviceSampler, spoil: Spoil) -> None:
+    sampler.start()
+    taken(sampler)
+    spoil(xids=[[6, 79]])
+    fields = told(sampler, "device_error").fields
+    assert (fields["device_uuid"], fields["xid"], fields["serial"]) == ("GPU-6", 79, "S6")
+
+
+def test_an_error_that_both_sources_tell_is_one_and_a_device_of_another_container_is_none(tmp_path: Path) -> None:
+    sampler = DeviceSampler(
+        tmp_path / "lock",
+        HostClock(),
+        writing(
+            Reading(
+                found=(DeviceIdentity(0, "GPU-0", "0000:4e:00", "S0"),),
+                errors=(
+                    DeviceError(10**10, "0000:4e:00", 79, "GPU has fallen off the bus."),
+                    DeviceError(10**10 + 1, "0000:4e:00", 79),
+                    DeviceError(10**10, "0000:9a:00", 79, "a device of another container"),
+                    DeviceError(2 * 10**10, "0000:4e:00", 79, "again"),
+                ),
+            )
+        ),
+    )
+    sampler.start()
+    sampler.join(60)
+    assert [(event.kind, event.fields["text"]) for event in sampler.take_events()] == [
+        ("device_error", "GPU has fallen off the bus."),
+        ("device_error", "again"),
+    ]
+
+
+def test_a_device_that_a_new_reader_does_not_find_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.01)
+    both = tuple(DeviceIdentity(index, f"GPU-{index}", f"0000:0{index}:00", f"S{index}") for index in range(2))
+    sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=both), Reading(found=both[:1])))
+    sampler.start()
+    assert told(sampler, "device_lost").fields["serial"] == "S1"
+    sampler.close()
+
+
+def writing(*readings: Reading) -> list[str]:
+    """A reader that writes one of these each time that it is started, and ends; there are no devices after the last."""
+    script = (
+        "import os, sys\n"
+        "path = sys.argv[-1] + '.count'\n"
+        "n = os.path.getsize(path) if os.path.exists(path) else 0\n"
+        "open(path, 'a').write('.')\n"
+        "os.write(1, bytes.fromhex(sys.argv[1 + n]))\n"
+        "sys.exit(3 if n + 3 == len(sys.argv) else 0)\n"
+    )
+    return [sys.executable, "-c", script, *(encoded(reading).hex() for reading in readings)]
+
+
+def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(
+    sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "SILENT_S", 1.5)
+    sampler.start()
+    taken(sampler)
+    spoil(hangs=True)
+    assert told(sampler, "driver_silent").fields["silent_s"] >= 1.5
+    spoil()
+    assert told(sampler, "driver_answers").fields["silent_s"] >= 1.5
+    assert len(taken(sampler)) == 8
+
+
+def test_closing_leaves_no_process_though_the_driver_hangs(
+    sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "END_WITHIN_S", 30.0)
+    sampler.start()
+    taken(sampler)
+    spoil(hangs=True)
+    sampler.close()
+    assert not sampler.is_alive()
+
+
+def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_told(
+    sampler: DeviceSampler, tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.1)
+    monkeypatch.setattr(sampler_module, "SILENT_S", 0.5)
+    spoil(hangs=True)
+    sampler.start()
+    until(lambda: is_locked(tmp_path / "job.devices.lock"))
+    second = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
+    second.start()
+    told(second, "driver_silent")
+    spoil()
+    taken(sampler)
+    second.close()
+
+
+def is_locked(path: Path) -> bool:
+    lock = take_lock(path)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+@pytest.mark.parametrize("wrong", [{"no_driver": True}, {"missing": ["nvmlInit"]}])
+def test_without_a_driver_the_sampler_ends_at_once(sampler: DeviceSampler, spoil: Spoil, wrong: dict[str, Any]) -> None:
+    spoil(**wrong)
+    sampler.start()
+    sampler.join(60)
+    assert not sampler.is_alive()
+    assert sampler.take() == ()
+    assert sampler.take_events() == []
+
+
+def test_a_reader_that_writes_rubbish_or_cannot_be_started_disturbs_nobody(tmp_path: Path) -> None:
+    for reader in (["/nonexistent"], [sys.executable, "-c", "import sys; print('\\xff' * 99); sys.exit(3)"]):
+        sampler = DeviceSampler(tmp_path / "lock", HostClock(), reader)
+        sampler.start()
+        sampler.join(60)
+        assert not sampler.is_alive()
+        assert sampler.take() == ()
+        sampler.close()
+
+
+def test_messages_are_cut_out_of_the_stream_wherever_it_is_torn() -> None:
+    messages = [Reading(lost=(1,)), Reading(errors=(DeviceError(5, "0000:4e:00", 79, "x"),))]
+    stream, readings = b"".join(map(encoded, messages)), Readings()
+    assert [one for at in range(len(stream)) for one in readings.feed(stream[at : at + 1])] == messages
+
+
+def test_the_kernels_log_tells_xids_with_their_words_and_a_gpu_that_is_lost_without_one() -> None:
+    text = (
+        "6,1204,5012,-;NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus.\n"
+        "6,1205,5013,-;NVRM: GPU 0000:4e:00.0: GPU has fallen off the bus.\n"
+        "6,1206,5014,-;NVRM: Xid (PCI:00000000:0A:00.0): 154, GPU recovery action changed from 0x0 (None) to 0x2\n"
+        "6,1207,5015,-;usb 1-1: new device\n"
+    )
+    assert errors_in(text, 7) == [
+        DeviceError(7, "0000:4e:00", 79, "pid=4711, name=python, GPU has fallen off the bus."),
+        DeviceError(7, "0000:4e:00", None, "GPU 0000:4e:00.0: GPU has fallen off the bus."),
+        DeviceError(7, "0000:0a:00", 154, "GPU recovery action changed from 0x0 (None) to 0x2"),
+    ]
+
+
+def test_the_kernels_log_is_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("NVRM: Xid (PCI:0000:01:00): 31, old\n")
+    log = KernelLog(str(path))
+    assert log.read(1) == ()
+    with path.open("a") as file:
+        file.write("NVRM: Xid (PCI:0000:01:00): 48, new\n")
+    assert [error.xid for error in log.read(2)] == [48]
+    log.close()
