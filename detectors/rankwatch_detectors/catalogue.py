@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Detector, Kind
+from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
 from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
@@ -26,6 +27,7 @@ from rankwatch_detectors.values.training_curve import CurveConfig, CurveDetector
 class CatalogueConfig:
     """Settings of all detectors; each class gives the reasons for its defaults."""
 
+    device_fault: DeviceFaultConfig = field(default_factory=DeviceFaultConfig)
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
@@ -50,6 +52,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
     """A new detector of each kind for one job, ordered so that causes come before their consequences."""
     config = config or CatalogueConfig()
     return [
+        DeviceFaultDetector(config.device_fault),
         NonfiniteDetector(config.nonfinite),
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),

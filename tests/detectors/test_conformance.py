@@ -21,6 +21,7 @@ from rankwatch_detectors.base import Detector, Finding, Frame, Observation
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import (
     BitFlip,
+    DeviceXid,
     Hang,
     HostSilence,
     Kill,
@@ -61,6 +62,7 @@ FAULTS: list[Callable[[Job, int, int], Job]] = [
     lambda job, rank, at: job.inject(LossDivergence(at, 0.05)),
     lambda job, rank, at: job.inject(NormSpike(at, 40.0, 3)),
     lambda job, rank, at: job.inject(Hang(rank, at, 25.0)),
+    lambda job, rank, at: job.inject(DeviceXid(rank, at, 79), DeviceXid(rank, at + 20, 31), DeviceXid(0, at, 63)),
     lambda job, rank, at: job.inject(HostSilence("host-0", at, at + 20)),
     lambda job, rank, at: job.inject(MissingRows(rank, 0, at)),
     lambda job, rank, at: job.inject(OrderedPause(at, 20.0)),
@@ -101,6 +103,7 @@ def troubled(world_size: int = 8) -> list[Observation]:
         Hang(1, 130, 30.0),
         HostSilence("host-1", 140, 160),
         BitFlip(5, 165),
+        DeviceXid(2, 170, 63),
         NonFinite(4, 180),
         Restart(183, 170, relaunch=False),
         Kill(6, 230),

@@ -12,6 +12,7 @@ from rankwatch_service.simulate.faults import (
     BatchRamp,
     BitFlip,
     Congestion,
+    DeviceXid,
     Drift,
     Fault,
     Hang,
@@ -108,6 +109,7 @@ class Disturbances:
     congestions: tuple[Congestion, ...]
     climbs: tuple[LossClimb, ...]
     drifts: tuple[Drift, ...]
+    xids: tuple[DeviceXid, ...]
 
 
 def disturbances_of(job: Job) -> Disturbances:
@@ -133,6 +135,7 @@ def disturbances_of(job: Job) -> Disturbances:
         congestions=every(Congestion),
         climbs=every(LossClimb),
         drifts=every(Drift),
+        xids=every(DeviceXid),
     )
 
 

@@ -174,6 +174,15 @@ class HostLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceXid:
+    """The driver reports an error of a rank's device; training does not feel it, unless another fault is beside it."""
+
+    rank: int
+    at_step: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostSilence:
     """No telemetry from a host that trains on: neither rows nor progress blocks."""
 
@@ -301,6 +310,7 @@ Fault = (
     | Kill
     | Restart
     | HostLoss
+    | DeviceXid
     | HostSilence
     | MissingRows
     | NonFinite
@@ -347,6 +357,8 @@ def _label(fault: Fault) -> Label | None:
             return Label(Kind.HANG, ranks_of(ranks), at)
         case Kill(rank, at):
             return Label(Kind.RANK_LOST, (rank,), at)
+        case DeviceXid(rank, at):
+            return Label(Kind.DEVICE_FAULT, (rank,), at)
         case HostLoss(_, at):
             return Label(Kind.TELEMETRY_LOST, (), at, at + 1)
         case HostSilence(_, at, until):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from rankwatch_detectors.base import (
     Tick,
 )
 from rankwatch_service.simulate.disturbances import Wait, disturbances_of
-from rankwatch_service.simulate.faults import Kill, Restart
+from rankwatch_service.simulate.faults import DeviceXid, Kill, Restart
 from rankwatch_service.simulate.job import Job
 
 DAY_S = 86_400.0
@@ -76,6 +77,7 @@ class _Player:
         # Copies, from which played faults are removed: they do not come again when their step is repeated.
         self.nonfinites, self.flips = dict(disturbances.nonfinites), list(disturbances.flips)
         self.waits, self.silences = list(disturbances.waits), list(disturbances.silences)
+        self.xids = list(disturbances.xids)
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property
@@ -108,6 +110,9 @@ class _Player:
 
     def _train(self) -> Iterator[Observation]:
         self.step_since_s = self.now_s
+        for error in [error for error in self.xids if error.at_step == self.step]:
+            self.xids.remove(error)
+            yield self._device_error(error)
         steps, values, seconds = self._rows()
         self.cpu_s += steps["busy_s"]
         yield from self._let_pass(seconds, "backward", ())
@@ -332,6 +337,10 @@ class _Player:
             cpu_s=self.cpu_s.copy(),
             outside_s=age if wait is not None and wait.outside else np.full(ranks, -1.0),
         )
+
+    def _device_error(self, error: DeviceXid) -> Occurrence:
+        fields = {"device_uuid": self.topology.device_uuid[error.rank], "xid": error.xid, "text": ""}
+        return replace(self._occurrence("device_error", error.rank, **fields), rank=None)
 
     def _occurrence(self, kind: str, rank: int | None, **fields: Any) -> Occurrence:
         host = self.topology.host[rank] if rank is not None else ""

@@ -1,13 +1,16 @@
 """The reader: a process that calls the driver once a second, and writes what it learns to its standard output.
 
-It ends when nobody reads it any more. A call that hangs in the driver hangs this process alone.
+It ends when nobody reads that any more. A call that hangs in the driver hangs this process alone, and not even its end,
+as far as the driver lets it be killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -28,6 +31,7 @@ def main(lock_path: str) -> int:
     """
     if take_lock(Path(lock_path)) is None:
         return BUSY_STATUS
+    threading.Thread(target=_end_when_unread, daemon=True).start()
     try:
         nvml = open_nvml()
     except NoDevicesError as error:
@@ -55,6 +59,14 @@ def main(lock_path: str) -> int:
                     _write(Reading(errors=(*logged, *errors)))
     except BrokenPipeError:
         return 0
+
+
+def _end_when_unread() -> None:
+    """End the process once the other end of the pipe is closed, whatever the main thread waits for."""
+    pipe = select.poll()
+    pipe.register(1, select.POLLERR)
+    pipe.poll()
+    os._exit(0)
 
 
 def _write(reading: Reading) -> None:

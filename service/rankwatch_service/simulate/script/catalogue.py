@@ -113,6 +113,11 @@ FAULTS: Final[dict[str, FaultSpec]] = {
         },
         _lost,
     ),
+    "xid": FaultSpec(
+        "the driver reports an error of a rank's device",
+        {"rank": RANK, "at": AT, "xid": Parameter(integer(1), "its number", 79)},
+        lambda job, rank, at, xid: job.inject(faults.DeviceXid(rank, at, xid)),
+    ),
     "host_lost": FaultSpec(
         "a host fails, with its ranks",
         {"host": HOST, "at": AT, "seconds": seconds(60.0)},

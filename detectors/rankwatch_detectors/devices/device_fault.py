@@ -1,0 +1,284 @@
+"""Reports what devices say of themselves: errors of the driver (Xids), a device that is gone, a driver that is silent.
+
+Errors of one device come in bursts, in which the first ones cause the others: a burst lasts until nothing was heard for
+three minutes, and is one episode, graded by the worst of it (`xids`). Numbers that only follow from others open
+nothing. Most Xids of the class *application* are faults of the program; twice within a day on one device, while no
+other device of the job has it, they are the device's. An episode with a fault of the hardware lasts as long as the
+launch that uses the device: a rollback inside the processes changes nothing about it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.devices.xids import Xid, XidClass, xid_of
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
+from rankwatch_detectors.scope import IncidentScope
+
+GRADES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+PAGE_FAULT: Final = 31
+GRAPHICS: Final = 13
+_UNIT: Final = re.compile(r"GPC ?(\d+),? ?TPC ?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFaultConfig:
+    """Settings of the device_fault detector."""
+
+    quiet_s: float = 180.0
+    """Silence after which a burst is over, as NVIDIA counts bursts of Xids."""
+    repeated_s: float = 24 * 3600.0
+    """Two page faults of a device, or two graphics exceptions of one unit of it, within this time are the device's."""
+    silent_s: float = 30.0
+    """A driver that does not answer for so long is a warning: under load it may be busy for seconds."""
+    listed_max: int = 16
+    """Xids that are listed in the evidence of an episode; further ones are only counted."""
+    devices_max: int = 1024
+    """Devices with errors that are remembered; those with the oldest error are forgotten."""
+
+
+class DeviceFaultDetector(DispatchingDetector):
+    """Episodes by device: scope "rank:N" of the rank that runs on it, "host:NAME" where that is not known.
+
+    Memory: linear in devices with errors.
+    """
+
+    kind: Kind = Kind.DEVICE_FAULT
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_hosts",
+        "_devices",
+        "_bursts",
+        "_repeats",
+        "_step",
+    )
+
+    def __init__(self, config: DeviceFaultConfig) -> None:
+        super().__init__()
+        self.name = "device_fault"
+        self.version = 1
+        self._config = config
+        self._hosts: list[str] = []
+        self._devices: list[str] = []
+        """UUID of each rank's device, as far as it is known."""
+        self._step = -1
+        self._bursts: dict[str, dict[str, Any]] = {}
+        """By text of the scope: what was heard of a device since it was last quiet."""
+        self._repeats: dict[str, list[float]] = {}
+        """By device and unit of it, when an error of the program occurred there."""
+
+    def _begin(self, start: AttemptStart) -> list[Finding]:
+        findings: list[Finding] = []
+        if start.launch != self.attempt.rpartition(".")[0]:
+            findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
+            self._bursts, self._step = {}, -1
+        self.attempt, self.world_size = start.attempt, start.topology.world_size
+        self._hosts, self._devices = list(start.topology.host), list(start.topology.device_uuid)
+        return findings
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        self._step = max(self._step, frame.step)
+        return ()
+
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        if occurrence.kind not in ("device_error", "device_lost", "driver_silent", "driver_answers"):
+            return ()
+        scope = self._scope_of(occurrence)
+        if scope is None or occurrence.attempt.rpartition(".")[0] != self.attempt.rpartition(".")[0]:
+            return ()
+        if occurrence.kind == "driver_answers":
+            return self._answers(scope)
+        burst = self._burst(scope, occurrence)
+        burst["last_s"] = self.now_s
+        if occurrence.kind == "driver_silent":
+            burst["silent_since_s"] = self.now_s - _number(occurrence.fields.get("silent_s"))
+            self._raise(burst, Severity.INFO, "The driver does not answer", "")
+        elif occurrence.kind == "device_lost":
+            reason = str(occurrence.fields.get("reason", ""))
+            self._raise(burst, Severity.CRITICAL, f"The device is gone: {reason}", "restart the machine")
+        else:
+            self._add(burst, occurrence)
+        return self._tell(scope, burst)
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
+        findings: list[Finding] = []
+        for text, burst in list(self._bursts.items()):
+            scope = IncidentScope.parse(text)
+            silent_since_s = burst["silent_since_s"]
+            if silent_since_s is not None:
+                if self.now_s - silent_since_s >= self._config.silent_s and burst["grade"] == Severity.INFO:
+                    self._raise(burst, Severity.WARNING, "The driver does not answer", "")
+                    findings += self._tell(scope, burst)
+                continue
+            if self.now_s - burst["last_s"] < self._config.quiet_s or burst["grade"] == Severity.CRITICAL:
+                continue
+            del self._bursts[text]
+            if scope in self.episodes:
+                why = f"No error of the device for {self._config.quiet_s:.0f} s."
+                findings += self.episodes.close(scope, None, self.now_s, why)
+        return findings
+
+    # ---- whose device ------------------------------------------------------------------------------------------------
+
+    def _scope_of(self, occurrence: Occurrence) -> IncidentScope | None:
+        """The rank on the device, or else its host; None if the job does not use it."""
+        here = [rank for rank, host in enumerate(self._hosts) if host == occurrence.host]
+        if not here:
+            return None
+        if occurrence.kind in ("driver_silent", "driver_answers"):
+            return IncidentScope.of_host(occurrence.host)
+        uuid = _bare(str(occurrence.fields.get("device_uuid", "")))
+        mine = [rank for rank in here if uuid and _bare(self._devices[rank]) == uuid]
+        if mine:
+            return IncidentScope.of_rank(mine[0])
+        # An instance of a divided GPU (MIG) has a UUID of its own, so that its rank cannot be told from the GPU's.
+        known = all(self._devices[rank] and "MIG" not in self._devices[rank] for rank in here)
+        return None if known and uuid else IncidentScope.of_host(occurrence.host)
+
+    # ---- what was heard of it ----------------------------------------------------------------------------------------
+
+    def _burst(self, scope: IncidentScope, occurrence: Occurrence) -> dict[str, Any]:
+        burst = self._bursts.get(str(scope))
+        if burst is None:
+            fields = occurrence.fields
+            named = {
+                name: fields[name] for name in ("device_uuid", "index", "pci_bus_id", "serial") if fields.get(name)
+            }
+            burst = self._bursts[str(scope)] = {
+                "host": occurrence.host,
+                "device": {key: value for key, value in named.items() if value != -1},
+                "began_s": self.now_s,
+                "began_step": self._step if self._step >= 0 else None,
+                "last_s": self.now_s,
+                "silent_since_s": None,
+                "grade": "",
+                "what": "",
+                "action": "",
+                "recovery": "",
+                "xids": {},
+                "others": 0,
+            }
+        return burst
+
+    def _add(self, burst: dict[str, Any], occurrence: Occurrence) -> None:
+        number, text = int(_number(occurrence.fields.get("xid"))), str(occurrence.fields.get("text", ""))
+        xid = xid_of(number)
+        listed = burst["xids"].get(str(number))
+        if listed is None and len(burst["xids"]) >= self._config.listed_max:
+            burst["others"] += 1
+        elif listed is None:
+            burst["xids"][str(number)] = {
+                "xid": number,
+                "name": xid.name,
+                "class": str(xid.kind),
+                "count": 1,
+                "text": text,
+            }
+        else:
+            listed["count"] += 1
+        if number == 154:
+            burst["recovery"] = text
+        severity, action = xid.severity, xid.nvidia
+        if xid.kind is XidClass.APPLICATION and self._comes_back(xid, text, burst):
+            severity, action = Severity.WARNING, "run a diagnosis of the device: it is the only one with this error"
+        if severity is not None:
+            self._raise(burst, severity, f"Xid {number}, {xid.name}", action)
+
+    def _comes_back(self, xid: Xid, text: str, burst: Mapping[str, Any]) -> bool:
+        """Whether an error of the program has now occurred twice on this device within a day, and on no other."""
+        unit = _UNIT.search(text)
+        if xid.number not in (PAGE_FAULT, GRAPHICS) or (xid.number == GRAPHICS and unit is None):
+            return False
+        device = f"{burst['host']}/{burst['device'].get('device_uuid', '')}"
+        key = f"{xid.number} {device} {unit[0] if unit and xid.number == GRAPHICS else ''}"
+        since_s = self.now_s - self._config.repeated_s
+        times = [time_s for time_s in self._repeats.pop(key, []) if time_s > since_s]
+        self._repeats[key] = [*times, self.now_s][-2:]
+        while len(self._repeats) > self._config.devices_max:
+            del self._repeats[next(iter(self._repeats))]
+        elsewhere = any(
+            other.split(" ")[:2] != key.split(" ")[:2] and other.startswith(f"{xid.number} ") and last[-1] > since_s
+            for other, last in self._repeats.items()
+        )
+        return len(self._repeats[key]) > 1 and not elsewhere
+
+    def _raise(self, burst: dict[str, Any], severity: Severity, what: str, action: str) -> None:
+        """Take the graver of two grades; of equal ones the first, which causes the others."""
+        if not burst["grade"] or GRADES.index(severity) > GRADES.index(Severity(burst["grade"])):
+            burst.update(grade=severity.value, what=what, action=action)
+
+    def _answers(self, scope: IncidentScope) -> list[Finding]:
+        burst = self._bursts.get(str(scope))
+        if burst is None or burst["silent_since_s"] is None:
+            return []
+        silent_s, burst["silent_since_s"] = self.now_s - burst["silent_since_s"], None
+        if burst["xids"] or burst["grade"] == Severity.CRITICAL:
+            return []
+        del self._bursts[str(scope)]
+        why = f"The driver answers again, after {silent_s:.0f} s."
+        return self.episodes.close(scope, None, self.now_s, why) if scope in self.episodes else []
+
+    # ---- findings ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, scope: IncidentScope, burst: Mapping[str, Any]) -> list[Finding]:
+        if not burst["grade"]:
+            return []  # so far only what follows from something else
+        severity = Severity(burst["grade"])
+        told: dict[str, Any] = {
+            "severity": severity,
+            "detected_step": self._step if self._step >= 0 else None,
+            "detected_time_s": self.now_s,
+            "summary": self._sentence(scope, burst),
+            "evidence": self._evidence(burst),
+        }
+        if scope not in self.episodes:
+            return self.episodes.open(
+                scope,
+                attempt=self.attempt,
+                ranks=() if scope.host is not None else (scope.number,),
+                onset_step=burst["began_step"],
+                onset_time_s=burst["began_s"],
+                score=math.inf,
+                confidence=1.0,
+                cause="device",
+                **told,
+            )
+        before = self.episodes.told(scope)
+        if before["severity"] == severity.value and before["summary"] == told["summary"]:
+            self.episodes.note(scope, told["evidence"])
+            return []
+        return self.episodes.update(scope, **told)
+
+    def _sentence(self, scope: IncidentScope, burst: Mapping[str, Any]) -> str:
+        device = burst["device"]
+        name = device.get("device_uuid") or device.get("pci_bus_id") or ""
+        where = f"host {burst['host']}" if scope.host is not None else f"rank {scope.number} on {burst['host']}"
+        of = f" of {where}" if not name else f" of {name}, {where}"
+        then = f"; {burst['action']}" if burst["action"] not in ("", "ignore") else ""
+        recovery = f" (driver: {burst['recovery']})" if burst["recovery"] else ""
+        return f"{burst['what']}{of}{then}{recovery}."
+
+    def _evidence(self, burst: Mapping[str, Any]) -> dict[str, Any]:
+        found = {**burst["device"], "host": burst["host"], "xids": list(burst["xids"].values())}
+        if burst["others"]:
+            found["further_xids"] = burst["others"]
+        if burst["recovery"]:
+            found["recovery_action"] = burst["recovery"]
+        if burst["silent_since_s"] is not None:
+            found["silent_s"] = self.now_s - burst["silent_since_s"]
+        return found
+
+
+def _bare(uuid: str) -> str:
+    """A UUID without what comes before it: NVML writes "GPU-", torch does not."""
+    return uuid.lower().removeprefix("gpu-")
+
+
+def _number(value: Any) -> float:
+    """A number of an event; 0 if it is none: events are what somebody sent."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

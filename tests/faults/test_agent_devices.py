@@ -1,0 +1,90 @@
+"""The devices of a host while their driver fails: what the agent sends of them, and that nothing is left of it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch import layout
+from rankwatch.agent.lock import take_lock
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService, until
+from tests.support.ranks.recording_rank import RecordingRank
+
+pytestmark = pytest.mark.integration
+
+NVML = Path(__file__).parents[1] / "support/nvml"
+
+
+class Driver:
+    """The driver of the host, which a test spoils while the agent runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "nvml.json"
+        self.environment = {"PYTHONPATH": str(NVML), "FAKE_NVML": str(self._file)}
+        self.say()
+
+    def say(self, **wrong: Any) -> None:
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps(wrong))
+        fresh.rename(self._file)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.say()
+
+
+def test_counters_errors_a_loss_and_silence_reach_the_service_while_ranks_are_reported_on(
+    tmp_path: Path, driver: Driver
+) -> None:
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    with (
+        AgentService() as service,
+        RecordingRank(rings, 0) as rank,
+        AgentProcess(rings, service.environment | driver.environment),
+    ):
+        until(lambda: any(len(batch.devices) == 8 for batch in service.batches))
+        driver.say(xids=[[3, 48]])
+        until(lambda: service.events("device_error"))
+        driver.say(xids=[[3, 48]], lost=[5])
+        until(lambda: service.events("device_lost"))
+        until(lambda: any(len(batch.devices) == 7 for batch in service.batches))
+        driver.say(hangs=True)
+        until(lambda: service.events("driver_silent"))
+        rank.do("steps", 5)
+        until(lambda: any(batch.steps is not None for batch in service.batches))
+    (error,), (lost,) = service.events("device_error"), service.events("device_lost")
+    assert (error.fields["device_uuid"], error.fields["xid"], error.rank) == ("GPU-3", 48, None)
+    assert (lost.fields["serial"], lost.fields["index"]) == ("S5", 5)
+    assert len(service.events("driver_silent")) == 1
+    until(lambda: is_free(layout.devices_lock_path(str(rings), "gpt")))
+
+
+def is_free(path: str) -> bool:
+    """Whether no reader of devices is left."""
+    lock = take_lock(Path(path))
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(tmp_path: Path, driver: Driver) -> None:
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    with (
+        AgentService() as service,
+        RecordingRank(rings, 0),
+        AgentProcess(rings, service.environment | driver.environment) as agent,
+    ):
+        until(lambda: any(batch.devices for batch in service.batches))
+        agent.kill_worker()
+        boots = {batch.boot for batch in service.batches}
+        until(lambda: any(batch.devices and batch.boot not in boots for batch in service.batches))
+    assert not service.events("driver_silent")
