@@ -11,7 +11,6 @@ from rankwatch_service.cli.commands import (
     checkpoints,
     commands,
     directives,
-    doctor,
     health,
     incidents,
     jobs,
@@ -23,6 +22,7 @@ from rankwatch_service.cli.commands import (
     training_hosts,
 )
 from rankwatch_service.cli.commands.database import audit, backup, tables
+from rankwatch_service.cli.commands.doctor.command import doctor
 
 app: Final = typer.Typer(
     name="rankwatch",
@@ -66,5 +66,5 @@ app.add_typer(tables.app, name="db", rich_help_panel=KEEP)
 app.command("backup", rich_help_panel=KEEP)(backup.backup)
 app.command("restore", rich_help_panel=KEEP)(backup.restore)
 app.add_typer(audit.app, name="audit", rich_help_panel=KEEP)
-app.command("doctor", rich_help_panel=KEEP)(doctor.doctor)
+app.command("doctor", rich_help_panel=KEEP)(doctor)
 app.command("health", rich_help_panel=KEEP)(health.health)

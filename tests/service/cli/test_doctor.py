@@ -1,6 +1,7 @@
 """What `rankwatch doctor` says of the data folder and of the OIDC provider; the rest is in `test_commands.py`."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -42,3 +43,44 @@ def test_the_oidc_provider_is_asked_whether_it_answers(up, monkeypatch):
         provider.away = True
         verdict, told = checks()["OIDC"]
         assert (verdict, "answered 503" in told) == ("finding", True)
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Says what is wrong with the driver of eight devices."""
+
+    def say(**wrong):
+        (tmp_path / "nvml.json").write_text(json.dumps(wrong))
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support/nvml"))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+    say()
+    return say
+
+
+def gpu_checks():
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--json"])
+    return {one["check"]: (one["verdict"], one["told"]) for one in map(json.loads, result.stdout.splitlines())}
+
+
+def test_gpus_tell_what_they_can_and_why_not_the_rest(driver):
+    driver(lost=[5], missing=["nvmlDeviceGetSerial"])
+    found = gpu_checks()
+    assert found["GPU driver"] == ("ok", "version 999.1, 8 devices")
+    assert found["GPU 5"] == ("finding", "a device that cannot be opened: the driver has lost it")
+    verdict, told = found["GPU 3"]
+    assert (verdict, told.startswith("Fake H100, GPU-3; does not tell: ")) == ("ok", True)
+    assert "TotalEccErrors" in told
+    assert "TotalEccErrors" not in found["GPU 2"][1]
+    assert "pcie_replays" in told
+    assert found["GPU errors"][0] == "ok"
+
+
+def test_without_a_driver_it_says_what_to_do_and_a_driver_that_hangs_is_a_finding(driver, monkeypatch):
+    driver(no_driver=True)
+    verdict, told = gpu_checks()["GPU driver"]
+    assert (verdict, "--gpus all" in told) == ("finding", True)
+    driver(hangs=True)
+    monkeypatch.setattr("rankwatch_service.cli.commands.doctor.gpu_checks.ANSWER_WITHIN_S", 0.5)
+    verdict, told = gpu_checks()["GPU driver"]
+    assert (verdict, told.startswith("does not answer within")) == ("finding", True)

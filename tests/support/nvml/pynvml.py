@@ -72,6 +72,14 @@ def _nvmlDeviceGetHandleByUUID(uuid):
     return _nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-")))
 
 
+def _nvmlSystemGetDriverVersion():
+    return "999.1"
+
+
+def _nvmlDeviceGetName(handle):
+    return "Fake H100"
+
+
 def _nvmlDeviceGetUUID(handle):
     return f"GPU-{handle}"
 

@@ -85,9 +85,12 @@ class Nvml:
 
     def __init__(self, library: Any, count: int) -> None:
         self._nvml = library
+        self._refused: dict[str, str] = {}
         self._handles: list[Any] = [self._ask("DeviceGetHandleByIndex", index) for index in range(count)]
         self.found = tuple(self._identity(index) for index in range(count))
         """By index."""
+        self.refused: dict[int, dict[str, str]] = {}
+        """By index: what the device did not tell in the newest sample that asked for it, with the driver's reason."""
         self._lost: set[int] = set()
         self._samples = 0
         self._events = self._registered()
@@ -96,6 +99,17 @@ class Nvml:
     def hears_errors(self) -> bool:
         """Whether the driver reports errors through NVML; not in some containers and under MIG."""
         return self._events is not None
+
+    @property
+    def driver(self) -> str:
+        """Version of the driver."""
+        return _text(self._ask("SystemGetDriverVersion"))
+
+    def name(self, index: int) -> str:
+        """A device's name, with a note if it is divided (MIG): then utilization and other counters are not told."""
+        handle = self._handles[index]
+        mode = self._ask("DeviceGetMigMode", handle)
+        return _text(self._ask("DeviceGetName", handle)) + (", divided (MIG)" if mode and mode[0] else "")
 
     def sample(self, unix_ns: int) -> tuple[tuple[DeviceSample, ...], tuple[int, ...]]:
         """Read all devices.
@@ -181,6 +195,8 @@ class Nvml:
 
     def _sample(self, device: DeviceIdentity, unix_ns: int, slow: bool) -> DeviceSample:
         nvml, handle = self._nvml, self._handles[device.index]
+        if slow:
+            self.refused[device.index] = self._refused = {}
         memory, use = self._ask("DeviceGetMemoryInfo", handle), self._ask("DeviceGetUtilizationRates", handle)
         milliwatts = self._ask("DeviceGetPowerUsage", handle)
         megahertz = self._ask("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
@@ -207,6 +223,8 @@ class Nvml:
             name, factor = wanted[field.fieldId]
             if field.nvmlReturn == 0 and field.valueType < len(_VALUE_PARTS):
                 found[name] = float(getattr(field.value, _VALUE_PARTS[field.valueType])) * factor
+            else:
+                self._refused[name] = str(self._nvml.NVMLError(field.nvmlReturn))
         return found
 
     def _limits(self, handle: Any) -> dict[str, float]:
@@ -225,7 +243,8 @@ class Nvml:
         """What a function of NVML answers; None if this device, driver or pynvml lacks it, or cannot tell it now."""
         try:
             return getattr(self._nvml, f"nvml{function}")(*arguments)
-        except (self._nvml.NVMLError, AttributeError):
+        except (self._nvml.NVMLError, AttributeError) as error:
+            self._refused[function.removeprefix("DeviceGet")] = str(error)
             return None
 
 

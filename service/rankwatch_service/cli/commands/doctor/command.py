@@ -6,16 +6,16 @@ import email.utils
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.commands.doctor.check_result import CheckResult
 from rankwatch_service.cli.database import data_dir_in_force, database_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA, TOKEN, URL
@@ -36,15 +36,6 @@ OPTIONAL: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result of one check; the verdict is ok, note (optional) or finding."""
-
-    name: str
-    verdict: str
-    detail: str
-
-
 def doctor(
     data: DATA = None,
     database_url: DATABASE_URL = None,
@@ -52,18 +43,24 @@ def doctor(
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check what this machine's GPUs can tell instead.")] = False,
 ) -> None:
     """Check this machine, the database, Kafka, the OIDC provider and the service; exit with 1 if there is a finding."""
+    from rankwatch_service.cli.commands.doctor.gpu_checks import gpu_checks
     from rankwatch_service.cli.configuration import configured_settings
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    checks = [
-        *_machine(configured),
-        *_database(configured),
-        *_kafka(configured),
-        *_oidc(configured),
-        *_service(url, token),
-    ]
+    checks = (
+        list(gpu_checks())
+        if gpu
+        else [
+            *_machine(configured),
+            *_database(configured),
+            *_kafka(configured),
+            *_oidc(configured),
+            *_service(url, token),
+        ]
+    )
     styles = {"ok": "green", "note": "dim", "finding": "bold red"}
     output.show(
         ({"check": check.name, "verdict": check.verdict, "told": check.detail} for check in checks),

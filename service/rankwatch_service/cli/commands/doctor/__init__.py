@@ -1,0 +1,1 @@
+"""`rankwatch doctor`: checks of this machine, the service and the GPUs."""
