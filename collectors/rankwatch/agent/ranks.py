@@ -93,6 +93,11 @@ class LocalRank:
         return self.header.identity
 
     @property
+    def is_followed(self) -> bool:
+        """Whether a log is all that is known of it: the process here is the follower's, not the rank's."""
+        return bool(self.header.identity.get("followed"))
+
+    @property
     def launch(self) -> str:
         """The launch, equal for all processes that were started together."""
         return str(self.header.identity.get("launch", ""))

@@ -14,7 +14,7 @@ from rankwatch.reader import ProgressBlock
 def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Progress:
     """A rank's progress message; `now_s` is monotonic time of this host."""
     gone = rank.gone_since_s is not None
-    stat = None if gone else read_stat(rank.header.pid)
+    stat = None if gone or rank.is_followed else read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
         stat = None  # another process has its PID by now
     return wire.Progress(

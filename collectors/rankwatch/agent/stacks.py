@@ -100,11 +100,11 @@ class Stacks:
 
 
 def _evidence(rank: LocalRank, block: ProgressBlock, now_s: float) -> dict[str, Any]:
-    stat = read_stat(rank.header.pid)
+    stat = None if rank.is_followed else read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
         stat = None
     return {
-        "os_state": "X" if stat is None else stat.state,
+        "os_state": "?" if rank.is_followed else "X" if stat is None else stat.state,
         "cpu_ticks": 0 if stat is None else stat.cpu_ticks,
         "wchan": "" if stat is None else wait_channel(rank.header.pid),
         "phase": block.phase,
@@ -123,6 +123,8 @@ def _explain(waiting: _Waiting) -> None:
 
 def _obstacle(rank: LocalRank, os_state: str, number: int) -> str:
     """Why the signal must not be sent; empty if it may."""
+    if rank.is_followed:
+        return "only its log is known"
     if rank.gone_since_s is not None or rank.process is None or not rank.reader.owner_alive():
         return "its process is gone"
     if os_state in STOPPED_STATES:

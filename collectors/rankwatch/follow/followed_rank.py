@@ -38,7 +38,7 @@ class FollowedRank:
         """Seconds between two rows of the newest reading; 0 if unknown."""
         self._time_s: float | None = None
         self._step_s = 0.0
-        self._recorder.declare({"can": []})
+        self._recorder.declare({"can": [], "followed": True})
         self._recorder.words[layout.PHASE] = self._recorder.phase(UNREPORTED)
 
     def reading(self, rows: int, *, behind: bool) -> None:
