@@ -52,3 +52,5 @@ def test_a_job_is_archived_and_deleted_by_its_name(visit, lost_job):
         page.wait_for_url("**/jobs")
         expect(page.locator("tr.link", has_text="gpt-small")).to_be_visible()
         expect(page.locator("tr.link", has_text=JOB)).to_have_count(0)
+        # The event of the deletion may reach the job's page before it has left for the list of jobs.
+        one.complaints = [complaint for complaint in one.complaints if "404" not in complaint]
