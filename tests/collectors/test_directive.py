@@ -172,6 +172,46 @@ def test_a_checkpoint_is_saved_once_answered_with_its_place_and_registered(rank)
     assert (note["checkpoint"], note["tier"], note["location"]) == ("local:l.0:3", "local", "/c/3")
 
 
+def checkpoint_in_a_pause(rank: Rank) -> None:
+    rank.write("p", "hold", step=3)
+    rank.write_after(1, directive("p", "do", lease_s=60.0))
+    rank.write_after(10, directive("o", "hold", "checkpoint", lease_s=60.0))
+    rank.write_after(20, directive("o", "do", "checkpoint", lease_s=120.0))
+    rank.write_after(30, directive("o", "do", lease_s=60.0))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_paused_rank_saves_at_the_step_of_the_pause_and_is_paused_again(rank, fails):
+    saves, answers = [], []
+
+    @rank.watch.on_checkpoint
+    def save(step: int) -> str:
+        saves.append(step)
+        if fails:
+            raise OSError("disk full")
+        return f"/c/{step}"
+
+    checkpoint_in_a_pause(rank)
+    rank.write_after(500, directive("o", "go"))
+    sleep = rank.watch._loop._follower._sleep
+    rank.watch._loop._follower._sleep = lambda seconds: (answers.append(rank.answer), sleep(seconds))[1]
+    assert run(rank) == [0, 1, 2, 3, 4, 5]
+    assert (saves, rank.sleeps) == ([3], 500)
+    told = [(answer.order, answer.answer) for answer in answers]
+    assert list(dict.fromkeys(told)) == [
+        ("p", "held"), ("p", "done"), ("o", "held"), ("o", "failed" if fails else "done"), ("o", "done")
+    ][: 5 if fails else 4]  # fmt: skip
+    assert (rank.answer.answer, rank.answer.step) == ("went", 3)
+
+
+def test_a_pause_that_follows_a_checkpoint_ends_by_its_lease_and_training_goes_on(rank):
+    rank.watch.on_checkpoint(lambda step: f"/c/{step}")
+    checkpoint_in_a_pause(rank)
+    assert run(rank) == [0, 1, 2, 3, 4, 5]
+    assert rank.ended == []
+    assert rank.answer.detail == "the pause's lease ended"
+
+
 def test_a_save_that_fails_is_answered_and_training_goes_on_with_go(rank):
     @rank.watch.on_checkpoint
     def save(step: int) -> str:

@@ -199,12 +199,18 @@ class Follower:
         else:
             self._answer(directive, "done", goes_on, fingerprint=fingerprint, detail=detail)
             failed = False
-        self._await_go(directive, may_go=not (failed and directive.action == "rollback"))
+        pause = self._await_go(directive, may_go=not (failed and directive.action == "rollback"))
+        if pause is not None:
+            return self._pause(pause, step)
         self._answer(directive, "went", goes_on, fingerprint=fingerprint)
         return goes_on
 
-    def _await_go(self, done: Directive, *, may_go: bool) -> None:
-        """Wait for `go`; end the process if it does not come, since others may have rolled back and this rank not."""
+    def _await_go(self, done: Directive, *, may_go: bool) -> Directive | None:
+        """Wait for `go`; end the process if it does not come, since others may have rolled back and this rank not.
+
+        Returns:
+            The pause that follows a checkpoint which was taken in a pause; None: go.
+        """
         lease_ends_ns = self._after(done.lease_s)
         while True:
             directive = self._await(lease_ends_ns)
@@ -213,12 +219,14 @@ class Follower:
             elif directive.order != done.order:
                 continue
             elif directive.phase == "go" and may_go:
-                return
+                return None
+            elif directive.phase == "do" and directive.action == "pause" and done.action == "checkpoint":
+                return directive
             elif directive.phase == "do":
                 lease_ends_ns = self._after(directive.lease_s)  # other ranks are still acting
 
     def _pause(self, pause: Directive, step: int) -> int:
-        self._answer(pause, "done", step)
+        self._answer(pause, "done", step, detail="paused")
         lease_ends_ns = self._after(pause.lease_s)
         detail = ""
         while True:

@@ -185,7 +185,7 @@ class JobStream:
         """Take the next control record about this job, or about all jobs."""
         match record:
             case OrderPhase():
-                self._summary.order(record.action, record.phase, now_s)
+                self._summary.order(record.action, record.phase, now_s, paused=record.paused)
                 if record.phase in ("do", "go", "kill"):
                     what = f"{record.action} ({record.mode})" if record.mode else record.action
                     self.history.note(f"{what}: {record.phase}", record.step, now_s)

@@ -111,11 +111,10 @@ class SummaryBuilder:
         """When the job was first seen, stream time; None before its first summary."""
         return self._first_seen_ns
 
-    def order(self, action: str, phase: str, now_s: float) -> None:
-        """Take the new phase of an order."""
+    def order(self, action: str, phase: str, now_s: float, *, paused: bool = False) -> None:
+        """Take the new phase of an order, in which the ranks are `paused` already or not."""
         self._ordered_ns = unix_ns(now_s)
-        if action == "pause":
-            self._paused = phase == "do"
+        self._paused = paused or (action == "pause" and phase == "do")
 
     def frame(self, frame: Frame, now_s: float) -> None:
         """Take a closed frame."""

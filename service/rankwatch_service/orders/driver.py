@@ -21,11 +21,14 @@ from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import (
     BEFORE_DO,
     KILL_NS_MAX,
+    PAUSED,
     VIEW_NS_MAX,
     CommandOutcome,
     Order,
     OrderSituation,
     Phase,
+    enter,
+    take_over,
 )
 from rankwatch_service.orders.pace import Paces
 from rankwatch_service.orders.running_attempt import (
@@ -36,7 +39,7 @@ from rankwatch_service.orders.running_attempt import (
     read_training,
     superseded,
 )
-from rankwatch_service.orders.transitions import advance
+from rankwatch_service.orders.transitions import advance, all_paused
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
 from rankwatch_service.policy.policy import Action
@@ -46,6 +49,9 @@ from rankwatch_service.store.models import Command
 from rankwatch_service.store.models import Order as OrderRow
 
 ACTOR: Final = "driver"
+
+KEEP_PAUSED: Final = frozenset({Action.PAUSE, Action.CHECKPOINT})
+"""Commands that leave a job paused; any other one ends the pause."""
 
 
 class Driver:
@@ -92,12 +98,12 @@ class Driver:
         """Settle the command and record the phase, in the transaction of the move."""
         if outcome is not None:
             commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
-        if order.phase is before.phase:
+        if order.phase is before.phase and order.action == before.action:
             # A renewed lease concerns neither stream nor the pages.
             return
         self._record(connection, order, now_unix_ns)
-        if order.phase is Phase.CLOSED and order.action == Action.PAUSE:
-            # A resume has no order of its own: it is applied once the pause is over.
+        if order.phase is Phase.CLOSED and order.action in (Action.PAUSE, Action.CHECKPOINT):
+            # A resume has no order of its own: it is applied once the pause, or the checkpoint in it, is over.
             resumes = select(Command.id).where(
                 Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
             )
@@ -118,6 +124,7 @@ class Driver:
             checkpoint=order.checkpoint,
             checkpoint_step=order.checkpoint_step,
             mode=order.mode,
+            paused=order.detail == PAUSED,
         )
         self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
         data = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
@@ -130,25 +137,17 @@ class Driver:
         training = read_training(connection, order.job, order.attempt)
         # After a rollback the ranks report under their next attempt.
         views = host_views(connection, training, (order.attempt, f"{launch_of(order.attempt)}.{order.k}"))
-        withdrawn = command["result"] or "cancelled" if command["state"] == "cancelled" else ""
-        # Any other command ends a pause, except stacks, which need no order, and one that still waits for approval.
-        others = connection.execute(
-            select(Command.action).where(
-                Command.job == order.job,
-                Command.id != order.command_id,
-                Command.state.in_(commands.OPEN),
-                Command.action != STACKS,
-                ~(Command.approval_required & (Command.state == "requested")),
-            )
-        ).scalars()
-        wanted = set(others)
+        # A checkpoint that has become a pause again is not withdrawn with its command.
+        cancelled = command["state"] == "cancelled" and command["action"] == order.action
+        withdrawn = command["result"] or "cancelled" if cancelled else ""
+        wanted = _others_wanted(connection, order.job, order.command_id)
         if not withdrawn and Action.RELAUNCH in wanted and order.phase in BEFORE_DO:
             withdrawn = "a relaunch was requested"
         return OrderSituation(
             now_unix_ns=self._clock.unix_ns(),
             expires_unix_ns=command["expires_unix_ns"],
             withdrawn=withdrawn,
-            resumed=bool(wanted - {Action.PAUSE}),
+            resumed=bool(wanted - KEEP_PAUSED),
             superseded=superseded(connection, training, order.k, order.phase_unix_ns),
             hosts=training.hosts,
             views=views,
@@ -170,16 +169,36 @@ class Driver:
                 return
             order: Order | CommandOutcome | None = _outcome_without_order(connection, row, orders, now)
             if order is None:
-                # A job has one order at a time; only a relaunch, which ends the processes anyway, does not wait.
-                if orders and row["action"] != Action.RELAUNCH:
+                # A job has one order at a time; only a relaunch, which ends the processes anyway, does not wait, and a
+                # checkpoint takes over the ranks of a pause.
+                pause = self._pause_to_take_over(connection, row, orders)
+                if orders and pause is None and row["action"] != Action.RELAUNCH:
                     return
                 order = _new_order(connection, row, now)
+                if pause is not None and isinstance(order, Order):
+                    order = take_over(order, pause, now)
+                    self._close(connection, pause, f"order {order.id} took over", now)
             if isinstance(order, CommandOutcome):
                 commands.settle(connection, row["id"], order, ACTOR, now)
                 return
             connection.execute(insert(OrderRow).values(**_columns(order)))
             commands.settle(connection, row["id"], CommandOutcome("sent"), ACTOR, now, order.mode)
             self._record(connection, order, now)
+
+    def _pause_to_take_over(self, connection: Connection, command: RowMapping, orders: Sequence[Order]) -> Order | None:
+        """The pause whose ranks a checkpoint takes over; None while there is none, or if something else ends it."""
+        others = _others_wanted(connection, command["job"], command["id"])
+        if command["action"] != Action.CHECKPOINT or others - KEEP_PAUSED:
+            return None
+        mine = (one for one in orders if one.attempt == command["attempt"])
+        return next((one for one in mine if all_paused(one, self._situation(connection, one))), None)
+
+    def _close(self, connection: Connection, order: Order, why: str, now_unix_ns: int) -> None:
+        """Close an order that was read in this transaction."""
+        closed = enter(order, Phase.CLOSED, now_unix_ns, 0, why)
+        stored = _store(connection, order, closed)
+        assert stored  # writers take turns
+        self._record(connection, closed, now_unix_ns)
 
 
 def open_orders(connection: Connection, job: str | None = None) -> list[Order]:
@@ -191,11 +210,13 @@ def open_orders(connection: Connection, job: str | None = None) -> list[Order]:
 
 
 def current_orders(connection: Connection, job: str, closed_after_unix_ns: int) -> list[Order]:
-    """A job's orders that are open, or were closed after a time."""
+    """A job's orders that are open, and after them those that were closed after a time; each oldest phase first."""
     query = select(OrderRow.__table__).where(
         OrderRow.job == job, (OrderRow.phase != Phase.CLOSED) | (OrderRow.phase_unix_ns > closed_after_unix_ns)
     )
-    return [order_of(row) for row in connection.execute(query.order_by(OrderRow.phase_unix_ns)).mappings()]
+    # The slot of a rank must have its next order before it is cleared of a closed one: paused ranks would go on.
+    query = query.order_by(OrderRow.phase == Phase.CLOSED, OrderRow.phase_unix_ns)
+    return [order_of(row) for row in connection.execute(query).mappings()]
 
 
 def order_of(row: Mapping[Any, Any]) -> Order:
@@ -232,6 +253,21 @@ def _due(command: RowMapping, now_unix_ns: int) -> bool:
     # Neither ever has an order of its own: a resume ends that of the pause, and stacks need none.
     waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME)
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
+
+
+def _others_wanted(connection: Connection, job: str, command_id: str) -> set[str]:
+    """Actions of the job's open commands besides this one.
+
+    Without stacks, which need no order, and commands that still wait for approval.
+    """
+    others = select(Command.action).where(
+        Command.job == job,
+        Command.id != command_id,
+        Command.state.in_(commands.OPEN),
+        Command.action != STACKS,
+        ~(Command.approval_required & (Command.state == "requested")),
+    )
+    return set(connection.execute(others).scalars())
 
 
 def _way(connection: Connection, command: RowMapping) -> Way | CommandOutcome:
@@ -312,8 +348,8 @@ def _outcome_without_order(
     if training.can and action not in training.can and action != Action.ROLLBACK:
         return CommandOutcome("refused", f"the job does not support {action}")
     if action == Action.RESUME:
-        paused = any(order.action == Action.PAUSE for order in orders)
+        paused = any(order.pauses for order in orders)
         return CommandOutcome("sent") if paused else CommandOutcome("refused", "the job is not paused")
-    if action == Action.PAUSE and any(order.action == Action.PAUSE for order in orders):
+    if action == Action.PAUSE and any(order.pauses for order in orders):
         return CommandOutcome("refused", "the job is paused already")
     return None

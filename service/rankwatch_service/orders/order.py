@@ -36,6 +36,10 @@ ACT_NS_MAX: Final = 600 * S
 PAUSE_SILENT_NS: Final = 20 * S
 """When an agent has been silent for this long, the pause ends for all ranks, before its own go on at PAUSE_LEASE_S."""
 
+PAUSED_HOLD_NS_MAX: Final = 40 * S
+"""Longest wait for paused ranks to hold for a checkpoint: longer than PAUSE_SILENT_NS, and as much before they go on by
+themselves at PAUSE_LEASE_S."""
+
 VIEW_NS_MAX: Final = 10 * S
 """Longest wait for fresh views of all hosts: twice an agent's longest reconnect back-off."""
 
@@ -47,6 +51,10 @@ KILL_NS_MAX: Final = 30 * S
 
 TRIES_MAX: Final = 3
 """Holds tried, each with twice the margin of the one before."""
+
+
+PAUSED: Final = "paused"
+"""The detail of an order whose ranks are paused."""
 
 
 class Phase(StrEnum):
@@ -88,12 +96,23 @@ class Order:
     lease_unix_ns: int
     """Until when this phase may last. For a hold: until when `do` may be written."""
     detail: str
-    """Why this phase began. "held" in a hold at which a rank has arrived, "paused" in a pause that is applied."""
+    """Why this phase began. "held" in a hold at which a rank has arrived; `PAUSED` in a pause that is applied, and in a
+    checkpoint that has taken over the ranks of one and becomes a pause afterwards."""
     version: int
     mode: str = ""
     """For rollback: full or weights, or relaunch if the action is that instead; "" if the ranks know no modes."""
     refused: bool = False
     """A rank answered that it cannot do this."""
+
+    @property
+    def pause_applied(self) -> bool:
+        """Whether all that the order still does is to keep the ranks paused."""
+        return self.action == "pause" and self.detail == PAUSED
+
+    @property
+    def pauses(self) -> bool:
+        """Whether its ranks are, or will be, paused until they are resumed."""
+        return self.action == "pause" or self.detail == PAUSED
 
     def wire(self) -> OrderView:
         """The order as it is sent to agents."""
@@ -104,7 +123,7 @@ class Order:
             phase=self.phase,
             action=self.action,
             step=self.step,
-            lease_s=act_lease_s(self) if self.phase is Phase.DO else HOLD_LEASE_S,
+            lease_s=act_lease_s(self) if self.phase is Phase.DO else hold_lease_s(self),
             checkpoint=self.checkpoint,
             location=self.location,
             checkpoint_step=self.checkpoint_step,
@@ -189,6 +208,19 @@ def enter(order: Order, phase: Phase, now_unix_ns: int, lease_ns: int, detail: s
         detail=detail,
         version=order.version + 1,
     )
+
+
+def take_over(order: Order, pause: Order, now_unix_ns: int) -> Order:
+    """The order of a checkpoint that begins in an applied pause: the paused ranks hold for it at the step where they
+    are.
+    """
+    held = replace(order, step=pause.step)
+    return enter(held, Phase.HOLD, now_unix_ns, PAUSED_HOLD_NS_MAX, PAUSED)
+
+
+def hold_lease_s(order: Order) -> float:
+    """Seconds for which a rank holds."""
+    return PAUSE_LEASE_S if order.detail == PAUSED else HOLD_LEASE_S
 
 
 def act_lease_s(order: Order) -> float:

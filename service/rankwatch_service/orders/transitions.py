@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import ceil
+from typing import Final
 
 from rankwatch.wire import Progress
 from rankwatch_service.orders.order import (
@@ -20,7 +21,9 @@ from rankwatch_service.orders.order import (
     FRESH_NS,
     HOLD_LEASE_S,
     KILL_NS_MAX,
+    PAUSE_LEASE_S,
     PAUSE_SILENT_NS,
+    PAUSED,
     REACH_S,
     SETTLE_NS_MAX,
     SILENT_NS,
@@ -33,6 +36,9 @@ from rankwatch_service.orders.order import (
     act_lease_s,
     enter,
 )
+
+SAVED_LATER: Final = "the script has not said where; some frameworks save only once the job is resumed"
+"""Result of a checkpoint in a pause whose hook returned no location."""
 
 Advance = tuple[Order, CommandOutcome | None]
 
@@ -60,6 +66,12 @@ def advance(order: Order, now: OrderSituation) -> Advance:
             return order, None
 
 
+def all_paused(order: Order, now: OrderSituation) -> bool:
+    """Whether every rank answers that it stands in this pause; ranks of an older SDK do not answer that."""
+    standing = [p for p in now.ranks().values() if (p.order, p.answer, p.answer_detail) == (order.id, "done", PAUSED)]
+    return order.phase is Phase.DO and order.pause_applied and len(standing) == now.world_size()
+
+
 def _view(order: Order, now: OrderSituation) -> Advance:
     if (end := _ended(order, now, now.ranks().values())) is not None:
         return _close(order, now, end.result), end
@@ -85,7 +97,11 @@ def _view(order: Order, now: OrderSituation) -> Advance:
 
 def _hold(order: Order, now: OrderSituation) -> Advance:
     ranks = now.ranks()
-    if (end := _ended(order, now, ranks.values())) is not None:
+    in_pause = order.detail == PAUSED
+    end = _ended(order, now, ranks.values())
+    # Ranks of a pause hold first even if the checkpoint is not wanted any more: a release would end the pause.
+    unwanted = end is not None and in_pause and end.state in ("cancelled", "expired")
+    if end is not None and not unwanted:
         return _release(order, now, end.result), end
     answers = {rank: p.answer for rank, p in ranks.items() if p.order == order.id}
     if refusing := sorted(rank for rank, answer in answers.items() if answer == "failed"):
@@ -95,7 +111,7 @@ def _hold(order: Order, now: OrderSituation) -> Advance:
     gone_on = sorted(
         r for r, p in ranks.items() if r not in standing and (r in answers or p.step > order.step) and p.state != "held"
     )
-    silent = now.silent(SILENT_NS)
+    silent = now.silent(PAUSE_SILENT_NS if in_pause else SILENT_NS)
     why = ""
     if gone_on:
         why = f"ranks {gone_on} had already passed step {order.step}"
@@ -106,7 +122,9 @@ def _hold(order: Order, now: OrderSituation) -> Advance:
     if why:
         return _release(order, now, why), _if_last_try(order, why)
     if len(standing) == now.world_size():
-        order = enter(order, Phase.DO, now.now_unix_ns, int(act_lease_s(order) * S))
+        if unwanted:
+            return _pause_again(order, now), end
+        order = enter(order, Phase.DO, now.now_unix_ns, int(act_lease_s(order) * S), PAUSED if in_pause else "")
         return order, CommandOutcome("accepted", step=order.step)
     # The first rank that holds goes on by itself when its own lease ends. Its report may be up to SILENT_NS old, so
     # `do` must be written that much earlier.
@@ -122,12 +140,17 @@ def _do(order: Order, now: OrderSituation) -> Advance:
     mine = {rank: p for rank, p in ranks.items() if p.order == order.id}
     done = {rank: p for rank, p in mine.items() if p.answer == "done"}
     why = _trouble(order, now, ranks.values(), mine)
+    if not why and order.pause_applied:
+        return _paused(order, now)
     if not why and len(done) == now.world_size():
         if order.action == "pause":
-            return _paused(order, now)
+            order = replace(order, detail=PAUSED, version=order.version + 1)
+            return order, CommandOutcome("applied", "", order.step)
         why = _difference(order, now, done) if order.action == "rollback" else ""
         if not why:
             place = done[min(done)].answer_detail
+            if order.detail == PAUSED:
+                return _pause_again(order, now), CommandOutcome("applied", place or SAVED_LATER, order.step)
             return _go(order, now, ""), CommandOutcome("applied", place, order.step)
     if why:
         return _end_badly(order, now, why)
@@ -135,9 +158,6 @@ def _do(order: Order, now: OrderSituation) -> Advance:
 
 
 def _paused(order: Order, now: OrderSituation) -> Advance:
-    if order.detail != "paused":
-        order = replace(order, detail="paused", version=order.version + 1)
-        return order, CommandOutcome("applied", "", order.step)
     silent = now.silent(PAUSE_SILENT_NS)
     if now.resumed or now.withdrawn:
         return _go(order, now, "resumed"), None
@@ -196,7 +216,9 @@ def _trouble(order: Order, now: OrderSituation, ranks: Iterable[Progress], mine:
     """Why an order on which ranks act cannot succeed any more; empty while it can."""
     if now.superseded:
         return f"attempt {order.attempt} has ended"
-    if failed := {rank: p.answer_detail for rank, p in mine.items() if p.answer == "failed"}:
+    failed = {rank: p.answer_detail for rank, p in mine.items() if p.answer == "failed"}
+    # A pause cannot fail: that was the checkpoint which became it.
+    if failed and order.action != "pause":
         rank = min(failed)
         return f"rank {rank}: {failed[rank] or 'failed'}"
     if left := sorted(rank for rank, p in mine.items() if p.answer in ("released", "passed", "went")):
@@ -204,7 +226,7 @@ def _trouble(order: Order, now: OrderSituation, ranks: Iterable[Progress], mine:
     # A rank that has done its part may leave: a `stop` ends its loop.
     if exited := sorted(p.rank for p in ranks if _gone(p) and p.answer != "done"):
         return f"the processes of ranks {exited} have ended"
-    if now.now_unix_ns > order.lease_unix_ns and order.detail != "paused":
+    if now.now_unix_ns > order.lease_unix_ns and not order.pause_applied:
         return "not all ranks answered in time"
     return ""
 
@@ -225,9 +247,11 @@ def _end_badly(order: Order, now: OrderSituation, why: str) -> Advance:
     """End an order that failed.
 
     After a rollback that is not the same on all ranks, none of them may go on: the agents end the processes, or the
-    ranks do so themselves when their lease ends.
+    ranks do so themselves when their lease ends. After a checkpoint in a pause the ranks are paused again.
     """
-    failed = None if order.detail == "paused" else CommandOutcome("failed", why, order.step)
+    failed = None if order.pause_applied else CommandOutcome("failed", why, order.step)
+    if failed is not None and order.detail == PAUSED:
+        return _pause_again(order, now), failed
     if order.action != "rollback":
         return _go(order, now, why), failed
     if now.can_relaunch and not now.superseded:
@@ -255,6 +279,11 @@ def _gone(progress: Progress) -> bool:
 
 def _go(order: Order, now: OrderSituation, why: str) -> Order:
     return enter(order, Phase.GO, now.now_unix_ns, SETTLE_NS_MAX, why)
+
+
+def _pause_again(order: Order, now: OrderSituation) -> Order:
+    """The order of a checkpoint in a pause as the pause that goes on after it."""
+    return enter(replace(order, action="pause"), Phase.DO, now.now_unix_ns, int(PAUSE_LEASE_S * S), PAUSED)
 
 
 def _release(order: Order, now: OrderSituation, why: str) -> Order:

@@ -29,6 +29,8 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     checkpoint_step: int = -1
     mode: str = ""
     """For rollback: full or weights."""
+    paused: bool = False
+    """Whether the ranks are paused, be it while a checkpoint is saved."""
 
 
 class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"):

@@ -123,6 +123,14 @@ def test_an_order_that_the_next_one_has_replaced_does_not_come_back_with_a_late_
     assert slot(rank) == ("o2", "do")
 
 
+def test_a_slot_passes_from_a_closed_order_to_the_next_without_being_empty(relay: Relay, rank: LocalRank) -> None:
+    say(relay, HOLD, "do")
+    before = writes(rank)
+    following = msgspec.structs.replace(HOLD, order="o2", action="checkpoint")
+    relay.apply(wire.Orders((following, msgspec.structs.replace(HOLD, phase="closed"))))
+    assert (slot(rank), writes(rank)) == (("o2", "hold"), before + 1)
+
+
 def test_views_are_wanted_while_an_order_is_open(relay: Relay) -> None:
     assert not relay.urgent
     say(relay, HOLD, "view")

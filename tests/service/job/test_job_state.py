@@ -44,6 +44,19 @@ def test_a_paused_job_is_shown_as_paused_until_it_resumes():
     assert states == ["running", "paused", "running"]
 
 
+def test_a_job_that_saves_in_a_pause_is_shown_as_paused_until_it_resumes():
+    world = World()
+    states = []
+    phases = [("pause", "do"), ("pause", "closed"), ("checkpoint", "hold"), ("checkpoint", "do"), ("pause", "do")]
+    for action, phase in [*phases, ("pause", "go")]:
+        paused = action == "checkpoint" or (action, phase) == ("pause", "do")
+        world.job.control(OrderPhase("o", "c", "gpt", "l.0", action, phase, 9, paused=paused), 1.0, world.effects)
+        if phase != "closed":  # it is followed by the hold in the same transaction
+            world.tick()
+            states.append(world.effects.jobs["gpt"].state)
+    assert states == ["paused"] * 4 + ["running"]
+
+
 def shown(world):
     return world.effects.jobs["gpt"].state
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch.wire import Progress
-from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S
+from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S, take_over
 from rankwatch_service.orders.transitions import advance
 
 NOW = 1_000 * S
@@ -206,3 +206,70 @@ def test_a_relaunch_is_applied_when_every_process_has_ended():
     assert phase_of(late, situation([*ended[:2], rank(2)])) == (Phase.CLOSED, "failed")
     # Agents that heard of it and then fell silent have ended with their ranks.
     assert phase_of(late, situation([*ended[:2], rank(2)], age_s=20.0)) == (Phase.CLOSED, "applied")
+
+
+def in_pause(phase, action="checkpoint", **changes):
+    return order(phase, action, detail="paused", **changes)
+
+
+def test_a_checkpoint_takes_over_the_ranks_of_a_pause_at_their_step():
+    fresh = order(Phase.VIEW, "checkpoint", step=-1)
+    taken = take_over(fresh, in_pause(Phase.DO, "pause", step=100), NOW)
+    assert (taken.phase, taken.step, taken.wire().lease_s) == (Phase.HOLD, 100, 60.0)
+    acting, outcome = advance(taken, situation(all_ranks("held")))
+    assert (acting.phase, acting.action, outcome.state) == (Phase.DO, "checkpoint", "accepted")
+
+
+def test_after_a_checkpoint_in_a_pause_the_ranks_are_paused_again_until_they_are_resumed():
+    saved = [answer(n, "done", answer_detail="/c/100") for n in range(3)]
+    again, outcome = advance(in_pause(Phase.DO, lease_s=1), situation(saved))
+    assert (again.phase, again.action, again.lease_unix_ns) == (Phase.DO, "pause", NOW + 60 * S)
+    assert outcome == CommandOutcome("applied", "/c/100", 100)
+    assert advance(again, situation(saved)) == (again, None)
+    assert phase_of(again, situation(saved, resumed=True)) == (Phase.GO, None)
+    late = replace(again, lease_unix_ns=NOW - 1)
+    assert phase_of(late, situation(saved)) == (Phase.GO, None)
+
+
+def test_a_checkpoint_in_a_pause_without_a_location_says_when_it_may_be_saved():
+    _, outcome = advance(in_pause(Phase.DO), situation(all_ranks("done")))
+    assert (outcome.state, "once the job is resumed" in outcome.result) == ("applied", True)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (situation([*all_ranks("done")[:2], answer(2, "failed", answer_detail="disk full")]), "rank 2: disk full"),
+        (situation([*all_ranks("done")[:2], answer(2, "held")], now_unix_ns=NOW + 61 * S), "not all ranks answered"),
+    ],
+    ids=["one rank cannot save", "one rank saves for too long"],
+)
+def test_a_checkpoint_that_fails_in_a_pause_fails_alone_and_the_pause_goes_on(now, why):
+    again, outcome = advance(in_pause(Phase.DO), now)
+    assert (again.phase, again.action, outcome.state) == (Phase.DO, "pause", "failed")
+    assert why in outcome.result
+    # Ranks of an older version keep their answer while they wait.
+    assert advance(again, replace(now, now_unix_ns=NOW)) == (again, None)
+
+
+def test_a_pause_ends_after_a_checkpoint_in_which_a_process_has_ended():
+    ranks = [*all_ranks("done")[:2], rank(2, state="exited")]
+    again, outcome = advance(in_pause(Phase.DO), situation(ranks))
+    assert outcome.state == "failed"
+    assert phase_of(again, situation(ranks)) == (Phase.GO, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"), [({"withdrawn": "by me"}, "cancelled"), ({"expires_unix_ns": NOW - 1}, "expired")]
+)
+def test_a_checkpoint_in_a_pause_that_is_not_wanted_any_more_leads_back_to_the_pause(changes, state):
+    some = situation([*all_ranks("held")[:2], answer(2, "went", order="p.1", state="held")], **changes)
+    assert phase_of(in_pause(Phase.HOLD), some) == (Phase.HOLD, None)
+    again, outcome = advance(in_pause(Phase.HOLD), situation(all_ranks("held"), **changes))
+    assert (again.phase, again.action, outcome.state) == (Phase.DO, "pause", state)
+
+
+def test_paused_ranks_that_shall_save_wait_for_a_silent_agent_as_long_as_in_the_pause():
+    some = [*all_ranks("held")[:2], answer(2, "done", order="p.1", state="held")]
+    assert phase_of(in_pause(Phase.HOLD), situation(some, age_s=19.0)) == (Phase.HOLD, None)
+    assert phase_of(in_pause(Phase.HOLD), situation(some, age_s=21.0)) == (Phase.RELEASE, None)

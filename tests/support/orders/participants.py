@@ -25,11 +25,15 @@ class SimulatedRank:
     order: str = ""
     answer: str = ""
     answer_step: int = -1
+    answer_detail: str = ""
     over: set[str] = field(default_factory=set)
     acted: list[tuple[str, str, int]] = field(default_factory=list)
     """(order, action, step)"""
     lacks: set[str] = field(default_factory=set)
     """Checkpoints that it cannot load, whatever the ledger says."""
+
+    of_older_version: bool = False
+    """Its SDK does not say that it is paused."""
 
     def progress(self) -> Progress:
         return Progress(
@@ -44,10 +48,11 @@ class SimulatedRank:
             answer_step=self.answer_step,
             answer_k=self.k,
             answer_fingerprint=hash(self.weights) & 0xFFFF,
+            answer_detail=self.answer_detail,
         )
 
-    def reply(self, order: OrderView, answer: str, step: int) -> None:
-        self.order, self.answer, self.answer_step = order.order, answer, step
+    def reply(self, order: OrderView, answer: str, step: int, detail: str = "") -> None:
+        self.order, self.answer, self.answer_step, self.answer_detail = order.order, answer, step, detail
 
 
 @dataclass

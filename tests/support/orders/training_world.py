@@ -234,6 +234,8 @@ class World:
                     continue
                 if order.phase == "kill":
                     self._exit(rank)
+                elif order.phase == "closed" and (rank.slot is None or rank.slot.order != order.order):
+                    continue
                 elif order.phase != "view":
                     rank.slot = order
 
@@ -271,8 +273,8 @@ class World:
         rank.seen = (slot.order, slot.phase, slot.renewal)
         return slot
 
-    def _boundary(self, rank: SimulatedRank) -> None:
-        news = self._read(rank)
+    def _boundary(self, rank: SimulatedRank, news: OrderView | None = None) -> None:
+        news = news or self._read(rank)
         if news is not None and news.order not in rank.over:
             if news.phase == "hold":
                 if rank.step > news.step:
@@ -320,8 +322,7 @@ class World:
             rank.reply(do, "done", rank.step)
             rank.state = "left"
         elif do.action == "pause":
-            rank.reply(do, "done", rank.step)
-            rank.mode = "paused"
+            self._pause(rank, do)
         else:
             if do.action == "rollback":
                 rank.k, rank.step, rank.weights = do.k, do.checkpoint_step, f"{do.checkpoint}@{do.k}"
@@ -334,11 +335,22 @@ class World:
         elif news is not None and news.order == rank.order:
             if news.phase == "go":
                 self._go_on(rank, news)
+            elif news.phase == "do" and (news.action, rank.acted[-1][1]) == ("pause", "checkpoint"):
+                self._pause(rank, news)
             elif news.phase == "do":
                 rank.until_ns = self.now_ns + int(news.lease_s * S)
 
+    def _pause(self, rank: SimulatedRank, do: OrderView) -> None:
+        rank.reply(do, "done", rank.step, "" if rank.of_older_version else "paused")
+        rank.mode = "paused"
+        rank.until_ns = self.now_ns + int(do.lease_s * S)
+
     def _paused(self, rank: SimulatedRank, news: OrderView | None) -> None:
-        if news is not None and news.phase in ("hold", "do"):
+        if news is not None and news.order != rank.order:
+            rank.answer = "went"
+            rank.until_ns = self.now_ns
+            self._boundary(rank, news)
+        elif news is not None and news.phase in ("hold", "do"):
             rank.until_ns = self.now_ns + int(news.lease_s * S)
         elif news is not None or self.now_ns >= rank.until_ns:
             rank.answer = "went"

@@ -51,7 +51,7 @@ class OrderCache:
 
 
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
-    """`wire.Orders` of a job now. Orders come oldest first, with those closed in the last `CLOSED_NS`."""
+    """`wire.Orders` of a job now. Open orders come first, then those closed in the last `CLOSED_NS`."""
     entries = checkpoints(connection, job)
     advice = _relaunch_checkpoint(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
     proven = newest_good(entries, (CheckpointTier.MEMORY,))

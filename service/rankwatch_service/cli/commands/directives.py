@@ -117,7 +117,7 @@ def _body(
 ACTIONS: Final = (
     _plain("pause", "Pause all ranks of a job at the same step."),
     _plain("resume", "Resume a paused job."),
-    _plain("checkpoint", "Save a checkpoint of a job now; a paused job goes on after it."),
+    _plain("checkpoint", "Save a checkpoint of a job now; a paused job stays paused."),
     DirectiveCommand("rollback", "Roll a job back to a checkpoint, within its processes if supported.", _rollback),
     _costly(
         "relaunch",

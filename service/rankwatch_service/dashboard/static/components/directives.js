@@ -8,7 +8,7 @@ import { ask, statePill, toast } from "./shell.js";
 export const DIRECTIVES = {
   pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the lease of the pause ends." },
   resume: { icon: "play", name: "Resume", does: "All ranks continue from where they wait." },
-  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then continue." },
+  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then continue; a paused job stays paused." },
   rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint and repeat the steps since then.", danger: true },
   relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher restarts them from the newest good checkpoint.", danger: true },
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
