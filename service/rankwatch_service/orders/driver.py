@@ -41,9 +41,18 @@ from rankwatch_service.orders.running_attempt import (
 )
 from rankwatch_service.orders.transitions import advance, all_paused
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry
+from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import RollbackMode, Way, knows_modes, way_back, why_none
+from rankwatch_service.policy.rollback import (
+    RollbackMode,
+    Way,
+    knows_modes,
+    resumed_from,
+    way_back,
+    why_from_scratch,
+    why_none,
+)
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Command
 from rankwatch_service.store.models import Order as OrderRow
@@ -304,6 +313,10 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
             action, mode = Action.RELAUNCH, way.mode
         else:
             k += 1
+    elif action == Action.RELAUNCH and not command["params"].get(FROM_SCRATCH):
+        entries = checkpoints(connection, command["job"])
+        if resumed_from(entries) is None:
+            return CommandOutcome("refused", f"training would begin from scratch: {why_from_scratch(entries)}")
     checkpoint = target.id if target else ""
     mine = OrderRow.command_id == command["id"]
     number = connection.scalar(select(func.count()).where(mine)) or 0

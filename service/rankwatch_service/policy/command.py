@@ -13,6 +13,10 @@ APPROVAL_S: Final = 900.0
 """The same limit for a command that a person must approve first."""
 
 
+FROM_SCRATCH: Final = "from_scratch"
+"""The parameter of a relaunch that shall begin without a checkpoint, as the script says. Only people set it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
     """A command as its requester states it."""
@@ -25,7 +29,8 @@ class CommandRequest:
     action: str
     """One of `policy.Action`, or `stack_dumps.STACKS`."""
     params: Mapping[str, Any]
-    """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks]}; stacks: {"ranks": [ranks]}."""
+    """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
+    "from_scratch": bool}; stacks: {"ranks": [ranks]}."""
     reason: str
     """Why, for people."""
     requested_by: str

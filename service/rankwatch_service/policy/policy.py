@@ -18,7 +18,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
-from rankwatch_service.policy.rollback import Way, possible, way_back
+from rankwatch_service.policy.rollback import Way, possible, resumed_from, way_back, why_from_scratch
 
 HOUR_NS: Final = 3_600 * 10**9
 
@@ -182,7 +182,7 @@ def decide(
     suggestion = Decision(Mode.SUGGEST, "the rule only suggests", rule.id, rule.action, params)
     if rule.mode is Mode.SUGGEST:
         return suggestion
-    if (obstacle := _obstacle(incident, rule, params, policy, history, capabilities, now_unix_ns)) is not None:
+    if (obstacle := _obstacle(incident, rule, params, policy, history, capabilities, ledger, now_unix_ns)) is not None:
         return Decision(Mode.SUGGEST, obstacle, rule.id, rule.action, params)
     approval = incident.world_size > policy.limits.approval_ranks
     return Decision(Mode.ACT, f"rule {rule.id}", rule.id, rule.action, params, approval)
@@ -251,6 +251,7 @@ def _obstacle(
     policy: Policy,
     history: Sequence[PastAction],
     capabilities: Collection[str],
+    ledger: Ledger,
     now_unix_ns: int,
 ) -> str | None:
     """Why the policy may not act now; None if it may."""
@@ -273,6 +274,8 @@ def _obstacle(
         return f"confidence {incident.confidence:.2f} is below {limits.confidence_min:.2f}"
     if rule.action == Action.ROLLBACK and "checkpoint" not in params:
         return "there is no good checkpoint from before the onset"
+    if rule.action == Action.RELAUNCH and resumed_from(ledger.entries) is None:
+        return f"training would begin from scratch: {why_from_scratch(ledger.entries)}"
     if any(now_unix_ns - past.at_unix_ns < cool_down_ns for past in recent):
         return f"the policy acted on this job less than {limits.cool_down_s:g} s ago"
     if len(recent) >= limits.actions_per_hour:

@@ -112,6 +112,18 @@ def way_back(
     return None
 
 
+def resumed_from(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
+    """The checkpoint from which a relaunch goes on, unless another one was chosen; None: it begins from scratch."""
+    return newest_good(entries, SURVIVES_PROCESSES)
+
+
+def why_from_scratch(entries: Sequence[LedgerEntry]) -> str:
+    """Why a relaunch would begin from scratch, for people."""
+    if not entries:
+        return "the script has registered no checkpoint with rankwatch"
+    return f"there is no good checkpoint on disk: {_counted(entries)}"
+
+
 def why_none(entries: Sequence[LedgerEntry], can: Collection[str], mode: str = "") -> str:
     """Why `way_back` found nothing, for people. Names mode weights, which is used only on request, if it can help."""
     if not possible(mode, can):

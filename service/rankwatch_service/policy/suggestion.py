@@ -14,7 +14,7 @@ from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledger, LedgerEntry
 from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, rollback_way
-from rankwatch_service.policy.rollback import RollbackMode, Way
+from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, why_from_scratch
 
 WAIT: Final = "wait"
 INVESTIGATE: Final = "investigate"
@@ -65,6 +65,8 @@ def suggest(
     if traits.stands_still and Action.RELAUNCH not in capabilities:
         ways = tuple(way for way in ways if way != WAIT)
     reasons = _REASONS | ({WAIT: RESTARTED} if traits.stands_still else {})
+    if resumed_from(ledger.entries) is None:
+        reasons |= {Action.RELAUNCH: f"starts new processes from scratch: {why_from_scratch(ledger.entries)}"}
     back = rollback_way(incident, ledger, capabilities)
     target = back.entry if back else None
     resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)

@@ -87,7 +87,7 @@ def test_unless_the_policy_says_so_one_person_is_enough(api):
 )
 def test_what_costs_much_waits_for_a_second_person(careful, action, world_size, waits):
     job = steer(careful, name="other", world_size=world_size)
-    made = ask(careful, action, job=job)
+    made = ask(careful, action, job=job, params={"from_scratch": True} if action == "relaunch" else {})
     assert (made["approval_required"], made["state"]) == (waits, "requested")
     assert [one["id"] for one in careful.get("/api/v1/commands?waiting=true").json()["items"]] == [made["id"]] * waits
     wait_s = (made["expires_unix_ns"] - made["requested_unix_ns"]) / 1e9
@@ -184,7 +184,7 @@ def test_one_command_of_a_kind_waits_at_a_time(careful):
     first = ask(careful)
     answer = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=someone_else(careful))
     assert (answer.status_code, "already waits for approval" in answer.json()["detail"]) == (409, True)
-    ask(careful, "relaunch")
+    ask(careful, "relaunch", params={"from_scratch": True})
     assert careful.post(f"/api/v1/commands/{first['id']}/cancel").status_code == 200
     ask(careful)
 

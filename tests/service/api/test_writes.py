@@ -73,6 +73,7 @@ def test_a_refused_write_keeps_no_reply_under_its_key(api, job):
         {"action": "pause", "params": {"mode": "full"}},
         {"action": "relaunch", "params": {"culprits": ["0; rm"]}},
         {"action": "relaunch", "params": {"culprits": [True]}},
+        {"action": "relaunch", "params": {"from_scratch": "yes"}},
         {"action": "pause", "surprise": 1},
         {"action": "pause", "expires_s": 1e9},
         {"action": "pause", "expires_s": "NaN"},
@@ -322,6 +323,25 @@ def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
     assert "no good checkpoint to go back to: 1 unproven (memory)" in refused_at_once(api, "bare", "rollback")
     made = api.post("/api/v1/jobs/bare/commands", {"action": "rollback", "params": {"checkpoint": "memory:l.0:4"}})
     assert made.status_code == 201
+
+
+def test_a_relaunch_without_a_good_checkpoint_must_be_requested_from_scratch(api):
+    told(api, "new", can=("relaunch",))
+    refused = refused_at_once(api, "new", "relaunch")
+    assert "training would begin from scratch: the script has registered no checkpoint" in refused
+    assert refused.endswith("request it with from_scratch (rankwatch relaunch JOB --from-scratch)")
+    saved(api, "new", "local", 4, "unproven")
+    refused = refused_at_once(api, "new", "relaunch", from_scratch=False)
+    assert "there is no good checkpoint on disk: 1 unproven (local)" in refused
+    assert "rankwatch rollback JOB --mode relaunch --checkpoint ID" in refused
+    body = {"action": "relaunch", "params": {"from_scratch": True}}
+    assert api.post("/api/v1/jobs/new/commands", body).json()["params"] == {"from_scratch": True}
+
+
+def test_a_relaunch_with_a_good_checkpoint_needs_no_option(api):
+    told(api, "old", can=("relaunch",))
+    saved(api, "old", "local", 4)
+    assert api.post("/api/v1/jobs/old/commands", {"action": "relaunch"}).status_code == 201
 
 
 def test_a_rollback_of_the_weights_alone_must_be_requested_explicitly(api):

@@ -85,7 +85,8 @@ def test_one_person_requests_and_another_decides(terminal, api, ann, bob):
 
 def test_a_refusal_names_its_reason(terminal, api, ann, bob):
     api.ask("PUT", "/api/v1/policy", json={"two_people": True})
-    command = json.loads(terminal.run("relaunch", "gpt", "--json", *ann)[1])
+    command = json.loads(terminal.run("relaunch", "gpt", "--from-scratch", "--json", *ann)[1])
+    assert command["params"] == {"from_scratch": True}
     assert terminal.run("commands", "refuse", short(command["id"]), *bob)[0] == 2
     assert terminal.run("commands", "refuse", short(command["id"]), "--reason", "nearly done", *bob)[0] == 0
     assert "by command+read: nearly done" in terminal.run("commands", *bob)[1]

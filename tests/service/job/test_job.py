@@ -115,8 +115,25 @@ def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     assert world.effects.transitions[0].incident.checkpoint == "memory:l.0:79"
 
 
+def good_on_disk(world: World) -> None:
+    world.train(*range(60, 66))
+    world.save(65, tier="local", location="/saved/65")
+    world.train(*range(66, 90))
+
+
+def test_a_rule_relaunches_nothing_from_scratch():
+    world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"))
+    world.find("hang", ranks=[3], onset_step=100)
+    assert [command.action for command in world.effects.commands] == ["stacks"]
+    suggestion = world.effects.transitions[0].incident.suggestion
+    reason = "the script has registered no checkpoint with rankwatch"
+    assert (suggestion["action"], suggestion["reason"]) == ("relaunch", f"starts new processes from scratch: {reason}")
+    assert suggestion["policy"]["reason"] == f"training would begin from scratch: {reason}"
+
+
 def test_what_the_policy_wants_approved_is_asked_for_by_notification():
     world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=3)
+    good_on_disk(world)
     world.find("hang", ranks=[3], onset_step=100)
     relaunch, stacks = world.effects.commands
     assert (relaunch.approval_required, relaunch.world_size, stacks.approval_required) == (True, 4, False)
@@ -129,6 +146,7 @@ def test_what_the_policy_wants_approved_is_asked_for_by_notification():
 
 def test_what_the_policy_may_do_by_itself_asks_nobody():
     world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=4)
+    good_on_disk(world)
     world.find("hang", ranks=[3], onset_step=100)
     assert [one.command_id for one in world.effects.notifications] == [""]
 

@@ -6,31 +6,14 @@ from sqlalchemy import func, insert, select, update
 
 from rankwatch.wire import View
 from rankwatch_service.api.background.order_cache import orders_of
-from rankwatch_service.orders import commands, driver
-from rankwatch_service.orders.order import CommandOutcome
+from rankwatch_service.orders import driver
 from rankwatch_service.orders.running_attempt import ReceivedView, read_training, store_views
-from rankwatch_service.policy.control_records import OrderPhase, decode_control
-from rankwatch_service.store.audit_trail import verify
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Audit, Checkpoint, Command, Feed, Job
-from tests.support.orders.driven_world import CrashError, DrivenWorld
+from tests.support.orders.driven_world import DrivenWorld, check, dying, phases
 from tests.support.orders.training_world import S
 
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
-
-
-def phases(world: DrivenWorld) -> list[str]:
-    """Phases of the order as the log tells them to stream."""
-    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
-    return [record.phase for record in records if isinstance(record, OrderPhase)]
-
-
-def check(world: DrivenWorld) -> None:
-    assert not world.violations
-    for steps in world.acted_steps().values():
-        assert len(steps) == 1
-    assert verify(world.engine) is None
-    world.engine.dispose()
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -69,22 +52,6 @@ def test_an_api_that_dies_at_any_write_is_followed_by_another(tmp_path, monkeypa
         check(world)
 
 
-def dying(left: list[int], effect: str):
-    from contextlib import contextmanager
-
-    @contextmanager
-    def dying_write(engine):
-        left[0] -= 1
-        with write(engine) as connection:
-            yield connection
-            if left[0] == 0 and effect == "before":
-                raise CrashError
-        if left[0] == 0:
-            raise CrashError
-
-    return dying_write
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_with_faults_and_two_drivers_nothing_is_mixed(tmp_path, seed):
     world = DrivenWorld(seed, ACTIONS[seed % 4], tmp_path, faults=True)
@@ -100,125 +67,6 @@ def test_a_rollback_ends_a_pause_first(tmp_path):
     world.run(seconds=40.0)
     assert (world.command, world.state_of("rollback")) == ("applied", "applied")
     assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
-    check(world)
-
-
-def saved_in_a_pause(world: DrivenWorld) -> None:
-    """The ranks saved once at the step of the pause, and trained again only after it was resumed."""
-    assert (world.command, world.state_of("checkpoint"), world.state_of("resume")) == ("applied",) * 3
-    for rank in world.ranks:
-        (_, _, paused_at), *others = rank.acted
-        assert [action for _, action, _ in rank.acted] == ["pause", "checkpoint"]
-        assert {step for _, _, step in others} == {paused_at}
-    check(world)
-
-
-def test_a_checkpoint_in_a_pause_saves_at_its_step_and_the_job_stays_paused(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.also_asked = [(3.0, "checkpoint")]
-    world.run(seconds=30.0)
-    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "applied")
-    assert [(order.action, order.phase) for order in world.orders] == [("pause", "closed"), ("pause", "do")]
-    assert phases(world) == ["view", "hold", "do", "closed", "hold", "do", "do"]
-    world.also_asked = [(30.5, "resume")]
-    world._begin = lambda: None
-    world.run(seconds=20.0)
-    saved_in_a_pause(world)
-
-
-def test_stream_is_told_that_a_job_is_paused_while_it_saves(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.also_asked = [(3.0, "checkpoint"), (6.0, "resume")]
-    world.run(seconds=30.0)
-    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
-    paused = [record.paused for record in records if isinstance(record, OrderPhase) and record.command == "checkpoint"]
-    assert paused == [True, True, True, False, False]
-
-
-def test_each_checkpoint_in_a_pause_follows_the_one_before(tmp_path):
-    world = DrivenWorld(4, "pause", tmp_path)
-    world.run(seconds=3.0)
-    world._begin = lambda: None
-    world.ask("first", "checkpoint")
-    world.ask("second", "checkpoint")
-    world.run(seconds=10.0)
-    assert (world.state_of("first"), world.state_of("second")) == ("applied", "applied")
-    assert {rank.mode for rank in world.ranks} == {"paused"}
-    assert [len({step for _, _, step in rank.acted}) for rank in world.ranks] == [1] * len(world.ranks)
-    check(world)
-
-
-def test_ranks_of_an_older_version_are_not_asked_to_save_in_a_pause(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    for rank in world.ranks:
-        rank.of_older_version = True
-    world.also_asked = [(3.0, "checkpoint")]
-    world.run(seconds=80.0)
-    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "expired")
-    check(world)
-
-
-def test_a_resume_that_is_requested_while_the_job_saves_follows_the_save(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.also_asked = [(3.0, "checkpoint"), (3.05, "resume")]
-    world.run(seconds=30.0)
-    saved_in_a_pause(world)
-
-
-def test_a_checkpoint_that_is_requested_after_a_resume_is_saved_in_training(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.run(seconds=3.0)
-    world._begin = lambda: None
-    world.ask("resume", "resume")
-    world.now_ns += S // 100
-    world.ask("checkpoint", "checkpoint")
-    world.run(seconds=30.0)
-    assert (world.state_of("resume"), world.state_of("checkpoint")) == ("applied", "applied")
-    assert all(before < after for rank in world.ranks for (*_, before), (*_, after) in [rank.acted])
-    check(world)
-
-
-@pytest.mark.parametrize("effect", ["before", "after"])
-def test_a_checkpoint_in_a_pause_outlives_an_api_that_dies_at_any_write(tmp_path, monkeypatch, effect):
-    for n in range(1, 10):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        world = DrivenWorld(n, "pause", folder)
-        world.also_asked = [(2.0, "checkpoint"), (6.0, "resume")]
-        whole, left = world.drivers[0], [n]
-
-        def mortal(whole=whole, left=left):
-            with monkeypatch.context() as patch:
-                patch.setattr("rankwatch_service.orders.driver.write", dying(left, effect))
-                return whole()
-
-        world.drivers[0] = mortal
-        world.run(seconds=60.0)
-        saved_in_a_pause(world)
-
-
-def test_a_checkpoint_that_is_cancelled_in_a_pause_does_not_end_it(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.run(seconds=3.0)
-    world._begin = lambda: None
-    world.ask("checkpoint", "checkpoint")
-    world.drivers[0]()
-    with write(world.engine) as connection:
-        cancelled = CommandOutcome("cancelled", "by me")
-        commands.settle(connection, "checkpoint", cancelled, "me", world.now_ns)
-    world.run(seconds=10.0)
-    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "cancelled")
-    assert {len(rank.acted) for rank in world.ranks} == {2}
-    check(world)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_with_faults_a_checkpoint_in_a_pause_is_saved_at_one_step_or_not_at_all(tmp_path, seed):
-    world = DrivenWorld(seed, "pause", tmp_path, faults=True)
-    world.also_asked = [(3.0, "checkpoint"), (20.0, "resume")]
-    world.run(seconds=300.0)
-    assert world.state_of("checkpoint") not in ("requested", "sent", "accepted")
-    assert not {rank.mode for rank in world.ranks if rank.state == "running"} & {"held", "acted", "paused"}
     check(world)
 
 
@@ -258,6 +106,7 @@ def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
 @pytest.mark.parametrize("action", [*ACTIONS, "relaunch"])
 def test_a_command_that_two_drivers_find_due_at_once_has_one_order(tmp_path, monkeypatch, action):
     world = DrivenWorld(1, action, tmp_path)
+    world.store_checkpoint("local:l.0:1")
     world.ask("c", action)
     with monkeypatch.context() as patch:
         find = driver._to_begin
@@ -331,9 +180,52 @@ def test_a_command_waits_for_approval_and_expires_without(tmp_path):
 
 def test_a_relaunch_ends_every_process_and_is_applied(tmp_path):
     world = DrivenWorld(1, "relaunch", tmp_path)
+    world.store_checkpoint("local:l.0:1")
     world.run(seconds=20.0)
     assert {rank.state for rank in world.ranks} == {"exited"}
     assert world.command == "applied"
+    check(world)
+
+
+def advised(world: DrivenWorld) -> str:
+    """The checkpoint from which the next launch resumes; empty: none."""
+    with read(world.engine) as connection:
+        resume = orders_of(connection, "j", world.now_ns).resume
+    assert resume is not None
+    return resume.checkpoint
+
+
+def test_a_relaunch_whose_last_good_checkpoint_is_gone_is_refused(tmp_path):
+    world = DrivenWorld(1, "relaunch", tmp_path)
+    world.store_checkpoint("local:l.0:1", "gone")
+    world.run(seconds=5.0)
+    assert (world.command, world.orders) == ("refused", [])
+    assert "training would begin from scratch: there is no good checkpoint on disk" in world.result
+    check(world)
+
+
+def test_a_relaunch_from_scratch_goes_on_from_no_checkpoint_until_the_next_launch_has_begun(tmp_path):
+    world = DrivenWorld(1, "relaunch", tmp_path)
+    world.store_checkpoint("local:l.0:1")
+    assert advised(world) == "local:l.0:1"
+    world._begin = lambda: (world.ask("c", "relaunch", from_scratch=True), world._look())
+    world.run(seconds=20.0)
+    assert (world.command, advised(world)) == ("applied", "")
+    assert {rank.state for rank in world.ranks} == {"exited"}
+    with write(world.engine) as connection:
+        connection.execute(update(Job).values(attempt="m.0"))
+    assert advised(world) == "local:l.0:1"
+    check(world)
+
+
+def test_a_relaunch_from_scratch_that_failed_leaves_the_advice_as_it_is(tmp_path):
+    world = DrivenWorld(1, "relaunch", tmp_path)
+    world.store_checkpoint("local:l.0:1")
+    world._begin = lambda: (world.ask("c", "relaunch", from_scratch=True), world._look())
+    world.run(seconds=20.0)
+    with write(world.engine) as connection:
+        connection.execute(update(Command).values(state="failed"))
+    assert advised(world) == "local:l.0:1"
     check(world)
 
 
@@ -469,18 +361,12 @@ def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_nex
     world.store_checkpoint("local:l.0:1")
     world.store_checkpoint("local:l.0:2")
 
-    def advised() -> str:
-        with read(world.engine) as connection:
-            resume = orders_of(connection, "j", world.now_ns).resume
-        assert resume is not None
-        return resume.checkpoint
-
-    assert advised() == "local:l.0:2"
+    assert advised(world) == "local:l.0:2"
     world._begin = lambda: (world.ask("c", "rollback", checkpoint="local:l.0:1", mode="relaunch"), world._look())
     world.run(seconds=30.0)
     assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:1", "relaunch", False)])
-    assert advised() == "local:l.0:1"
+    assert advised(world) == "local:l.0:1"
     with write(world.engine) as connection:
         connection.execute(update(Job).values(attempt="m.0"))
-    assert advised() == "local:l.0:2"
+    assert advised(world) == "local:l.0:2"
     check(world)

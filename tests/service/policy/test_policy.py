@@ -121,6 +121,15 @@ def test_a_relaunch_names_the_culprits():
     assert told(hang, policy).params == {"culprits": [3, 1]}
 
 
+def test_a_rule_never_relaunches_from_scratch():
+    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
+    hang = replace(BIT, kind="hang", hung=True)
+    decision = told(hang, policy, checkpoints=ledger(40, tier=CheckpointTier.MEMORY))
+    reason = "training would begin from scratch: there is no good checkpoint on disk: 1 good (memory)"
+    assert (decision.mode, decision.action, decision.reason) == (Mode.SUGGEST, "relaunch", reason)
+    assert told(hang, policy).mode is Mode.ACT
+
+
 def test_a_hang_that_is_not_critical_yet_is_left_alone():
     policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
     hang = replace(BIT, kind="hang", severity="info", hung=True)

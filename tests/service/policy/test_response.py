@@ -15,11 +15,20 @@ CAN = ("rollback", "relaunch")
 RELAUNCH_HANGS = Rule("r1", Mode.ACT, kind="hang", action="relaunch")
 
 
+def on_disk() -> Ledger:
+    """A ledger with a good checkpoint of step 5 on disk."""
+    ledger = Ledger()
+    ledger.saved(Shard("l.0", 5, 0, CheckpointTier.LOCAL, "/5", 1.0, 1, 0), 1)
+    ledger.progressed("l.0", 0, 60)
+    return ledger
+
+
 class Desk:
     """One job, its incident and the commands that have come of it."""
 
-    def __init__(self, *rules: Rule, can: tuple[str, ...] = CAN) -> None:
+    def __init__(self, *rules: Rule, can: tuple[str, ...] = CAN, ledger: Ledger | None = None) -> None:
         self.can = can
+        self.ledger = ledger or Ledger()
         self.correlator = Correlator("gpt")
         self.responder = Responder()
         self.policy = Policy(rules, PolicyLimits(cool_down_s=0.0, actions_per_hour=100))
@@ -30,7 +39,7 @@ class Desk:
             self.correlator.begin(one.attempt)
             for told in self.correlator.judge([one], TOPOLOGY):
                 situation = JobSituation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
-                self.commands += self.responder.respond(told.incident, situation, self.policy, Ledger())
+                self.commands += self.responder.respond(told.incident, situation, self.policy, self.ledger)
         (incident,) = self.correlator.open
         return incident
 
@@ -45,7 +54,7 @@ def hang(attempt: str = "l.0", at_s: float = 1_010.0) -> Finding:
 
 
 def test_a_hang_that_a_slow_rank_has_brought_is_dealt_with_as_a_hang():
-    desk = Desk(RELAUNCH_HANGS)
+    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
     slow = finding(Kind.STRAGGLER, scope="rank:5", confidence=0.5)
     assert desk.find(slow).kind is Kind.STRAGGLER
     assert desk.commands == []
@@ -56,7 +65,7 @@ def test_a_hang_that_a_slow_rank_has_brought_is_dealt_with_as_a_hang():
 
 
 def test_a_job_that_hangs_again_after_a_relaunch_is_relaunched_again_until_that_is_a_loop():
-    desk = Desk(RELAUNCH_HANGS)
+    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
     incident = desk.find(hang(), hang(), hang("m.0", 1_100.0), hang("m.0", 1_100.0))
     assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "m.0"), ("stacks", "m.0")]
     assert len({command.id for command in desk.commands}) == 4

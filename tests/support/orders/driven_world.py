@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, event, insert, select, update
 
 from rankwatch.wire import OrderView, View
 from rankwatch_service.api.background.order_cache import orders_of
@@ -16,6 +17,8 @@ from rankwatch_service.orders.driver import Driver, order_of
 from rankwatch_service.orders.order import HostView, Phase
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import OrderPhase, decode_control
+from rankwatch_service.store.audit_trail import verify
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow
@@ -63,7 +66,7 @@ class DrivenWorld(World):
         assert row is not None
         return row["state"]
 
-    def ask(self, command_id: str, action: str, **params: str) -> None:
+    def ask(self, command_id: str, action: str, **params: str | bool) -> None:
         request = CommandRequest(
             id=command_id,
             job="j",
@@ -190,3 +193,34 @@ def store_checkpoint(engine: Engine, checkpoint: str, saved_unix_ns: int, verdic
         connection.execute(
             insert(Checkpoint).values(job="j", id=checkpoint, attempt=attempt, step=int(step), tier=tier, **columns)
         )
+
+
+def phases(world: DrivenWorld) -> list[str]:
+    """Phases of the orders as the log tells them to stream."""
+    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
+    return [record.phase for record in records if isinstance(record, OrderPhase)]
+
+
+def check(world: DrivenWorld) -> None:
+    """Nothing was mixed, and the audit trail is whole."""
+    assert not world.violations
+    for steps in world.acted_steps().values():
+        assert len(steps) == 1
+    assert verify(world.engine) is None
+    world.engine.dispose()
+
+
+def dying(left: list[int], effect: str) -> Callable[[Engine], AbstractContextManager[Connection]]:
+    """A `write` that kills its process at the last of `left` calls, before or after its commit."""
+
+    @contextmanager
+    def dying_write(engine: Engine) -> Iterator[Connection]:
+        left[0] -= 1
+        with write(engine) as connection:
+            yield connection
+            if left[0] == 0 and effect == "before":
+                raise CrashError
+        if left[0] == 0:
+            raise CrashError
+
+    return dying_write

@@ -51,12 +51,13 @@ def telemetry(name: str, job: Job) -> Iterator[Timed]:
 
 
 def saves(observations: Iterable[Observation]) -> Iterator[Observation]:
-    """The same job, with a checkpoint every 20 steps."""
+    """The same job, with a checkpoint every 20 steps, every other one on disk."""
     for observation in observations:
         yield observation
         if isinstance(observation, Frame) and observation.family == "steps" and observation.step % 20 == 19:
-            fields = {"tier": "memory", "location": "here", "seconds": 0.1, "bytes": 10, "shards": 1}
             attempt, step = observation.attempt, observation.step
+            tier = "local" if step % 40 == 39 else "memory"
+            fields = {"tier": tier, "location": f"/saved/{step}", "seconds": 0.1, "bytes": 10, "shards": 1}
             yield Occurrence("checkpoint_saved", attempt, "host-0", observation.time_s, 0, step, fields)
 
 

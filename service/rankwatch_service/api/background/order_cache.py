@@ -13,9 +13,10 @@ from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.names import launch_of
 from rankwatch_service.orders.driver import current_orders
 from rankwatch_service.orders.running_attempt import checkpoints
-from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, CheckpointTier, LedgerEntry, newest_good
+from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, newest_good
+from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import USABLE
+from rankwatch_service.policy.rollback import USABLE, resumed_from
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command, Job
 from rankwatch_service.store.models import Order as OrderRow
@@ -53,7 +54,7 @@ class OrderCache:
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     """`wire.Orders` of a job now. Open orders come first, then those closed in the last `CLOSED_NS`."""
     entries = checkpoints(connection, job)
-    advice = _relaunch_checkpoint(connection, job, entries) or newest_good(entries, SURVIVES_PROCESSES)
+    advice = _resume(connection, job, entries)
     proven = newest_good(entries, (CheckpointTier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
@@ -71,13 +72,21 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     )
 
 
-def _relaunch_checkpoint(connection: Connection, job: str, entries: list[LedgerEntry]) -> LedgerEntry | None:
-    """The checkpoint that the newest relaunch resumes from, until the next launch has begun."""
-    newest = select(OrderRow.attempt, OrderRow.checkpoint).where(
-        OrderRow.job == job, OrderRow.action == Action.RELAUNCH, OrderRow.checkpoint != ""
+def _resume(connection: Connection, job: str, entries: list[LedgerEntry]) -> LedgerEntry | None:
+    """The checkpoint that the next launch goes on from; None: it begins from scratch.
+
+    What was requested with the newest relaunch holds until the next launch has begun.
+    """
+    newest = (
+        select(OrderRow.attempt, OrderRow.checkpoint, Command.params)
+        .join(Command, Command.id == OrderRow.command_id)
+        .where(OrderRow.job == job, OrderRow.action == Action.RELAUNCH, Command.state != "failed")
     )
     order = connection.execute(newest.order_by(OrderRow.phase_unix_ns.desc()).limit(1)).one_or_none()
     attempt = connection.scalar(select(Job.attempt).where(Job.name == job))
-    if order is None or attempt is None or launch_of(order.attempt) != launch_of(attempt):
-        return None
-    return next((entry for entry in entries if entry.id == order.checkpoint and entry.verdict in USABLE), None)
+    if order is not None and attempt is not None and launch_of(order.attempt) == launch_of(attempt):
+        if order.params.get(FROM_SCRATCH):
+            return None
+        chosen = (entry for entry in entries if entry.id == order.checkpoint and entry.verdict in USABLE)
+        return next(chosen, None) or resumed_from(entries)
+    return resumed_from(entries)

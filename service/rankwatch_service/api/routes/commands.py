@@ -21,10 +21,18 @@ from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
+from rankwatch_service.policy.command import FROM_SCRATCH, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import USABLE, RollbackMode, way_back, why_none
+from rankwatch_service.policy.rollback import (
+    USABLE,
+    RollbackMode,
+    resumed_from,
+    way_back,
+    why_from_scratch,
+    why_none,
+)
 from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read
@@ -42,7 +50,10 @@ RANKS_MAX: Final = 1_024
 AGENT_SILENT_NS: Final = 20 * S
 """Agents post a view every second. After a restart of the service the last of them is back within 5 s."""
 
-PARAMS: Final[dict[str, set[str]]] = {Action.ROLLBACK: {"checkpoint", "mode"}, Action.RELAUNCH: {"culprits"}}
+PARAMS: Final[dict[str, set[str]]] = {
+    Action.ROLLBACK: {"checkpoint", "mode"},
+    Action.RELAUNCH: {"culprits", FROM_SCRATCH},
+}
 """Parameters of each action; the other actions have none."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
@@ -56,7 +67,8 @@ class NewCommand(BaseModel):
     action: Action
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
     """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
-    (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}."""
+    (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}, {"from_scratch": true}
+    (begin without a checkpoint, as the script says; without it a relaunch needs a good checkpoint on disk)."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
@@ -143,9 +155,9 @@ def request_command(
     """Request a command. It is carried out on all ranks at the same step, or on none.
 
     A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it, or
-    there is no checkpoint to roll back to. If the policy has `two_people`, rollback, relaunch and stop of a job with
-    more than `approval_ranks` ranks wait until another person approves them, or are requested with `break_glass`; one
-    that would wait beside another of the same action is refused (409).
+    there is no checkpoint to roll back to or to relaunch from. If the policy has `two_people`, rollback, relaunch and
+    stop of a job with more than `approval_ranks` ranks wait until another person approves them, or are requested with
+    `break_glass`; one that would wait beside another of the same action is refused (409).
     """
 
     def work(connection: Connection) -> Command:
@@ -274,6 +286,8 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
             raise ProblemError(422, f"checkpoint {entry.id} is {entry.verdict}")
     if (culprits := body.params.get("culprits")) is not None and not _are_ranks(culprits):
         raise ProblemError(422, f"params.culprits must be a list of up to {RANKS_MAX} ranks")
+    if not isinstance(body.params.get(FROM_SCRATCH, False), bool):
+        raise ProblemError(422, "params.from_scratch must be true or false")
     return body.params
 
 
@@ -292,7 +306,20 @@ def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, 
     if training.hosts and body.action not in training.can:
         supported = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
         return f"the job does not support {body.action}; it supports: {supported}"
+    if body.action is Action.RELAUNCH and not body.params.get(FROM_SCRATCH):
+        return _nothing_to_resume(checkpoints(connection, job))
     return ""
+
+
+def _nothing_to_resume(entries: list[LedgerEntry]) -> str:
+    """Why a relaunch must be requested from scratch; empty if it has a checkpoint to go on from."""
+    if resumed_from(entries) is not None:
+        return ""
+    obstacle = f"training would begin from scratch: {why_from_scratch(entries)}. To relaunch it nevertheless, request "
+    obstacle += "it with from_scratch (rankwatch relaunch JOB --from-scratch)"
+    if any(entry.tier in SURVIVES_PROCESSES and entry.verdict in USABLE for entry in entries):
+        obstacle += ", or choose one of them (rankwatch rollback JOB --mode relaunch --checkpoint ID)"
+    return obstacle
 
 
 def _world_size(connection: Connection, job: str, attempt: str) -> int:

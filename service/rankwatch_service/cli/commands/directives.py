@@ -38,6 +38,10 @@ WAIT = Annotated[
 ]
 WAIT_S = Annotated[float, typer.Option("--timeout", help="Longest time to wait, in seconds.")]
 CHECKPOINT = Annotated[str | None, typer.Option(help="Id of the checkpoint. Default: the newest good one.")]
+FROM_SCRATCH = Annotated[
+    bool,
+    typer.Option("--from-scratch", help="Begin without a checkpoint, as the script says, which may be at step 0."),
+]
 MODE = Annotated[
     RollbackMode | None,
     typer.Option(
@@ -71,21 +75,33 @@ def _plain(name: str, text: str) -> DirectiveCommand:
     return DirectiveCommand(name, text, command)
 
 
-def _costly(name: str, text: str) -> DirectiveCommand:
-    def command(
-        job: NAME,
-        reason: REASON = "",
-        break_glass: BREAK_GLASS = False,
-        wait: WAIT = False,
-        wait_s: WAIT_S = 120.0,
-        as_json: JSON = False,
-        url: URL = None,
-        token: TOKEN = None,
-    ) -> None:
-        body = _body(name, reason, break_glass=break_glass)
-        request(connect(url, token), job, body, wait_s if wait else None, as_json)
+def _stop(
+    job: NAME,
+    reason: REASON = "",
+    break_glass: BREAK_GLASS = False,
+    wait: WAIT = False,
+    wait_s: WAIT_S = 120.0,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    body = _body("stop", reason, break_glass=break_glass)
+    request(connect(url, token), job, body, wait_s if wait else None, as_json)
 
-    return DirectiveCommand(name, text, command)
+
+def _relaunch(
+    job: NAME,
+    from_scratch: FROM_SCRATCH = False,
+    reason: REASON = "",
+    break_glass: BREAK_GLASS = False,
+    wait: WAIT = False,
+    wait_s: WAIT_S = 120.0,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {}, break_glass=break_glass)
+    request(connect(url, token), job, body, wait_s if wait else None, as_json)
 
 
 def _rollback(
@@ -107,7 +123,7 @@ def _rollback(
 
 
 def _body(
-    action: str, reason: str, params: Mapping[str, str] | None = None, *, break_glass: bool = False
+    action: str, reason: str, params: Mapping[str, Any] | None = None, *, break_glass: bool = False
 ) -> dict[str, Any]:
     # A service of the version before knows no break_glass.
     more = {"break_glass": True} if break_glass else {}
@@ -119,12 +135,13 @@ ACTIONS: Final = (
     _plain("resume", "Resume a paused job."),
     _plain("checkpoint", "Save a checkpoint of a job now; a paused job stays paused."),
     DirectiveCommand("rollback", "Roll a job back to a checkpoint, within its processes if supported.", _rollback),
-    _costly(
+    DirectiveCommand(
         "relaunch",
         "End the processes of a job; its launcher starts them again. Training goes on from the newest good"
-        " checkpoint if the job has one; else it begins as the script says, which may be at step 0.",
+        " checkpoint; a job without one is relaunched only with --from-scratch.",
+        _relaunch,
     ),
-    _costly("stop", "End the training loop of a job, on all ranks at the same step."),
+    DirectiveCommand("stop", "End the training loop of a job, on all ranks at the same step.", _stop),
 )
 
 

@@ -10,7 +10,7 @@ export const DIRECTIVES = {
   resume: { icon: "play", name: "Resume", does: "All ranks continue from where they wait." },
   checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then continue; a paused job stays paused." },
   rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint and repeat the steps since then.", danger: true },
-  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher restarts them from the newest good checkpoint.", danger: true },
+  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher restarts them from the newest good checkpoint. Without one this is refused, unless you choose from scratch.", danger: true },
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
 };
 
@@ -50,12 +50,14 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   const directive = DIRECTIVES[action];
   const fields = [];
   if (action === "rollback") fields.push(target(checkpoints, chosen), way(job.can ?? []));
+  if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: begin without a checkpoint, as the script says, which may be at step 0."));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
   const second = job.two_people && COSTLY.includes(action);
   if (second) fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "break_glass" }), "Break the glass: do not wait for the approval of another person. The receivers of the job are notified of it, and why."));
   const answer = await ask(`${directive.name} ${job.name}`, `${directive.does} ${scale(job)}`, fields, directive.name, directive.danger);
   if (answer === null) return false;
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
+  if (answer.from_scratch) params.from_scratch = true;
   const body = { action, params, reason: answer.reason };
   if (incident) body.incident = incident;
   if (answer.break_glass) body.break_glass = true;
