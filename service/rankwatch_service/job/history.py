@@ -141,7 +141,7 @@ class JobHistory:
         return f"its location is not below a checkpoint root of the job ({told})"
 
     def gone(self, occurrence: Occurrence) -> list[LedgerEntry]:
-        """Mark the capture that a rank has lost as gone, or all of its launch's if its process has ended.
+        """Mark the checkpoint that a rank or an agent misses as gone, or a launch's captures if a process has ended.
 
         Returns:
             The ledger entries that changed; none for an invalid report, which is counted (`checkpoint_gone`).
@@ -154,7 +154,8 @@ class JobHistory:
             self.counts["checkpoint_gone"] += 1
             return []
         checkpoint, reason = map(str, told)
-        return self.ledger.lost(checkpoint, f"rank {occurrence.rank}: {reason}")
+        who = f"host {occurrence.host}" if occurrence.rank is None else f"rank {occurrence.rank}"
+        return self.ledger.lost(checkpoint, f"{who}: {reason}")
 
     def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[LedgerEntry]:
         """Record that all ranks have finished a step; returns the ledger entries whose verdict changed.

@@ -29,7 +29,7 @@ from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
 from rankwatch_service.policy.judgement import judged
-from rankwatch_service.policy.response import JobSituation, Responder
+from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
@@ -333,6 +333,7 @@ class JobStream:
             effects.checkpoints.append((self.job, entry))
             brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
             effects.feed.append(self._feed("checkpoint", brief, now_s))
+        self._tell(advice_gone(self.correlator.open, entries), now_s, effects)
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)

@@ -10,7 +10,8 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_dumps import STACKS
-from rankwatch_service.policy.checkpoint_ledger import Ledger
+from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import (
     Action,
@@ -84,6 +85,21 @@ def facts(incident: Incident, world_size: int, project: str = "") -> IncidentFac
         # Silence alone does not show that a host is gone: it may be its agent that is away.
         hosts_lost=Kind.TELEMETRY_LOST in kinds and Kind.RANK_LOST in kinds,
     )
+
+
+def advice_gone(incidents: Iterable[Incident], entries: Iterable[LedgerEntry]) -> list[Update]:
+    """Updates of the incidents whose advised checkpoint is gone, which give them another suggestion.
+
+    Args:
+        incidents: the open ones.
+        entries: the ledger entries that have just changed.
+    """
+    gone = {entry.id: entry.reason for entry in entries if entry.verdict is Verdict.GONE}
+    return [
+        Update(incident, TransitionKind.EVIDENCE, f"Checkpoint {incident.checkpoint} is gone: {reason}.")
+        for incident in incidents
+        if (reason := gone.get(incident.checkpoint or "")) is not None
+    ]
 
 
 class Responder:

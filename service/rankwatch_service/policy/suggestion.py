@@ -26,6 +26,9 @@ RELAUNCH_S: Final = 120.0
 RESTARTED: Final = "the launcher starts the job again by itself"
 """Why to wait although the job stands still."""
 
+NOWHERE: Final = "; there is no good checkpoint to go back to"
+"""Added to the reason where a rollback would help and is not possible."""
+
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass by itself, and costs only speed until then",
     INVESTIGATE: "it rarely passes by itself: begin with the first steps",
@@ -75,10 +78,11 @@ def suggest(
     chosen = decision.action if decision.action in fit else fit[0]
     costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
     cost = costs[chosen]
+    nowhere = Action.ROLLBACK in ways and back is None and chosen != Action.RELAUNCH
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
-        "reason": reasons[chosen],
+        "reason": reasons[chosen] + NOWHERE * nowhere,
         "mode": back.mode if chosen == Action.ROLLBACK and back else None,
         "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
         "cost_gpu_hours": cost,
