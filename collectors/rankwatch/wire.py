@@ -180,7 +180,7 @@ EVENT_KINDS: Final = (
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds, mode
-    "checkpoint_gone",  # checkpoint, reason: a rank does not have it in memory any more
+    "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",

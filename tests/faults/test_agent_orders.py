@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rankwatch import layout, wire
+from rankwatch.agent.access.saved_checkpoints import LOOK_EVERY_S
 from rankwatch.reader import RingReader
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
@@ -173,6 +174,26 @@ def test_the_advice_for_a_relaunch_follows_the_service(tmp_path: Path) -> None:
             until(lambda: path.exists() and json.loads(path.read_text())["step"] == step)  # noqa: B023 - used at once
         service.order(resume=wire.ResumeAdvice("gpt"))
         until(lambda: not path.exists())
+
+
+def test_saves_that_are_deleted_are_reported_and_others_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("save", STEPS, 50, folder)
+
+        def reported() -> list[wire.Event]:
+            # Each has been there for more than two looks, whenever those were.
+            for path in folder.iterdir():
+                if time.time() - path.stat().st_mtime > 2 * LOOK_EVERY_S + 2:
+                    path.unlink()
+            return service.events("checkpoint_gone")
+
+        until(reported)
+        (event, *_) = service.events("checkpoint_gone")
+        assert event.fields["checkpoint"].startswith("local:l.0:")
+        path = Path(event.fields["reason"].removeprefix("it is not at ").removesuffix(" any more"))
+        assert (path.parent, path.exists()) == (folder, False)
 
 
 @pytest.mark.parametrize("both", [False, True])

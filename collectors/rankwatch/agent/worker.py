@@ -17,6 +17,7 @@ from rankwatch import wire
 from rankwatch.agent.access.checkpoint_roots import CheckpointRoots, roots_file
 from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
+from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.devices.sampler import DeviceSampler
 from rankwatch.agent.draft import Draft, Numbering
@@ -83,6 +84,7 @@ class Worker:
         self._inbox = Inbox()
         self._exits.add_wakeup(self._inbox.fd)
         self._roots = CheckpointRoots(roots_file(setting.directory, setting.job), setting.clock.monotonic_s)
+        self._saved = SavedCheckpoints(self._roots.path_of, setting.clock.monotonic_s)
         advice = resume_file(setting.directory, setting.job)
         self._relay = Relay(self._ranks, advice, setting.job, self._roots.why_not)
         self._stacks = Stacks(setting.clock)
@@ -148,7 +150,7 @@ class Worker:
         self._tell_stacks()
         if self._held_back is not None:
             self._obey(self._held_back)
-        self._tell_refused_locations()
+        self._tell_checkpoints()
         self._flush()
         if now_s >= self._next_view_s:
             self._next_view_s = now_s + (VIEW_EVERY_S if self._relay.urgent else PROGRESS_EVERY_S)
@@ -276,6 +278,7 @@ class Worker:
             for entry in poll.entries:
                 if isinstance(entry, Note):
                     self._roots.learn(rank, entry)  # before the event, so that the service knows them when it comes
+                    self._saved.learn(entry)
                 draft = self._draft_of(rank, entry.k)
                 refused = draft.add(rank, entry)
                 if refused:
@@ -300,9 +303,14 @@ class Worker:
         for attempt, event in self._stacks.take():
             self._draft(attempt).tell(event)
 
-    def _tell_refused_locations(self) -> None:
-        for refused in self._relay.take_refused() if self._newest_attempt else ():
+    def _tell_checkpoints(self) -> None:
+        if not self._newest_attempt:
+            return
+        for refused in self._relay.take_refused():
             event = wire.Event("location_refused", self._clock.unix_ns(), fields=refused._asdict())
+            self._draft(self._newest_attempt).tell(event)
+        for missing in self._saved.missing():
+            event = wire.Event("checkpoint_gone", self._clock.unix_ns(), fields=missing._asdict())
             self._draft(self._newest_attempt).tell(event)
 
     def _tell_losses(self) -> None:
@@ -365,6 +373,7 @@ class Worker:
         self._held_back = None
         was_urgent = self._relay.urgent
         self._relay.apply(orders)
+        self._saved.advise(orders.resume)
         if self._relay.urgent and not was_urgent:
             self._next_view_s = self._clock.monotonic_s()
 

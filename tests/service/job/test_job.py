@@ -115,41 +115,6 @@ def test_policy_acts_once_with_a_checkpoint_from_before_the_onset():
     assert world.effects.transitions[0].incident.checkpoint == "memory:l.0:79"
 
 
-def lose(world, checkpoint, rank=0):
-    fields = {"checkpoint": checkpoint, "reason": "deleted"}
-    world.send(events=(wire.Event("checkpoint_gone", 1, rank, 100, fields),))
-
-
-def test_an_incident_advises_a_checkpoint_that_still_exists():
-    world = World(can=("rollback", "rollback_disk"))
-    world.train(*range(60, 70))
-    for step in (65, 67):
-        world.save(step, tier="local", location=f"/saved/{step}")
-    world.train(*range(70, 100))
-    world.find("nonfinite", scope="rank:2", onset_step=98)
-    advised = []
-    for newest in ("local:l.0:67", "local:l.0:65"):
-        advised.append(world.effects.transitions[-1].incident)
-        lose(world, newest)
-        lose(world, newest)
-    advised.append(world.effects.transitions[-1].incident)
-    assert [one.checkpoint for one in advised] == ["local:l.0:67", "local:l.0:65", None]
-    assert [one.suggestion["checkpoint"] for one in advised] == ["local:l.0:67", "local:l.0:65", None]
-    assert advised[-1].suggestion["reason"].endswith("; there is no good checkpoint to go back to")
-    assert world.told() == ["opened", "evidence", "evidence"]
-    assert world.effects.transitions[-1].text == "Checkpoint local:l.0:65 is gone: rank 0: deleted."
-
-
-def test_a_checkpoint_that_no_incident_advises_goes_quietly():
-    world = World()
-    good_on_disk(world)
-    world.save(89, tier="local", location="/saved/89")
-    world.find("nonfinite", scope="rank:2", onset_step=88)
-    lose(world, "local:l.0:89")
-    assert world.told() == ["opened"]
-    assert world.verdicts()["local:l.0:89"] == "gone"
-
-
 def good_on_disk(world: World) -> None:
     world.train(*range(60, 66))
     world.save(65, tier="local", location="/saved/65")

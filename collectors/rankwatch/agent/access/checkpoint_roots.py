@@ -95,6 +95,11 @@ class CheckpointRoots:
             return str(error)
         return self._leads_out(location) if location else ""
 
+    def path_of(self, location: str) -> str | None:
+        """The absolute local path of a location; None if it has none, or the ranks' working directory is not known."""
+        path = _path(location, self._working_directory) if location else None
+        return path if path is not None and os.path.isabs(path) else None
+
     def _leads_out(self, location: str) -> str | None:
         path = _path(location, self._working_directory)
         if path is None:
