@@ -306,12 +306,10 @@ class Worker:
     def _tell_checkpoints(self) -> None:
         if not self._newest_attempt:
             return
-        for refused in self._relay.take_refused():
-            event = wire.Event("location_refused", self._clock.unix_ns(), fields=refused._asdict())
-            self._draft(self._newest_attempt).tell(event)
-        for missing in self._saved.missing():
-            event = wire.Event("checkpoint_gone", self._clock.unix_ns(), fields=missing._asdict())
-            self._draft(self._newest_attempt).tell(event)
+        refused = [("location_refused", one._asdict()) for one in self._relay.take_refused()]
+        gone = [("checkpoint_gone", one._asdict()) for one in self._saved.missing()]
+        for kind, fields in refused + gone:
+            self._draft(self._newest_attempt).tell(wire.Event(kind, self._clock.unix_ns(), fields=fields))
 
     def _tell_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
