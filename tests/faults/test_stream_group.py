@@ -25,6 +25,7 @@ from tests.support.recordings.recording import end_of, record_controls, recordin
 from tests.support.service.process import is_stopped
 from tests.support.service.stream_process import record_topic
 from tests.support.store.database import new_database
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -193,6 +194,7 @@ def test_members_join_leave_and_are_killed_in_the_middle_of_it(group, reference)
     assert dict(letters[0].headers)["reason"] == b"malformed"
 
 
+@long_trial
 def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part_again(group, reference):
     group.start("frozen")
     group.until_processed(150)
@@ -210,6 +212,7 @@ def test_a_member_that_was_frozen_commits_nothing_of_what_it_lost_and_takes_part
     assert_equal(group, reference)
 
 
+@long_trial
 def test_a_broker_that_is_started_again_is_gone_on_with(group, reference, broker):
     group.start("a")
     group.start("b")

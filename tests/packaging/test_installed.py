@@ -1,4 +1,4 @@
-"""rankwatch as it is installed, beside this and each newer Python that this machine has.
+"""rankwatch as it is installed, beside this and the newest Python, and those between that this machine has.
 
 Nothing here sees the checkout: every module imports, a rank records and a reader reads it, and the same simulated job
 leads to the same incidents on every version.
@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.trials.selection import long_trial
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +83,10 @@ def answers(path: str, version: str) -> bool:
     return said.strip() == version
 
 
-@pytest.fixture(scope="module", params=[THIS, "3.12", "3.13", "3.14"])
+@pytest.fixture(
+    scope="module",
+    params=[THIS, pytest.param("3.12", marks=long_trial), pytest.param("3.13", marks=long_trial), "3.14"],
+)
 def python(request, built, tmp_path_factory) -> str:
     """A virtual environment with the wheel in it."""
     version = request.param
