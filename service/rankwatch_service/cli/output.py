@@ -119,6 +119,12 @@ def state(value: str) -> Text:
     return Text(plain(value).plain, style=STATE_STYLES.get(value, ""))
 
 
+def incident_state(incident: Mapping[str, Any]) -> Text:
+    """The state of an incident; "job ended" where its trouble lasted until then."""
+    ended = incident["state"] == "resolved" and incident["evidence"].get("ended_with_job")
+    return state("job ended" if ended else incident["state"])
+
+
 def short_id(full_id: str) -> Text:
     """An id as people type it."""
     from rankwatch_service.short_ids import short

@@ -38,6 +38,7 @@ from rankwatch_service.incidents.resolution import (
     come_back,
     end_by_itself,
     end_for_good,
+    end_with_job,
     ended_with_its_attempt,
     go_on_again,
     last_to_end,
@@ -138,7 +139,7 @@ class Correlator:
     def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Update]:
         """Resolve all incidents: the job has ended."""
         for incident in self.open:
-            end_for_good(incident)
+            end_with_job(incident)
         return [update for one in self.open for update in self._resolve_if_over(one, step, now_s, reason)]
 
     def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:

@@ -29,6 +29,10 @@ FLAPPING_QUIET_S: Final = 900.0
 replaced: one incident is easier to work on than four an hour."""
 
 
+ENDED_WITH_JOB: Final = "ended_with_job"
+"""In the evidence of a resolved incident: the trouble lasted until the job ended."""
+
+
 def ended_with_its_attempt(part: Part, frames: int, step: int) -> bool:
     """Whether the running attempt, which has finished `frames` steps up to `step`, shows that the part is over."""
     if KINDS[part.kind].is_lasting:
@@ -48,6 +52,14 @@ def end_for_good(incident: Incident) -> None:
     """Close all parts for good: what begins later is another incident."""
     for part in incident.parts:
         part.is_open, part.ended_s = False, None
+
+
+def end_with_job(incident: Incident) -> None:
+    """Close all parts for good, as the job has ended. What was not over by then is marked: nobody has repaired it."""
+    if any(part.is_open for part in incident.parts):
+        incident.evidence = {**incident.evidence, ENDED_WITH_JOB: True}
+        incident.summary += " The job has ended."
+    end_for_good(incident)
 
 
 def go_on_again(part: Part) -> None:

@@ -130,6 +130,19 @@ def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
     assert world.effects.jobs["gpt"].state == "ended"
     assert world.effects.attempts["gpt", "l.0"].ended_unix_ns is not None
     assert world.told() == ["opened", "resolved"]
+    over = world.effects.transitions[-1].incident
+    assert (over.state, over.evidence["ended_with_job"]) == ("resolved", True)
+    assert over.summary.endswith(" The job has ended.")
+
+
+def test_an_incident_that_was_over_before_the_job_ended_is_resolved_and_nothing_else():
+    world = World()
+    world.find("loss_divergence")
+    world.find("loss_divergence", change="close")
+    world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
+    world.tick()
+    over = world.effects.transitions[-1].incident
+    assert (over.state, "ended_with_job" in over.evidence) == ("resolved", False)
 
 
 def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry():

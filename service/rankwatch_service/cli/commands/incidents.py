@@ -45,7 +45,7 @@ def list_incidents(
         {
             "id": lambda one: output.short_id(one["id"]),
             "severity": lambda one: output.severity(one["severity"]),
-            "state": lambda one: output.state(one["state"]),
+            "state": output.incident_state,
             "job": lambda one: output.plain(one["job"]),
             "since": lambda one: output.moment(one["onset_unix_ns"]),
             "step": lambda one: output.plain(one["onset_step"]),
@@ -71,7 +71,7 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             ("summary", output.plain(found["summary"])),
             ("kind", output.plain(found["kind"])),
             ("severity", output.severity(found["severity"])),
-            ("state", output.state(found["state"])),
+            ("state", output.incident_state(found)),
             ("job", output.plain(f"{found['job']}, attempt {found['attempt']}")),
             ("ranks", output.plain(found["ranks"])),
             ("hosts", output.plain(found["hosts"])),

@@ -22,7 +22,7 @@ const LABELS = {
   log_likelihood_ratio: "Log-likelihood ratio",
   phase_excess_s: "Over the peers by phase",
 };
-const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour"]);
+const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_with_job"]);
 
 const label = (name) => LABELS[name] ?? words(name);
 

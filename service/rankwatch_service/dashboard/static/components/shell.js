@@ -166,6 +166,7 @@ const STATES = {
   paused: "warning",
   lost: "critical",
   ended: "",
+  "job ended": "",
   applied: "good",
   refused: "critical",
   failed: "critical",
@@ -185,6 +186,15 @@ const STATES = {
 
 export function statePill(state) {
   return h("span", { class: `pill ${STATES[state] ?? "info"}` }, state);
+}
+
+// The state of an incident; "job ended" where its trouble lasted until then.
+export function incidentPill(incident) {
+  return statePill(endedWithJob(incident) ? "job ended" : incident.state);
+}
+
+export function endedWithJob(incident) {
+  return incident.state === "resolved" && incident.evidence?.ended_with_job === true;
 }
 
 export function card(title, body, { tools = null, hint = null } = {}) {

@@ -8,7 +8,7 @@ import { comparison, facts, sorted } from "../components/evidence.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
 import { aroundIncident } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
-import { ask, card, guarded, keys, mayDo, severityPill, shell, statePill, tile, toast, viewer, whenChanged } from "../components/shell.js";
+import { ask, card, endedWithJob, guarded, incidentPill, keys, mayDo, severityPill, shell, statePill, tile, toast, viewer, whenChanged } from "../components/shell.js";
 
 const CHANGES_SHOWN = 5;
 
@@ -65,7 +65,7 @@ const showHead = whenChanged((_, operate) => {
     h(
       "div",
       { class: "line" },
-      h("div", { class: "pills" }, severityPill(incident.severity), statePill(incident.state), h("span", { class: "pill" }, kindName(incident.kind))),
+      h("div", { class: "pills" }, severityPill(incident.severity), incidentPill(incident), h("span", { class: "pill" }, kindName(incident.kind))),
       operate &&
         h(
           "div",
@@ -158,7 +158,7 @@ const showRight = whenChanged((_, checkpoints, commands, command) => {
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
     right,
-    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
+    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     card("Notifications", h("div", { class: "body" }, notificationList(incident.notifications))),
   );

@@ -5,7 +5,7 @@ import { fill, h, icon } from "../common/dom.js";
 import { age, clock, kindName, moment, number, rankList } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { offerProjects } from "../components/job_project.js";
-import { empty, guarded, keys, mayDo, rest, SEVERITIES, severityPill, shell, statePill, sum, toast, whenChanged } from "../components/shell.js";
+import { empty, guarded, incidentPill, keys, mayDo, rest, SEVERITIES, severityPill, shell, sum, toast, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
 const SILENT_S = 30;
@@ -148,7 +148,7 @@ function row(incident) {
       h("div", { class: "under" }, incident.onset_step === null ? clock(incident.onset_unix_ns) : `step ${number(incident.onset_step)}`),
     ),
     h("td", { class: "c-cost right nowrap" }, cost > 0 ? [number(cost, 2), h("div", { class: "under" }, "GPU-h / h")] : "–"),
-    h("td", { class: "c-state" }, statePill(incident.state), incident.acknowledged_by && h("div", { class: "under" }, incident.acknowledged_by)),
+    h("td", { class: "c-state" }, incidentPill(incident), incident.acknowledged_by && h("div", { class: "under" }, incident.acknowledged_by)),
   );
 }
 

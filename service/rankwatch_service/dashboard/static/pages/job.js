@@ -11,7 +11,7 @@ import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankLi
 import { HeatMap, KIND } from "../charts/heat_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, grid, mean, metricsOf } from "../charts/series.js";
-import { card, empty, guarded, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
+import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
 
 const STALE_S = 15;
 const POLL_S = 2;
@@ -222,7 +222,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
   fill(
     lists,
     listed("Recent incidents", incidents, "None.", (one) =>
-      h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, statePill(one.state))),
+      h("tr", { class: "link", onclick: () => location.assign(`/incidents/${encodeURIComponent(one.id)}`) }, h("td", {}, severityPill(one.severity)), h("td", { class: "break" }, h("a", { href: `/incidents/${encodeURIComponent(one.id)}` }, kindName(one.kind)), " ", h("span", { class: "muted" }, `${rankList(one.ranks, 3)}, step ${number(one.onset_step)}`)), h("td", { class: "right" }, incidentPill(one))),
       incidentsInAll > LISTED ? h("a", { href: `/incidents?state=all&job=${encodeURIComponent(name)}` }, `all ${number(incidentsInAll)}`) : null,
     ),
     listed("Checkpoints", checkpoints, "None.", (one) =>
