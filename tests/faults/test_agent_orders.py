@@ -176,6 +176,34 @@ def test_the_advice_for_a_relaunch_follows_the_service(tmp_path: Path) -> None:
         until(lambda: not path.exists())
 
 
+def test_a_paused_job_saves_at_its_step_and_stays_paused(tmp_path: Path) -> None:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path, 0) as zero,
+        RecordingRank(tmp_path, 1) as one,
+        AgentProcess(tmp_path, service.environment),
+    ):
+        for rank in (zero, one):
+            rank.do("follow_orders", STEPS)
+        pause = order(service, "p1", "pause")
+        for name, answer in (("hold", "held"), ("do", "done")):
+            service.order(phase(pause, name, lease_s=60.0))
+            until(all_answered(service, "p1", answer))
+        save = msgspec.structs.replace(pause, order="c1", action="checkpoint", lease_s=60.0)
+        service.order(save, phase(pause, "closed"))
+        until(all_answered(service, "c1", "held"))
+        service.order(phase(save, "do"))
+        until(all_answered(service, "c1", "done"))
+        details = {block.answer_detail for block in answers(service, "c1").values()}
+        service.order(phase(save, "do", action="pause", renewal=1))
+        until(lambda: {block.answer_detail for block in answers(service, "c1").values()} == {"paused"})
+        assert details == {f"/checkpoints/{pause.step}"}
+        assert {block.answer_step for block in answers(service, "c1").values()} == {pause.step}
+        assert max(step for _, step, _ in service.rows()) < pause.step
+        service.order(phase(save, "go", action="pause", renewal=2))
+        until(all_answered(service, "c1", "went"))
+
+
 def test_saves_that_are_deleted_are_reported_and_others_are_not(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
