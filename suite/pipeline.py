@@ -55,9 +55,12 @@ def updates_of(pipeline: DetectionPipeline, observation: Observation, topology_s
 def topology_state_of(topology: Topology) -> TopologyState:
     """The topology that a job's agents would have reported."""
     topology_state, size = TopologyState(), topology.world_size
-    places = zip(topology.host, topology.device_uuid, topology.dp, topology.tp, topology.pp, strict=True)
+    types = topology.device_type or ("",) * size
+    places = zip(topology.host, topology.device_uuid, types, topology.dp, topology.tp, topology.pp, strict=True)
     topology_state.learn(
-        wire.RankInfo(rank, size, host=host, device_uuid=device, dp=int(dp), tp=int(tp), pp=int(pp))
-        for rank, (host, device, dp, tp, pp) in enumerate(places)
+        wire.RankInfo(
+            rank, size, host=host, device_uuid=uuid, device_type=device_type, dp=int(dp), tp=int(tp), pp=int(pp)
+        )
+        for rank, (host, uuid, device_type, dp, tp, pp) in enumerate(places)
     )
     return topology_state

@@ -54,7 +54,7 @@ class Sink(Protocol):
 
     def declare(self, fields: Mapping[str, Any]) -> None:
         """Add to the identity block: `parameters` (names), `replicated`, `slices`, the axes of the topology,
-        `optimizers`, `watched`, `device_uuid`.
+        `optimizers`, `watched`, `device_type`, `device_uuid`.
         """
 
 

@@ -49,7 +49,7 @@ class Watch:
     ) -> None:
         self.identity = identity
         self._directory = directory
-        self._place = placed, identity.pp
+        self._place = placed, identity.pp, identity.device_uuid
         self._torch_parts: dict[str, Any] = {}
         self._recorder = recorder
         self._faults = Faults(recorder, now)

@@ -108,6 +108,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     slices: tuple[Slice, ...] | None = None
     """What the rank holds of a sharded model: `grad_norm.N` and `fingerprint.N` are of the N-th. None: its model is not
     sharded, or it is not known how."""
+    device_type: str = ""
+    """Where the watched parameters lie, as torch calls it: cuda (ROCm too), xpu, mps, cpu, ...; empty: not known."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):

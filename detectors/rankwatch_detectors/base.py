@@ -61,6 +61,10 @@ class StepKind(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
+HOST_TYPES: Final = frozenset({"", "cpu", "meta"})
+"""Types of torch devices that are no accelerator; "": not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Where the ranks of an attempt run and which work they share. All arrays have one entry for each rank."""
@@ -83,6 +87,13 @@ class Topology:
     equal; -1: none is. `fingerprint.n` of ranks with equal numbers, of any n, are compared."""
     optimizers: int = 0
     """Number of optimizers, 0: unknown. With several, as in a GAN, losses rise and fall in turn."""
+    device_type: tuple[str, ...] = ()
+    """Where each rank's parameters lie, as torch calls it: cuda, xpu, ..., cpu; "" or no entries: not known."""
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether any rank computes on a device. CPU time is then that of launching its work, and judges nobody."""
+        return any(self.device_uuid) or not HOST_TYPES.issuperset(self.device_type)
 
     @property
     def unit(self) -> tuple[str, ...]:

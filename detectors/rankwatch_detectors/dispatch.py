@@ -29,6 +29,7 @@ from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.peers import everyone
 
 ATTEMPT_ENDED = "The attempt ended."
+OTHER_CLOCK = "Ranks compute on devices, so CPU time judges nobody from here on."
 OWN_PACE = "Ranks go at their own pace: they are not compared."
 
 

@@ -24,6 +24,7 @@ from tests.support.values.batches import batch, progress, ranks, table
 MSGPACK = "application/msgpack"
 ADDED_SINCE_VERSION_1 = (
     "slices",
+    "device_type",
     "outside_s",
     "optimizers",
     "watched",

@@ -112,6 +112,7 @@ class Draft:
             checkpoint_roots=checkpoint_roots,
             checkpoint_shards=rank.shards,
             slices=_slices(identity.get("slices")),
+            device_type=str(identity.get("device_type") or ""),
             **topology,
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -18,6 +19,7 @@ from rankwatch.meter import EXACT_METRICS
 from rankwatch.sink import Sink
 from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler, check_parts, check_skip
 from rankwatch.torch_probe.backward import BackwardMarks
+from rankwatch.torch_probe.devices import describe_device
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar, total_norm
 from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
@@ -67,7 +69,7 @@ class TorchProbe:
         on_nonfinite: Literal["record", "skip"] = "record",
         overhead_max: float = OVERHEAD_MAX,
         device: Device | None = None,
-        place: tuple[bool, int] = (True, 0),
+        place: tuple[bool, int, str] = (True, 0, ""),
         earlier: tuple[Handed, ...] = (),
     ) -> None:
         """Register the hooks on models and optimizers. After the arguments are checked, nothing raises.
@@ -93,8 +95,9 @@ class TorchProbe:
             overhead_max: largest part of the training time that the total norm may take; where steps are too short for
                 it, it is left out in some; not with "skip", a loss scaler, several optimizers or no local gradients.
             device: the accelerator; if None, the device of the parameters.
-            place: whether the topology was declared, so that it is known which ranks are replicas of each other, and
-                the pipeline stage in it. A topology that was not is read from meshes and frameworks, and declared.
+            place: whether the topology was declared, so that it is known which ranks are replicas of each other, the
+                pipeline stage in it, and the device's UUID, if it is known. A topology that was not declared is read
+                from meshes and frameworks, and a UUID that is not known from torch; both are then declared.
             earlier: earlier calls of `watch.torch`.
 
         Raises:
@@ -113,12 +116,13 @@ class TorchProbe:
         self._norm_was_logged = False
         self._made = 0
         self._cut_short = _NO_STEP
-        placed, stage = place
+        placed, stage, uuid = place
         self._model = models = WatchedModels(self.handed, placed=placed)
         if self._skips:
             check_skip(divided=models.divided, grad_norm=grad_norm)
         self._one = torch.ones((), dtype=torch.float64, device=models.home)
         self._topology = {} if placed else placed_by(models, self._failed)
+        self._home = describe_device(models.home, uuid, os.environ, self._failed)
         self._sharded = sharded_models(models, self._topology.get("pp", stage), self._failed)
         known = self._sharded is not None or not models.sharded
         self._norm_wanted, self._local_wanted = grad_norm and known, local_gradients and known
@@ -171,7 +175,7 @@ class TorchProbe:
     def _declare(self) -> None:
         fields = {"parameters": self._model.names} if self._sharded is None else self._sharded.declaration()
         fields |= {"replicated": self._model.replicated, "optimizers": len(self._shares)}
-        self._sink.declare({**fields, **self._topology})
+        self._sink.declare({**fields, **self._topology, **self._home})
 
     # ---- what the watch calls ----------------------------------------------------------------------------------------
 

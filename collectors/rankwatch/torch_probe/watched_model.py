@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe.arguments import Handed
+from rankwatch.torch_probe.devices import ON_HOST
 from rankwatch.torch_probe.fsdp import flats, own_part
 
 _CPU: Final = torch.device("cpu")
@@ -90,7 +91,7 @@ class WatchedModels:
                     self.names.append(prefix + name)
                     self.parameters.append(parameter)
         self.sharded = any(model.sharded for model in self.each)
-        self.home = next((tensor.device for tensor in self.parameters if tensor.device.type != "cpu"), _CPU)
+        self.home = next((tensor.device for tensor in self.parameters if tensor.device.type not in ON_HOST), _CPU)
 
     def place(self) -> None:
         """The topology became known: it says which ranks are peers."""

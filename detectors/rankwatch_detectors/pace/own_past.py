@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, finite, where_usable
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -62,7 +62,7 @@ class OwnPastDetector(DispatchingDetector):
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()
         self.name = "own_past"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._blocks = OwnBlocks(config.blocks)
         self._accelerated = False
@@ -83,13 +83,13 @@ class OwnPastDetector(DispatchingDetector):
         """... and before the job was; NaN for ranks that were not known then."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
-        self._accelerated = any(start.topology.device_uuid)
-        if not new_attempt and start.topology.lockstep == self.lockstep:
+        topology = start.topology
+        other_clock = not new_attempt and topology.accelerated != self._accelerated
+        self._accelerated = topology.accelerated
+        if not (new_attempt or other_clock or topology.lockstep != self.lockstep):
             return ()
-        return self._begin_anew(
-            ATTEMPT_ENDED if new_attempt else "Ranks march together.",
-            0 if start.topology.lockstep else start.topology.world_size,
-        )
+        why = ATTEMPT_ENDED if new_attempt else OTHER_CLOCK if other_clock else "Ranks march together."
+        return self._begin_anew(why, 0 if topology.lockstep else topology.world_size)
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         kinds = occurrence.fields.get("kinds", ())

@@ -19,7 +19,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
@@ -114,7 +114,7 @@ class SlowdownDetector(DispatchingDetector):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 6
+        self.version = 7
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         levels = tuple(math.log(ratio) for ratio in config.ratios)
@@ -145,16 +145,18 @@ class SlowdownDetector(DispatchingDetector):
         self._baseline.regroup(apart, np.full_like(apart, -1))
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
-        self._accelerated = any(start.topology.device_uuid)
+        other_clock = not new_attempt and start.topology.accelerated != self._accelerated
+        self._accelerated = start.topology.accelerated
         findings: list[Finding] = []
-        if new_launch:
+        if new_launch or other_clock:
             # Another launch may have another batch size, another code version, another number of ranks.
             self._relearn()
             self._anchor.clear()
             self._schedule.clear()
             self._wandering.clear()
-            findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
-        if new_attempt:
+            why = OTHER_CLOCK if other_clock else ATTEMPT_ENDED
+            findings = [*self.episodes.close_all(self.now_s, why), *self.standing.close_all(self.now_s, why)]
+        if new_attempt or other_clock:
             self._reset()
         return findings
 

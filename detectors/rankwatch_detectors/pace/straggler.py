@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind, Topology
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
+from rankwatch_detectors.pace.units import came_from, units_of
 from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.pace.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -113,7 +114,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 7
+        self.version = 8
         self._config = config
         # Three witnesses share the budget.
         share = config.budget / 3
@@ -133,31 +134,32 @@ class StragglerDetector(DispatchingDetector):
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         topology = start.topology
-        units = _numbered(topology.unit)
+        units = units_of(topology, self._units)
+        origins = came_from(units, self._units, same_attempt=not new_attempt)
+        moved = origins.tolist() != list(range(len(self._units)))
+        other_clock = not new_attempt and topology.accelerated != self._accelerated
         findings: list[Finding] = []
-        if new_launch or units != self._units:
-            findings = self.standing.close_all(self.now_s, ATTEMPT_ENDED)
-        peers, before = topology.peer_group, self._peers
-        self._peers = peers
+        if new_launch or moved or other_clock:
+            findings = self.standing.close_all(self.now_s, OTHER_CLOCK if other_clock else ATTEMPT_ENDED)
+        if findings:
+            # A rank that was slow from its first step has no other past, so it is learned anew.
+            origins[np.isin(origins, list(self._stood.ranks))] = -1
+            self._stood.ranks.clear()
+        if other_clock:
+            findings += self.episodes.close_all(self.now_s, OTHER_CLOCK)
+        peers = topology.peer_group
+        if new_attempt or moved or other_clock or not np.array_equal(peers, self._peers):
+            for witness in (self._wall, self._cpu, self._host):
+                witness.begin(topology, origins)
         if new_attempt or units != self._units:
-            index = {unit: rank for rank, unit in enumerate(self._units)}
-            if findings:
-                # A rank that was slow from its first step has no other past, so the new launch learns it anew.
-                index = {unit: rank for unit, rank in index.items() if rank not in self._stood.ranks}
-                self._stood.ranks.clear()
-            came_from = np.asarray([index.get(unit, -1) for unit in units], dtype=np.int64)
-            for witness in (self._wall, self._cpu, self._host):
-                witness.begin(topology, came_from)
             self._crowding.regroup(topology.host)
-        elif not np.array_equal(peers, before):  # ranks have declared their places after the start
-            for witness in (self._wall, self._cpu, self._host):
-                witness.begin(topology, np.arange(topology.world_size, dtype=np.int64))
         if new_attempt:
             self._rows = 0
+        if new_attempt or other_clock:
             self._excess.ranks.clear()
-        self._units = units
+        self._units, self._peers = units, peers
         self._names = [_place(topology, rank) for rank in range(topology.world_size)]
-        self._accelerated = any(topology.device_uuid)
+        self._accelerated = topology.accelerated
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -374,16 +376,6 @@ class StragglerDetector(DispatchingDetector):
 
     def _name(self, witness: Witness) -> str:
         return "cpu" if witness is self._cpu else ("host" if witness is self._host else "wall")
-
-
-def _numbered(units: tuple[str, ...]) -> list[str]:
-    """Make units unique: ranks of a host without device UUIDs are numbered in their order on it."""
-    seen: dict[str, int] = {}
-    names = []
-    for unit in units:
-        seen[unit] = seen.get(unit, -1) + 1
-        names.append(f"{unit}#{seen[unit]}")
-    return names
 
 
 def _place(topology: Topology, rank: int) -> str:

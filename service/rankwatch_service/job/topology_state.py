@@ -167,6 +167,7 @@ class TopologyState:
             lockstep=self.lockstep,
             slices=_slices(infos),
             optimizers=max((info.optimizers for info in infos), default=0),
+            device_type=tuple(info.device_type for info in infos),
             **place,
         )
 

@@ -28,6 +28,9 @@ OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
 
 PLACES: Final = ("dp", "tp", "pp")
 
+HARDWARE: Final = ("host", "device_type", "device_uuid")
+"""Texts that say where a rank runs."""
+
 
 class ReplayError(Exception):
     """A file that cannot be replayed, with the place of the error. Rows count from 1, without the header."""

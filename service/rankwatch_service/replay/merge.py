@@ -110,7 +110,7 @@ def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
     place = np.empty(len(known), dtype=np.int64)
     place[np.argsort(began, kind="stable")] = np.arange(len(known))
     order = np.lexsort((key, place[codes]))
-    hosts = _hosts(parts) if any(part.hosts for part in parts) else None
+    hardware = {name: _texts(parts, name) for name in dict.fromkeys(n for p in parts for n in p.hardware)}
     places = {name: _column(parts, name) for name in dict.fromkeys(n for p in parts for n in p.places)}
     return RowBlock(
         path=parts[0].path,
@@ -119,7 +119,7 @@ def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
         attempts=runs(list(known), codes[order]),
         records=joined.rows(order),
         places={name: column[order] for name, column in places.items()},
-        hosts=None if hosts is None else (hosts[0], hosts[1][order]),
+        hardware={name: (known_texts, which[order]) for name, (known_texts, which) in hardware.items()},
         done=done,
     )
 
@@ -144,11 +144,11 @@ def _column(parts: Sequence[RowBlock], name: str) -> Ints:
     return np.concatenate([part.places.get(name, np.zeros(len(part.records.step), np.int64)) for part in parts])
 
 
-def _hosts(parts: Sequence[RowBlock]) -> tuple[list[str], Ints]:
+def _texts(parts: Sequence[RowBlock], name: str) -> tuple[list[str], Ints]:
     known: dict[str, int] = {}
     codes = []
     for part in parts:
-        names, which = part.hosts or ([""], np.zeros(len(part.records.step), dtype=np.int64))
-        numbers = np.asarray([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+        names, which = part.hardware.get(name) or ([""], np.zeros(len(part.records.step), dtype=np.int64))
+        numbers = np.asarray([known.setdefault(text, len(known)) for text in names], dtype=np.int64)
         codes.append(numbers[which])
     return list(known), np.concatenate(codes)

@@ -233,7 +233,7 @@ class Player:
         lag = int(self._steps.max()) - self._steps
         for rank in np.flatnonzero(here & (lag > steps + 4 * self._stretch)).tolist():
             self._ended[rank] = True
-            host, last = str(self._places[rank]["host"]), int(self._steps[rank])
+            host, last = str(self._places[rank].get("host", "")), int(self._steps[rank])
             fields = {"how": RECORDING}
             yield Occurrence(
                 "process_exit", self._window.attempt, host, float(self._row_s[rank]), rank, last + 1, fields
@@ -289,5 +289,5 @@ class Player:
 
 def _place(rows: RowBlock, rank: int, index: int) -> dict[str, Any]:
     """The place of this row's rank. Without places every rank is a replica of its own, with equal work."""
-    host = "" if rows.hosts is None else rows.hosts[0][rows.hosts[1][index]]
-    return {"host": host, "dp": rank} | {name: int(rows.places[name][index]) for name in PLACES if name in rows.places}
+    hardware = {name: known[codes[index]] for name, (known, codes) in rows.hardware.items()}
+    return {"dp": rank, **hardware} | {name: int(rows.places[name][index]) for name in PLACES if name in rows.places}

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
 from rankwatch_service.replay.cells import CellPlace, bits, counts, integers, is_number, numbers, texts
-from rankwatch_service.replay.layout import METRICS, OWN_WORK, PLACES, ReplayError, renamed
+from rankwatch_service.replay.layout import HARDWARE, METRICS, OWN_WORK, PLACES, ReplayError, renamed
 from rankwatch_service.telemetry.columns import EXACT, FINGERPRINTS, Exact, Records
 from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX
 
@@ -36,8 +36,8 @@ class RowBlock:
     records: Records
     places: Mapping[str, Ints]
     """dp, tp and pp, as far as the file has them."""
-    hosts: tuple[list[str], Ints] | None
-    """Distinct hosts, and the index of each row's host."""
+    hardware: Mapping[str, tuple[list[str], Ints]]
+    """Of each of `HARDWARE` that the file has: the distinct texts, and which of them each row has."""
     done: int
     """How much of the file has been read, in units of its source's `total`."""
 
@@ -53,7 +53,7 @@ class RowBlock:
             attempts=inside[first:],
             records=part_of(self.records, start, end),
             places={name: column[start:end] for name, column in self.places.items()},
-            hosts=None if self.hosts is None else (self.hosts[0], self.hosts[1][start:end]),
+            hardware={name: (known, codes[start:end]) for name, (known, codes) in self.hardware.items()},
             done=self.done,
         )
 
@@ -141,7 +141,7 @@ class RowReader:
             attempts=runs(*texts(columns["attempt"], self._place("attempt"))) if "attempt" in columns else [("", 0)],
             records=records,
             places={name: column for name, column in places.items() if column is not None},
-            hosts=texts(columns["host"], self._place("host")) if "host" in columns else None,
+            hardware={name: texts(columns[name], self._place(name)) for name in HARDWARE if name in columns},
             done=done,
         )
 
@@ -200,7 +200,7 @@ class RowReader:
 
     def _is_metric(self, name: str, column: Any) -> bool:
         """Whether a column of another name has numbers; its first batch with values decides."""
-        if name in ("time_s", "step", "rank", "attempt", "host", "kind", *PLACES, *EXACT) or name in self.left_out:
+        if name in ("time_s", "step", "rank", "attempt", "kind", *HARDWARE, *PLACES, *EXACT) or name in self.left_out:
             return False
         if name in self._numeric or is_number(column):
             return True

@@ -148,6 +148,7 @@ class _Batcher:
                 local_rank=local,
                 host=agent.host,
                 device_uuid=topology.device_uuid[rank],
+                device_type=topology.device_type[rank] if topology.device_type else "",
                 dp=int(topology.dp[rank]),
                 tp=int(topology.tp[rank]),
                 pp=int(topology.pp[rank]),

@@ -28,6 +28,8 @@ from rankwatch_service.simulate.job import Job
 DAY_S = 86_400.0
 # Student's t with 5 degrees of freedom: one step in some thousand is beyond five sigmas, as in real jobs.
 TAIL_FREEDOM = 5
+# Launching the work of a step takes the host a tenth of the step, or it would keep the device waiting.
+LAUNCH_SHARE = 0.1
 # The loss falls from 11 to 2.2 with e^(-step / 200): steeply at first, hardly at the end.
 LOSS_START, LOSS_END, LOSS_SCALE = 11.0, 2.2, 200.0
 
@@ -60,6 +62,8 @@ class _Player:
         self.topology = job.topology()
         self.stage_weights = job.placement.stage_weights()
         self.random = np.random.default_rng(job.seed)
+        self.launching = np.random.default_rng((job.seed, 1))
+        """Apart from the others, so that the job is the same with and without this column."""
         ranks = job.world_size
         self.silicon: Floats = np.exp(job.noise.silicon * self.random.standard_normal(ranks))
         self.usual_norm: Floats = np.exp(0.1 * self.random.standard_normal(ranks))
@@ -171,6 +175,8 @@ class _Player:
         }
         if not job.placement.accelerated:
             steps["busy_cpu_s"] = work * np.exp(0.02 * random.standard_normal(ranks))
+        elif job.placement.launch_cpu:
+            steps["busy_cpu_s"] = LAUNCH_SHARE * job.step_s * np.exp(0.02 * self.launching.standard_normal(ranks))
         if job.has_tokens:
             steps["tokens"] = np.round(4096 * load)
             steps["tokens_squared"] = np.round(4096 * load) ** 2

@@ -19,6 +19,10 @@ class RankPlacement:
     ranks_per_host: int = 8
     accelerated: bool = True
     """False: ranks are CPU processes without device identities, and their CPU time is reported."""
+    uuids: bool = True
+    """Accelerated ranks know their devices' UUIDs; False: nothing but the type."""
+    launch_cpu: bool = False
+    """Accelerated ranks report the CPU time of launching their work, which is about the same in all steps."""
     heavy_stage: tuple[int, float] | None = None
     """A pipeline stage, and its work as a multiple of the others'."""
     lean_host: int | None = None
@@ -40,7 +44,8 @@ class RankPlacement:
         return Topology(
             world_size=world_size,
             host=hosts,
-            device_uuid=devices if self.accelerated else ("",) * world_size,
+            device_uuid=devices if self.accelerated and self.uuids else ("",) * world_size,
+            device_type=("cuda",) * world_size if self.accelerated and not self.uuids else (),
             dp=ranks // self.tp % replicas,
             tp=ranks % self.tp,
             pp=ranks // (self.tp * replicas),

@@ -5,7 +5,7 @@ A step after an evaluation or a save has that kind, and its time includes both, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from rankwatch_service.simulate.job import Job
 
 Array = NDArray[Any]
 
-TEXTS: Final = ("host", "attempt", "kind")
+TEXTS: Final = ("host", "device_type", "device_uuid", "attempt", "kind")
 INTEGERS: Final = frozenset({"step", "rank", "dp", "tp", "pp", "nonfinite", "nonfinite_first", "fingerprint"})
 """Columns of whole numbers; all others but `TEXTS` are floats."""
 
@@ -50,15 +50,23 @@ def columns_of(job: Job) -> tuple[str, ...]:
     named += ["fingerprint"] if job.fingerprint_every else []
     named += ["local_grad_norm"]
     named += [] if job.placement.accelerated else ["busy_cpu_s"]
+    named += _device_columns(job)
     named += ["tokens", "tokens_squared"] if job.has_tokens else []
     named += ["nonfinite_first"] if any(not skipped for _, skipped in nonfinites) else []
     named += ["optimizer_skipped"] if any(skipped for _, skipped in nonfinites) else []
     return tuple(named)
 
 
+def _device_columns(job: Job) -> tuple[str, ...]:
+    """CPU time that judges nobody, and the column that says so."""
+    if not (job.placement.accelerated and job.placement.launch_cpu):
+        return ()
+    return "busy_cpu_s", "device_uuid" if job.placement.uuids else "device_type"
+
+
 def rows_of(job: Job) -> Iterator[StepRows]:
     """The rows of each step in turn, with ascending ranks. Times are by the clocks of the hosts."""
-    table = _StepTable(job.transit.skews_s)
+    table = _StepTable(job.transit.skews_s, [name for name in _device_columns(job) if name in TEXTS])
     for observation in generate(job):
         match observation:
             case AttemptStart():
@@ -78,8 +86,9 @@ def rows_of(job: Job) -> Iterator[StepRows]:
 class _StepTable:
     """Collects one step: its frame, its late values, and the evaluation or save before it."""
 
-    def __init__(self, skews_s: Mapping[str, float]) -> None:
+    def __init__(self, skews_s: Mapping[str, float], device_columns: Sequence[str]) -> None:
         self.start: AttemptStart | None = None
+        self._device_columns = device_columns
         self._skews_s = skews_s
         self._frames: list[Frame] = []
         self._kind = StepKind.TRAIN
@@ -128,6 +137,8 @@ class _StepTable:
             "attempt": np.full(count, start.attempt, dtype=object),
             "kind": np.full(count, self._kind.value, dtype=object),
         }
+        for name in self._device_columns:
+            columns[name] = np.asarray(getattr(topology, name), dtype=object)[ranks]
         present = {}
         for frame in frames:
             for name, column in {**frame.values, **frame.exact}.items():

@@ -319,4 +319,5 @@ def test_parameter_names_are_those_of_the_unwrapped_model_in_its_order(sink, mod
         "parameters": ["0.weight", "0.bias", "2.weight", "2.bias"],
         "replicated": False,
         "optimizers": 1,
+        "device_type": "cpu",
     }

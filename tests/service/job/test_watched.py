@@ -1,4 +1,4 @@
-"""The torch probe's line on what it watches is in the attempt's topology, once and not for each rank."""
+"""What the torch probe declares once it has seen the model is in the attempt's topology."""
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
@@ -23,3 +23,16 @@ def test_a_line_that_comes_later_changes_the_topology():
     assert topology_state.learn([wire.RankInfo(0, 1)])
     assert topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
     assert not topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
+
+
+def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_one():
+    topology_state = TopologyState()
+    topology_state.learn([wire.RankInfo(0, 2), wire.RankInfo(1, 2, device_type="cpu")])
+    assert not topology_state.topology().accelerated
+    assert topology_state.learn([wire.RankInfo(0, 2, device_type="cuda", device_uuid="GPU-a")])
+    topology = topology_state.topology()
+    assert (topology.device_type, topology.accelerated) == (("cuda", "cpu"), True)
+    assert TopologyState.restored(topology_state.state()).topology().device_type == ("cuda", "cpu")
+    start = AttemptStart("l.0", topology, 0.0)
+    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    assert [(rank["device_type"], rank["device_uuid"]) for rank in stored["ranks"]] == [("cuda", "GPU-a"), ("cpu", "")]

@@ -23,6 +23,7 @@ from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import RankPlacement
 
 
 def recorded(job: Job, path: Path) -> Path:
@@ -51,6 +52,42 @@ def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: 
     assert told["onset_time_s"] < told["detected_time_s"] < 320
     assert (outcome.rows, outcome.frames, outcome.ranks) == (32 * 320, 320, 32)
     assert not outcome.left_out
+
+
+@pytest.mark.parametrize("uuids", [True, False])
+def test_the_cpu_time_of_ranks_on_devices_judges_nobody(tmp_path: Path, uuids: bool) -> None:
+    placement = RankPlacement(uuids=uuids, launch_cpu=True)
+    job = Job(world_size=16, steps=240, seed=1, placement=placement).inject(Slow(5, 200, 1.15))
+    path = recorded(job, tmp_path / "job.csv")
+    (incident,) = replayed(path).incidents[0]
+    assert (incident.kind, incident.ranks) == (Kind.STRAGGLER, (5,))
+    assert 200 <= (incident.detected_step or 0) <= 207
+    # The column of the device decides; without it, the CPU time is the ranks' own work.
+    replace_in(path, "device_uuid" if uuids else "device_type", "note")
+    assert replayed(path).incidents == [[]]
+
+
+def test_files_of_which_only_one_tells_of_devices_are_one_accelerated_job(tmp_path: Path) -> None:
+    job = Job(world_size=16, steps=240, seed=1, placement=RankPlacement(uuids=False, launch_cpu=True))
+    head, *rows = recorded(job.inject(Slow(5, 200, 1.15)), tmp_path / "job.csv").read_text().splitlines()
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    of_rank = [int(row.split(",")[2]) for row in rows]
+    first.write_text("\n".join([head, *(row for row, rank in zip(rows, of_rank, strict=True) if rank < 8)]) + "\n")
+    head = head.replace("device_type", "note")
+    second.write_text("\n".join([head, *(row for row, rank in zip(rows, of_rank, strict=True) if rank >= 8)]) + "\n")
+    outcome = replay(
+        [open_source(first), open_source(second)],
+        {},
+        [CatalogueConfig()],
+        job="test",
+        until_step=None,
+        progress=lambda done, total: None,
+    )
+    assert [(incident.kind, incident.ranks) for incident in outcome.incidents[0]] == [(Kind.STRAGGLER, (5,))]
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new, 1))
 
 
 def test_the_size_of_the_batches_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

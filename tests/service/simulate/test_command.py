@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,17 @@ def test_noise_is_the_noise_and_time_ticks_once_a_second(tmp_path: Path, monkeyp
     monkeypatch.setattr("rankwatch_service.cli.commands.simulate._write", lambda world, *_: made.append(world))
     assert run("-o", str(tmp_path / "job.csv"), "--noise", "0.07")[0] == 0
     assert (made[0].noise.busy, made[0].tick_s) == (0.07, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "cells"),
+    [((), "device_uuid", "GPU-"), (("--no-uuids",), "device_type", "cuda")],
+)
+def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(
+    tmp_path: Path, words: tuple[str, ...], told: str, cells: str
+) -> None:
+    path = tmp_path / "job.csv"
+    assert run("-o", str(path), "--launch-cpu", *words)[0] == 0
+    with path.open() as lines:
+        rows = [*csv.DictReader(lines)]
+    assert all(row[told].startswith(cells) and float(row["busy_cpu_s"]) < 0.15 for row in rows)

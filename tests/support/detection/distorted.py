@@ -159,6 +159,6 @@ def _reordered(record: Any, order: Order) -> Any:
             changes[field.name] = value[order]
         elif field.name == "slices":
             changes[field.name] = tuple(array[order] for array in value)
-        elif isinstance(value, tuple) and field.name != "parameters":
+        elif isinstance(value, tuple) and value and field.name != "parameters":
             changes[field.name] = tuple(value[index] for index in order)
     return dataclasses.replace(record, **changes)

@@ -48,7 +48,8 @@ def replay(
     in the order of steps: all ranks of a step, then those of the next.
     [bold]step[/bold] is required. Known columns (others become metrics):
 
-      time_s rank host dp tp pp attempt kind (train, eval, checkpoint)
+      time_s rank host device_type device_uuid dp tp pp attempt
+      kind (train, eval, checkpoint)
       step_time_s busy_s busy_cpu_s wait_s data_wait_s forward_s
       backward_s collective_s optimizer_s loss grad_norm local_grad_norm
       tokens tokens_squared nonfinite fingerprint

@@ -79,6 +79,13 @@ NOISE = Annotated[
 TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
 PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB, help="Ranks on each host.")]
+UUIDS = Annotated[
+    bool, typer.Option("--uuids/--no-uuids", rich_help_panel=JOB, help="Whether ranks know the UUIDs of their devices.")
+]
+LAUNCH_CPU = Annotated[
+    bool,
+    typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of launching the devices' work."),
+]
 NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="Name of the job.")]
 KAFKA = Annotated[
     str | None,
@@ -118,6 +125,8 @@ def simulate(
     tp: TP = 1,
     pp: PP = 1,
     ranks_per_host: PER_HOST = 8,
+    uuids: UUIDS = True,
+    launch_cpu: LAUNCH_CPU = False,
     job: NAME = "simulated",
     speed: SPEED = 1.0,
     url: URL = None,
@@ -146,7 +155,7 @@ def simulate(
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
-    placement = RankPlacement(tp, pp, ranks_per_host)
+    placement = RankPlacement(tp, pp, ranks_per_host, uuids=uuids, launch_cpu=launch_cpu)
     plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement)
     world = _with_faults(plain, fault or [], mix)
     if output is not None:

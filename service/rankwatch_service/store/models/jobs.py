@@ -55,8 +55,8 @@ class Attempt(Base):
     first_step: Mapped[int | None]
     last_step: Mapped[int | None]
     topology: Mapped[dict[str, Any]]
-    """{"ranks": [{rank, host, device_uuid, local_rank, pid, dp, tp, pp, cp, ep}], "can": [...], "replicated": bool,
-    "watched": str}"""
+    """{"ranks": [{rank, host, device_type, device_uuid, local_rank, pid, dp, tp, pp, cp, ep}], "can": [...],
+    "replicated": bool, "watched": str}"""
     number: Mapped[int]
     """Order of attempts within the job, from 1."""
 
