@@ -83,7 +83,9 @@ def jobs(draw: st.DrawFn) -> Job:
         draw(st.integers(0, 99)),
         step_s=draw(st.sampled_from([0.2, 1.0, 4.0])),
         late_values=draw(st.booleans()),
-        placement=RankPlacement(pp=pp, accelerated=draw(st.booleans()), ranks_per_host=4),
+        placement=RankPlacement(
+            pp=pp, accelerated=draw(st.booleans()), device_times=draw(st.booleans()), ranks_per_host=4
+        ),
     )
     for fault in draw(st.lists(st.sampled_from(FAULTS), max_size=4, unique=True)):
         job = fault(job, draw(st.integers(0, world_size - 1)), draw(st.integers(60, 120)))

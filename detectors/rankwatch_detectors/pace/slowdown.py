@@ -173,7 +173,7 @@ class SlowdownDetector(DispatchingDetector):
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family != "steps" or frame.kind is not StepKind.TRAIN:
             return ()
-        cpu_s = None if self._accelerated else typical(frame, "busy_cpu_s")
+        cpu_s = None if self._accelerated or "device_busy_s" in frame.values else typical(frame, "busy_cpu_s")
         step_s = typical(frame, "step_time_s")
         seconds = cpu_s if cpu_s is not None else step_s
         if seconds is None or seconds <= 0:

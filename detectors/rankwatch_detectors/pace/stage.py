@@ -29,7 +29,7 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.load import LoadConfig
-from rankwatch_detectors.pace.witness import Witness, WitnessConfig, own_seconds
+from rankwatch_detectors.pace.witness import Witness, WitnessConfig, device_seconds, own_seconds
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.median import median
@@ -80,7 +80,7 @@ class StageDetector(DispatchingDetector):
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()
@@ -115,7 +115,10 @@ class StageDetector(DispatchingDetector):
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         wanted = frame.family == "steps" and frame.kind is StepKind.TRAIN and self._stages >= GROUP_MIN
-        seconds = own_seconds(frame) if wanted else None
+        if not wanted:
+            return ()
+        device = device_seconds(frame)
+        seconds = own_seconds(frame) if device is None else device
         if seconds is None:
             return ()
         self._rows += 1

@@ -1,9 +1,10 @@
 """Finds ranks whose own work persistently takes longer than their peers'.
 
 In synchronous training all ranks wait for the slowest, so the time of a whole step does not show it. Busy time does:
-as wall time including waiting for data, and as CPU time of the training thread. If ranks of a host share cores, only
-CPU time distinguishes slow work from being descheduled; wall time then decides alone only if it is a third higher for
-a minute, and the cause is the host. Each witness has its own baseline and its own bank of CUSUMs.
+as wall time including waiting for data, as CPU time of the training thread, as what devices measure of their own work.
+If ranks of a host share cores, only CPU time distinguishes slow work from being descheduled; wall time then decides
+alone only if it is a third higher for a minute, and the cause is the host. Each witness has its own baseline and its
+own bank of CUSUMs.
 
 A rank that is slow from its first rows is reported too. Its excess then becomes its baseline, and later changes are
 judged against it and reported separately.
@@ -18,19 +19,29 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind, Topology
+from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
-from rankwatch_detectors.pace.units import came_from, units_of
+from rankwatch_detectors.pace.units import came_from, names_of, units_of
 from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
-from rankwatch_detectors.pace.witness import Witness, WitnessConfig, cpu_seconds, own_seconds
+from rankwatch_detectors.pace.witness import (
+    Witness,
+    WitnessConfig,
+    arrival_seconds,
+    cpu_seconds,
+    device_seconds,
+    own_seconds,
+)
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
 
+WITNESSES = ("wall", "cpu", "host", "device", "arrival")
+"""Judged is wall time; or CPU time and wall time; or device time and the time until host and device are done."""
+MEASURED = frozenset({"busy_s", "device_busy_s"})
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
@@ -90,16 +101,14 @@ class StragglerConfig:
 
 
 class StragglerDetector(DispatchingDetector):
-    """Finds slow ranks; scope "rank:N". Memory: about 600 bytes for each rank."""
+    """Finds slow ranks; scope "rank:N". Memory: about 1,100 bytes for each rank."""
 
     kind: Kind = Kind.STRAGGLER
     COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
         "lockstep",
-        "_cpu",
-        "_wall",
-        "_host",
+        *(f"_{name}" for name in WITNESSES),
         "_units",
         "_peers",
         "_names",
@@ -116,11 +125,13 @@ class StragglerDetector(DispatchingDetector):
         self.name = "straggler"
         self.version = 8
         self._config = config
-        # Three witnesses share the budget.
+        # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3
         self._wall = Witness(config.wall, config.baseline, config.load, share)
         self._cpu = Witness(config.cpu, config.shared_baseline, config.load, share)
         self._host = Witness(config.host, config.shared_baseline, config.load, share)
+        self._device = Witness(config.wall, config.baseline, config.load, share)
+        self._arrival = Witness(config.wall, config.baseline, config.load, share)
         self._units: list[str] = []
         self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._names: list[str] = []
@@ -149,7 +160,7 @@ class StragglerDetector(DispatchingDetector):
             findings += self.episodes.close_all(self.now_s, OTHER_CLOCK)
         peers = topology.peer_group
         if new_attempt or moved or other_clock or not np.array_equal(peers, self._peers):
-            for witness in (self._wall, self._cpu, self._host):
+            for witness in self._witnesses.values():
                 witness.begin(topology, origins)
         if new_attempt or units != self._units:
             self._crowding.regroup(topology.host)
@@ -158,22 +169,25 @@ class StragglerDetector(DispatchingDetector):
         if new_attempt or other_clock:
             self._excess.ranks.clear()
         self._units, self._peers = units, peers
-        self._names = [_place(topology, rank) for rank in range(topology.world_size)]
+        self._names = names_of(topology)
         self._accelerated = topology.accelerated
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        if frame.family != "steps" or frame.kind is not StepKind.TRAIN or "busy_s" not in frame.values:
+        if frame.family != "steps" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):
             return ()
         self._rows += 1
         if self._rows <= self._config.skipped_rows:
             return ()
+        step_s, device = typical(frame, "step_time_s"), device_seconds(frame)
+        if device is not None:
+            by_device = [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
+            return [*by_device, *self._judge(self._arrival, arrival_seconds(frame, device), frame, step_s)]
         wall, cpu = own_seconds(frame), None if self._accelerated else cpu_seconds(frame)
         if wall is None:
             return ()
-        step_s = typical(frame, "step_time_s")
         if cpu is None:
-            return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(wall, frame)]
+            return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(self._wall, wall, frame)]
         doubt = self._crowding.doubt(wall, cpu)
         by_cpu = self._judge(self._cpu, cpu, frame, step_s, doubt)
         return [*by_cpu, *self._judge(self._host, wall, frame, step_s, doubt)]
@@ -185,7 +199,7 @@ class StragglerDetector(DispatchingDetector):
         findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
         for crossing in crossings:
             findings.extend(self._open(witness, crossing, seconds, frame))
-            for other in (self._wall, self._cpu, self._host):
+            for other in self._witnesses.values():
                 other.bank.clear_rank(crossing.rank)
         witness.learn(self._named())
         return findings
@@ -223,10 +237,8 @@ class StragglerDetector(DispatchingDetector):
     def _as_usual(self, witness: Witness, rank: int, state: TrackedRank) -> bool:
         """Whether a rank that is much faster than reported is as fast as its peers, and not only less slow."""
         mean = state.calm_sum / state.calm
-        config: WitnessConfig = getattr(self._config, state.witness)
-        least = math.log(config.ratio_min)
         chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state.calm)
-        if mean < max(least, chance):
+        if mean < max(witness.effect_min, chance):
             return True
         state.excess = mean
         return False
@@ -245,19 +257,19 @@ class StragglerDetector(DispatchingDetector):
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
                 findings.extend(self.standing.close(IncidentScope.of_rank(rank), frame.step, self.now_s, summary))
                 del self._stood.ranks[rank]
-                for each in (self._wall, self._cpu, self._host):
+                for each in self._witnesses.values():
                     each.baseline.forget(rank)
         return findings
 
-    def _lesser(self, seconds: Floats, frame: Frame) -> list[Finding]:
+    def _lesser(self, witness: Witness, seconds: Floats, frame: Frame) -> list[Finding]:
         """Report once which ranks are slower from the first step by no more than silicon explains."""
         config = self._config
         if self._rows != config.skipped_rows + config.fact_rows:
             return []
-        offset = self._wall.baseline.offset
+        offset = witness.baseline.offset
         ranks = [
             rank
-            for rank in self._wall.baseline.outliers(config.fact_ratio).tolist()
+            for rank in witness.baseline.outliers(config.fact_ratio).tolist()
             if IncidentScope.of_rank(rank) not in self.episodes and IncidentScope.of_rank(rank) not in self.standing
         ]
         ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
@@ -274,9 +286,9 @@ class StragglerDetector(DispatchingDetector):
             ranks=tuple(ranks),
             onset_step=frame.step - config.fact_rows,
             detected_step=frame.step,
-            onset_time_s=self.now_s - config.fact_rows * self._wall.step_s,
+            onset_time_s=self.now_s - config.fact_rows * witness.step_s,
             detected_time_s=self.now_s,
-            score=float(offset[slowest] / self._wall.sigma[slowest]),
+            score=float(offset[slowest] / witness.sigma[slowest]),
             confidence=0.9,
             summary=f"Slower than their peers from the first step (time compared with peers): {shown}{more}.",
             evidence={
@@ -284,9 +296,9 @@ class StragglerDetector(DispatchingDetector):
                 "ratio": math.exp(offset[slowest]),
                 "ratios": ratios,
                 "busy_s": float(seconds[slowest]),
-                "witness": self._name(self._wall),
+                "witness": self._name(witness),
             },
-            cause="worker",
+            cause="device" if witness is self._device else "worker",
         )
 
     def _retell(self, witness: Witness, rank: int, state: TrackedRank, seconds: Floats, frame: Frame) -> list[Finding]:
@@ -343,8 +355,9 @@ class StragglerDetector(DispatchingDetector):
         rank = crossing.rank
         peers = witness.peers_of(rank)
         phases = phase_excess(frame, rank, peers)
+        figures = self._figures(witness, rank, ratio, seconds, frame)
         evidence = {
-            **self._figures(witness, rank, ratio, seconds, frame),
+            **figures,
             "witness": self._name(witness),
             "peers_compared": len(peers),
             "rows": crossing.rows,
@@ -352,7 +365,9 @@ class StragglerDetector(DispatchingDetector):
             "log_likelihood_ratio": crossing.evidence,
             "phase_excess_s": phases,
         }
-        return evidence, cause_class(phases, host=witness is self._host)
+        device = witness is self._device or self._device.suspects(rank)
+        added_s = figures["busy_s"] - figures["peers_busy_s"]
+        return evidence, cause_class(phases, added_s, witness=self._name(witness), device=device)
 
     def _figures(self, witness: Witness, rank: int, ratio: float, seconds: Floats, frame: Frame) -> dict[str, float]:
         """How much slower a rank is. Its busy time is computed from the ratio, since a single row is mostly noise."""
@@ -375,9 +390,8 @@ class StragglerDetector(DispatchingDetector):
         return self.world_size * min(1.0, added_s / max(step_s or busy_s, busy_s))
 
     def _name(self, witness: Witness) -> str:
-        return "cpu" if witness is self._cpu else ("host" if witness is self._host else "wall")
+        return next(name for name, one in self._witnesses.items() if one is witness)
 
-
-def _place(topology: Topology, rank: int) -> str:
-    host = topology.host[rank]
-    return f"Rank {rank} on {host}" if host else f"Rank {rank}"
+    @property
+    def _witnesses(self) -> dict[str, Witness]:
+        return {name: getattr(self, f"_{name}") for name in WITNESSES}

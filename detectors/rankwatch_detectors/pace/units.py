@@ -43,6 +43,11 @@ def came_from(units: Sequence[str], before: Sequence[str], *, same_attempt: bool
     return np.asarray(found, dtype=np.int64)
 
 
+def names_of(topology: Topology) -> list[str]:
+    """What people call each rank."""
+    return [f"Rank {rank} on {host}" if host else f"Rank {rank}" for rank, host in enumerate(topology.host)]
+
+
 def _counted(texts: Sequence[str]) -> list[tuple[str, int]]:
     """Each text, and how many equal ones stand before it."""
     seen: dict[str, int] = {}

@@ -22,9 +22,22 @@ def phase_excess(frame: Frame, rank: int, peers: list[int]) -> dict[str, float]:
     return dict(longest[:PHASES_SHOWN])
 
 
-def cause_class(phase_excess_s: dict[str, float], *, host: bool) -> str:
-    """Cause class by the longest excess: data_wait is `data`, checkpoint_save is `storage`, else `host` or `worker`."""
-    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > 0}
+def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: str, device: bool) -> str:
+    """Cause class of a slow rank: `device` if that works for longer, else by its phases, else `host` or `worker`.
+
+    The longest excess decides: data_wait is `data`, checkpoint_save is `storage`. Where devices measure their own work,
+    other phases of the host contain the wait for its device, so one of these has to explain half of what is added.
+
+    Args:
+        phase_excess_s: of each phase of the host.
+        added_s: seconds by which the rank takes longer.
+        witness: the quantity that shows it.
+        device: its device works for longer.
+    """
+    if device:
+        return "device"
+    least_s = added_s / 2 if witness == "arrival" else 0.0
+    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > least_s}
     longest = max(grown, key=lambda name: grown[name], default="")
     named = {"data_wait": "data", "checkpoint_save": "storage"}
-    return named.get(longest, "host" if host else "worker")
+    return named.get(longest, "host" if witness in ("host", "arrival") else "worker")

@@ -21,6 +21,7 @@ from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 
 # exp(4): chance produces such a run once in about fifty rows. From here on a rank no longer teaches its baseline.
 SUSPECT_EVIDENCE = 4.0
+_TOLD = ("step_time_s", "busy_s")
 PEERS_SHOWN_MAX = 1024
 """Peers whose values are compared in evidence: their median is exact enough, and the cost is bounded."""
 
@@ -50,7 +51,8 @@ class Witness(Stateful):
 
     def __init__(self, config: WitnessConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
         self._config = config
-        self._effect_min = abs(math.log(config.ratio_min))
+        self.effect_min = abs(math.log(config.ratio_min))
+        """The least shift that is reported, in logarithms."""
         self._budget = budget
         self.baseline = PeerBaseline(baseline)
         self.load = LoadModel(load)
@@ -130,6 +132,10 @@ class Witness(Stateful):
         calm = scattered & (self.bank.strongest() < SUSPECT_EVIDENCE)
         self.baseline.learn(self._logs, self._residual, calm, scattered)
 
+    def suspects(self, rank: int) -> bool:
+        """Whether a rank's newest rows are higher than chance would explain."""
+        return bool(self.bank.strongest()[rank] >= SUSPECT_EVIDENCE)
+
     def peers_of(self, rank: int) -> list[int]:
         """Usable peers of a rank, without itself, at most `PEERS_SHOWN_MAX`."""
         members = self.baseline.groups.members(rank)
@@ -142,7 +148,7 @@ class Witness(Stateful):
         # The threshold counts every level as a test, but a crossing is verified only once, so their share is removed.
         doubt_limit = limit - math.log(self.bank.levels)
         for crossing in self.bank.crossings(limit):
-            verdict = self.baseline.verify(crossing, doubt_limit, self._effect_min)
+            verdict = self.baseline.verify(crossing, doubt_limit, self.effect_min)
             if verdict is Proof.FAILED or not self._moved_itself(crossing):
                 self.baseline.absorb(crossing.rank, crossing.effect, crossing.rows)
                 self.bank.clear_rank(crossing.rank)
@@ -187,14 +193,44 @@ def own_seconds(frame: Frame) -> Floats | None:
 
 
 def cpu_seconds(frame: Frame) -> Floats | None:
-    """CPU seconds of each rank's training thread. NaN where not measured, None if no rank measures it."""
-    cpu = finite(frame, "busy_cpu_s")
+    """CPU seconds of each rank's training thread. NaN where not measured.
+
+    None if no rank measures it, or any rank measures its device: it is then the time of launching the device's work.
+    """
+    cpu = None if "device_busy_s" in frame.values else finite(frame, "busy_cpu_s")
     return None if cpu is None else where_usable(cpu, np.nan)
+
+
+def device_seconds(frame: Frame) -> Floats | None:
+    """Seconds of each rank's own work on its device. NaN where not measured; None unless most ranks measure it."""
+    device = finite(frame, "device_busy_s")
+    if device is None:
+        return None
+    told = max(np.count_nonzero(frame.present[name]) for name in (*_TOLD, "device_busy_s") if name in frame.present)
+    return where_usable(device, np.nan) if 2 * np.count_nonzero(device[1]) > told else None
+
+
+def arrival_seconds(frame: Frame, device_s: Floats) -> Floats:
+    """Seconds until each rank, host and device, has done its part of the step. NaN where not measured.
+
+    It is the step less the device's wait for other ranks; where that is not measured, the longer of the device's own
+    work and the host's.
+
+    Args:
+        frame: the row.
+        device_s: what `device_seconds` gives for it.
+    """
+    step, wait = finite(frame, "step_time_s"), finite(frame, "device_wait_s")
+    if step is not None and wait is not None:
+        return where_usable(step, np.nan) - where_usable(wait, np.nan)
+    host = own_seconds(frame)
+    return device_s if host is None else np.maximum(device_s, host)
 
 
 def added_by_one_s(frame: Frame) -> float | None:
     """Seconds by which the slowest rank's own work is longer than the median rank's; None if no rank reports it."""
-    own = own_seconds(frame)
+    device = device_seconds(frame)
+    own = own_seconds(frame) if device is None else arrival_seconds(frame, device)
     if own is None:
         return None
     measured = own[np.isfinite(own)]

@@ -24,7 +24,10 @@ from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 
 # Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
-    ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "collective_late_s", "collective_transfer_s", "relative_step")
+    {
+        *("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "device_busy_s", "device_wait_s"),
+        *("collective_late_s", "collective_transfer_s", "relative_step"),
+    }
 )
 NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")
 NORMS = ("grad_norm", "local_grad_norm")
@@ -70,7 +73,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}

@@ -10,6 +10,8 @@ METRICS: Final[Mapping[str, str]] = {
     "busy_s": "busy_s",
     "busy_cpu_s": "busy_cpu_s",
     "wait_s": "wait_s",
+    "device_busy_s": "device_busy_s",
+    "device_wait_s": "device_wait_s",
     "data_wait_s": "phase.data_wait",
     "forward_s": "phase.forward",
     "backward_s": "phase.backward",

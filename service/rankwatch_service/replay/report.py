@@ -13,7 +13,11 @@ from rankwatch_service.replay.run import ReplayResult
 RANKS_SHOWN: Final = 8
 
 NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
-    ("straggler", (("rank",), ("busy_s",)), "rank, and busy_s or forward_s and backward_s"),
+    (
+        "straggler",
+        (("rank",), ("busy_s", "device_busy_s")),
+        "rank, and busy_s, device_busy_s, or forward_s and backward_s",
+    ),
     ("slowdown", (("step_time_s",),), "step_time_s"),
     ("hang", (("time_s", "step_time_s"),), "time_s or step_time_s"),
     ("loss_spike", (("loss",),), "loss"),

@@ -177,6 +177,10 @@ class _Player:
             steps["busy_cpu_s"] = work * np.exp(0.02 * random.standard_normal(ranks))
         elif job.placement.launch_cpu:
             steps["busy_cpu_s"] = LAUNCH_SHARE * job.step_s * np.exp(0.02 * self.launching.standard_normal(ranks))
+        if job.placement.device_times:
+            host = seconds - data_wait
+            steps |= {"device_busy_s": work, "device_wait_s": host - busy, "busy_s": host, "wait_s": np.zeros(ranks)}
+            steps |= {"phase.forward": host / 3, "phase.backward": host * 2 / 3}
         if job.has_tokens:
             steps["tokens"] = np.round(4096 * load)
             steps["tokens_squared"] = np.round(4096 * load) ** 2

@@ -23,6 +23,8 @@ class RankPlacement:
     """Accelerated ranks know their devices' UUIDs; False: nothing but the type."""
     launch_cpu: bool = False
     """Accelerated ranks report the CPU time of launching their work, which is about the same in all steps."""
+    device_times: bool = False
+    """Devices measure their own work and their wait for others; the host waits for its device, and is busy as long."""
     heavy_stage: tuple[int, float] | None = None
     """A pipeline stage, and its work as a multiple of the others'."""
     lean_host: int | None = None

@@ -51,6 +51,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
     named += ["local_grad_norm"]
     named += [] if job.placement.accelerated else ["busy_cpu_s"]
     named += _device_columns(job)
+    named += ["device_busy_s", "device_wait_s"] if job.placement.device_times else []
     named += ["tokens", "tokens_squared"] if job.has_tokens else []
     named += ["nonfinite_first"] if any(not skipped for _, skipped in nonfinites) else []
     named += ["optimizer_skipped"] if any(skipped for _, skipped in nonfinites) else []

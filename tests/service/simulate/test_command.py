@@ -61,3 +61,12 @@ def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(
     with path.open() as lines:
         rows = [*csv.DictReader(lines)]
     assert all(row[told].startswith(cells) and float(row["busy_cpu_s"]) < 0.15 for row in rows)
+
+
+def test_what_devices_measure_stands_beside_hosts_that_are_busy_all_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "job.csv"
+    assert run("-o", str(path), "--device-times")[0] == 0
+    with path.open() as lines:
+        rows = [{name: float(row[name]) for name in row if name.endswith("_s")} for row in csv.DictReader(lines)]
+    assert all(row["busy_s"] == pytest.approx(row["step_time_s"] - row["data_wait_s"]) for row in rows)
+    assert all(row["busy_s"] == pytest.approx(row["device_busy_s"] + row["device_wait_s"]) for row in rows)

@@ -134,7 +134,7 @@ def test_columns_are_all_that_can_occur() -> None:
             NonFinite(1, 5)
         ),
         Job(8, 12, placement=RankPlacement(launch_cpu=True)),
-        Job(8, 12, placement=RankPlacement(uuids=False, launch_cpu=True)),
+        Job(8, 12, placement=RankPlacement(uuids=False, launch_cpu=True, device_times=True)),
     ):
         seen = {name for rows in rows_of(job) for name in rows.columns}
         assert seen == set(columns_of(job))

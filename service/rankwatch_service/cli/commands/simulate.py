@@ -86,6 +86,9 @@ LAUNCH_CPU = Annotated[
     bool,
     typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of launching the devices' work."),
 ]
+DEVICE_TIMES = Annotated[
+    bool, typer.Option("--device-times", rich_help_panel=JOB, help="Report what devices measure of their own work.")
+]
 NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="Name of the job.")]
 KAFKA = Annotated[
     str | None,
@@ -127,6 +130,7 @@ def simulate(
     ranks_per_host: PER_HOST = 8,
     uuids: UUIDS = True,
     launch_cpu: LAUNCH_CPU = False,
+    device_times: DEVICE_TIMES = False,
     job: NAME = "simulated",
     speed: SPEED = 1.0,
     url: URL = None,
@@ -155,7 +159,7 @@ def simulate(
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
-    placement = RankPlacement(tp, pp, ranks_per_host, uuids=uuids, launch_cpu=launch_cpu)
+    placement = RankPlacement(tp, pp, ranks_per_host, uuids=uuids, launch_cpu=launch_cpu, device_times=device_times)
     plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement)
     world = _with_faults(plain, fault or [], mix)
     if output is not None:

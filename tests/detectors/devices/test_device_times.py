@@ -1,0 +1,148 @@
+"""What devices measure of their own work: a slow one is told from a host that launches its work late.
+
+The simulated host is busy for the whole step, since it waits for its device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Kind, Observation, Severity
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.witness import device_seconds
+from rankwatch_service.replay.run import replay
+from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.faults import Slow, SlowJob
+from rankwatch_service.simulate.files import write_job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import RankPlacement
+from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
+
+AT = 150
+DEVICE_TIMES = RankPlacement(launch_cpu=True, device_times=True)
+PARTS = {"work": {}, "data": {"data_wait": True}, "launches": {"wall_only": True}}
+
+
+def found(job: Job) -> list[Finding]:
+    bank = [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]
+    return opened(judge(generate(job), bank))
+
+
+def slow(factor: float, part: str, placement: RankPlacement) -> Finding:
+    """What names the rank that is slow in this part of its step."""
+    job = Job(16, AT + 30, 1, placement=placement).inject(Slow(5, AT, factor, **PARTS[part]))  # type: ignore[arg-type]
+    (finding,) = [one for one in found(job) if one.kind is Kind.STRAGGLER]
+    assert finding.ranks == (5,)
+    return finding
+
+
+@pytest.mark.parametrize(("part", "cause"), [("work", "device"), ("data", "data"), ("launches", "host")])
+@pytest.mark.parametrize("factor", [1.05, 1.1, 1.25, 2.0])
+def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reason(
+    factor: float, part: str, cause: str
+) -> None:
+    plain, measured = slow(factor, part, RankPlacement()), slow(factor, part, DEVICE_TIMES)
+    assert abs((measured.detected_step or 0) - (plain.detected_step or 0)) <= 2
+    assert measured.cause == cause
+    assert measured.evidence["witness"] == ("device" if cause == "device" else "arrival")
+    assert measured.evidence["ratio"] == pytest.approx(plain.evidence["ratio"], rel=0.05)
+
+
+def test_it_ends_when_the_device_is_as_fast_as_before() -> None:
+    job = Job(16, 300, 1, placement=DEVICE_TIMES).inject(Slow(5, 100, 1.3, until_step=200))
+    (end,) = closed(judge(generate(job), [StragglerDetector(StragglerConfig())]))
+    assert 200 < (end.detected_step or 0) <= 240
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.2])
+def test_all_devices_slower_are_one_slowdown_as_soon_as_by_busy_time(factor: float) -> None:
+    jobs = [Job(16, AT + 30, 1, placement=one).inject(SlowJob(AT, factor)) for one in (RankPlacement(), DEVICE_TIMES)]
+    (plain,), (measured,) = map(found, jobs)
+    assert (measured.kind, measured.detected_step) == (Kind.SLOWDOWN, plain.detected_step)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_slow_rank_is_no_slowdown_of_the_job_although_all_hosts_are_busy_for_longer(part: str) -> None:
+    job = Job(16, AT + 60, 1, placement=DEVICE_TIMES).inject(Slow(5, AT, 1.2, **PARTS[part]))  # type: ignore[arg-type]
+    severe = [one.kind for one in found(job) if one.severity is not Severity.INFO]
+    assert severe == [Kind.STRAGGLER]
+
+
+def test_a_stage_whose_devices_are_slow_is_named() -> None:
+    placement = dataclasses.replace(DEVICE_TIMES, pp=4)
+    job = Job(32, 260, 1, placement=placement).inject(Slow(tuple(range(8, 16)), 200, 1.15))
+    findings = opened(judge(generate(job), detectors()), Kind.SLOWDOWN)
+    assert "stage:1" in [str(finding.scope) for finding in findings]
+
+
+def test_a_clean_job_names_nobody() -> None:
+    assert found(Job(64, 400, 2, placement=DEVICE_TIMES)) == []
+
+
+def rows(host_s: Floats, device_s: Floats, *, wait: bool) -> list[Finding]:
+    """Four ranks of a second a step; of rank 2 come these times of host and device, by step."""
+    random = np.random.default_rng(1)
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(4, devices=False), 0.0)]
+    for step, (host, device) in enumerate(zip(host_s, device_s, strict=True)):
+        noise = np.exp(0.01 * random.standard_normal((2, 4)))
+        hosts, devices = 0.3 * noise[0], 0.8 * noise[1]
+        hosts[2] *= host / 0.3
+        devices[2] *= device / 0.8
+        done = np.maximum(hosts, devices)
+        step_s = float(done.max()) + 0.05
+        values = {"busy_s": [*hosts], "device_busy_s": [*devices], "step_time_s": [step_s] * 4}
+        values |= {"device_wait_s": [*(step_s - done)]} if wait else {}
+        observations.append(frame(step, values, time_s=float(step)))
+    return opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_host_that_takes_longer_is_a_cause_only_where_its_device_waits_for_it(wait: bool) -> None:
+    device_s = np.full(300, 0.8)
+    assert rows(np.where(np.arange(300) < 200, 0.3, 0.7), device_s, wait=wait) == []
+    (finding,) = rows(np.where(np.arange(300) < 200, 0.3, 0.96), device_s, wait=wait)
+    assert (finding.ranks, finding.cause) == ((2,), "host")
+    assert finding.evidence["ratio"] == pytest.approx(1.2, rel=0.05)
+    (finding,) = rows(np.full(300, 0.3), np.where(np.arange(300) < 200, 0.8, 0.96), wait=wait)
+    assert (finding.ranks, finding.cause) == ((2,), "device")
+
+
+def test_a_rank_whose_device_was_not_measured_is_not_judged_in_that_row() -> None:
+    values = {"step_time_s": [1.0] * 4, "busy_s": [1.0] * 4, "device_busy_s": [0.5, 0.6, 0.7, 0.8]}
+    whole = frame(1, values)
+    assert device_seconds(whole) == pytest.approx([0.5, 0.6, 0.7, 0.8])
+    assert device_seconds(without(whole, 1)) == pytest.approx([0.5, np.nan, 0.7, 0.8], nan_ok=True)
+    assert device_seconds(without(whole, 1, 2)) is None
+    assert device_seconds(frame(1, {"step_time_s": [1.0]})) is None
+
+
+def without(row: Frame, *ranks: int) -> Frame:
+    here: Bools = ~np.isin(np.arange(4), ranks)
+    return dataclasses.replace(row, present={**row.present, "device_busy_s": here})
+
+
+def test_a_time_that_is_not_finite_is_no_fault_of_training() -> None:
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
+    for step in range(5):
+        values = {"loss": [1.0, 1.0], "device_busy_s": [np.inf, 0.5], "device_wait_s": [np.nan, 0.5]}
+        observations.append(frame(step, values))
+    assert judge(observations, detectors()) == []
+
+
+def test_a_recording_of_device_times_is_replayed_by_them(tmp_path: Path) -> None:
+    path = tmp_path / "job.csv"
+    write_job(Job(16, AT + 40, 1, placement=DEVICE_TIMES).inject(Slow(5, AT, 1.1)), path)
+    # The CPU times stay, and nothing but the device times tells of devices.
+    path.write_text(path.read_text().replace("device_uuid", "note", 1))
+    settings = {"job": "test", "until_step": None, "progress": lambda _done, _total: None}
+    outcome = replay([open_source(path)], {}, [CatalogueConfig()], **settings)  # type: ignore[arg-type]
+    (incident,) = outcome.incidents[0]
+    assert (incident.kind, incident.ranks, incident.cause) == (Kind.STRAGGLER, (5,), "device")
