@@ -92,8 +92,9 @@ def test_what_a_unit_could_do_before_a_relaunch_is_known_when_its_uuid_is_told_a
     assert "standing" not in findings[1].evidence
 
 
-def test_what_cpu_time_had_said_ends_when_the_devices_are_known() -> None:
-    job = Job(8, 220, 2, step_s=1.0, placement=RankPlacement(accelerated=False)).inject(Slow(3, 100, 2.0))
+@pytest.mark.parametrize("at_step", [100, 0], ids=["since a step", "from the first step"])
+def test_what_cpu_time_had_said_ends_when_the_devices_are_known(at_step: int) -> None:
+    job = Job(8, 260, 2, placement=RankPlacement(accelerated=False)).inject(Slow(3, at_step, 2.0))
     observations = [*generate(job)]
     start = next(one for one in observations if isinstance(one, AttemptStart))
     known = dataclasses.replace(start, topology=dataclasses.replace(start.topology, device_type=("cuda",) * 8))

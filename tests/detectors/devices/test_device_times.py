@@ -13,6 +13,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Kind, Observation, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.pace.witness import device_seconds
@@ -102,6 +103,37 @@ def rows(host_s: Floats, device_s: Floats, *, wait: bool) -> list[Finding]:
         values |= {"device_wait_s": [*(step_s - done)]} if wait else {}
         observations.append(frame(step, values, time_s=float(step)))
     return opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+
+
+def test_a_slow_device_is_the_cause_also_where_its_own_times_come_too_seldom_to_decide() -> None:
+    random = np.random.default_rng(2)
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(4, devices=False), 0.0)]
+    for step in range(260):
+        device = 0.8 * np.exp(0.01 * random.standard_normal(4))
+        device[2] *= 1.1 if step >= 200 else 1.0
+        step_s = float(device.max()) + 0.05
+        values = {"device_busy_s": [*device], "device_wait_s": [*(step_s - device)], "step_time_s": [step_s] * 4}
+        row = frame(step, values, time_s=float(step))
+        observations.append(without(row, 2) if step % 2 else row)
+    (finding,) = opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+    assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "device")
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_device_times_alone_tell_that_cpu_times_judge_nobody(lockstep: bool) -> None:
+    """All of three ranks at one pace, or one of three at their own, take half again as long."""
+    random = np.random.default_rng(1)
+    start = dataclasses.replace(topology(3, devices=False), lockstep=lockstep)
+    observations: list[Observation] = [AttemptStart(ATTEMPT, start, 0.0)]
+    for step in range(500):
+        busy = 20.0 * np.exp(0.02 * random.standard_normal(3))
+        busy[slice(None) if lockstep else 1] *= 1.5 if step >= 300 else 1.0
+        step_s = [float(busy.max())] * 3 if lockstep else [*busy]
+        values = {"busy_s": [*busy], "device_busy_s": [*busy], "busy_cpu_s": [1.0] * 3, "step_time_s": step_s}
+        observations.append(frame(step, values, time_s=20.0 * step))
+    bank = [SlowdownDetector(SlowdownConfig())] if lockstep else [OwnPastDetector(OwnPastConfig())]
+    (finding,) = opened(judge(observations, bank))
+    assert finding.ranks == (() if lockstep else (1,))
 
 
 @pytest.mark.parametrize("wait", [True, False])
