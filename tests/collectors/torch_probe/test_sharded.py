@@ -132,7 +132,7 @@ def train(rank: int, way: str, fault: str) -> dict[str, Any]:
     model = WAYS[way](nn.Sequential(Block(), Block(), nn.Linear(12, 3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer, place=(False, 0), fingerprint_every=1)
+    probe = TorchProbe(sink, model, optimizer, place=(False, 0, ""), fingerprint_every=1)
     data_rank = rank // 2 if way == "tp_dp" else rank
     steps, norms = [], []
     for step in range(STEPS):
