@@ -3,9 +3,9 @@
     python benchmarks/agent.py [--seconds 30] [--ranks 8] [--rate 10] [--kafka apache|noida|tansu]
 
 Each rank is a process that writes 16 metrics a step (12 logged values and the 4 times of every step). The devices are
-stand-ins for NVML (eight, read through the real `nvml.py` once a second). CPU and memory are those of supervisor and
-worker together, from /proc, after a warm-up of 3 s. With `--kafka` telemetry goes to a broker of that kind, started
-here.
+stand-ins for NVML (eight, read through the real `nvml.py` once a second, by the reader's own process). CPU and memory
+are those of supervisor, worker and reader, from /proc, after a warm-up of 3 s. With `--kafka` telemetry goes to a
+broker of that kind, started here.
 """
 
 import argparse
@@ -52,6 +52,12 @@ while True:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def reader_of(worker: int) -> int:
+    """PID of the process that reads the devices for a worker."""
+    (pid,) = (int(pid) for task in Path(f"/proc/{worker}/task").glob("*/children") for pid in task.read_text().split())
+    return pid
 
 
 def memory_bytes(pid: int) -> tuple[int, int]:
@@ -155,7 +161,7 @@ def main() -> None:
             with AgentProcess(directory, environment) as agent:
                 until(lambda: len(service.rows()) > options.ranks)
                 time.sleep(WARM_UP_S)
-                pids = (agent.supervisor.pid, agent.worker)
+                pids = (agent.supervisor.pid, agent.worker, reader_of(agent.worker))
                 before, rows, messages = (
                     [cpu_s(pid) for pid in pids],
                     sum(service.rows().values()),
@@ -179,8 +185,9 @@ def main() -> None:
         way = options.kafka or "HTTP"
         print(f"{way}: {options.ranks} ranks x {options.rate:g} steps/s x 16 metrics, {elapsed_s:.0f} s")
         for name, value in (
-            ("CPU, supervisor and worker, % of a core", f"{100 * sum(used) / elapsed_s:.2f}"),
-            ("memory, resident, supervisor + worker, MB", " + ".join(f"{rss / 1e6:.1f}" for rss, _ in memory)),
+            ("CPU, supervisor and worker, % of a core", f"{100 * sum(used[:2]) / elapsed_s:.2f}"),
+            ("CPU, reader of eight devices, % of a core", f"{100 * used[2] / elapsed_s:.2f}"),
+            ("memory, resident, supervisor + worker + reader, MB", " + ".join(f"{rss / 1e6:.1f}" for rss, _ in memory)),
             ("memory, proportional, sum, MB", f"{sum(pss for _, pss in memory) / 1e6:.1f}"),
             ("device samples sent", str(devices)),
             ("rank-steps/s sent", f"{rows / elapsed_s:.1f}"),

@@ -26,7 +26,7 @@ class Fault:
 HANG = Fault("stop", "hang")
 KILLED = Fault("kill", "rank_lost", shows="SIGKILL")
 FAILED = Fault("fail", "rank_lost", shows="ZeroDivisionError: a bug of the script")
-LEFT = Fault("leave", "rank_lost", shows="'code': 3")
+LEFT = Fault("leave", "rank_lost", shows="exit code 3")
 SLOW = Fault("slow", "straggler")
 NAN = Fault("nan", "nonfinite", shows="first in ")
 NAN_FOR_GOOD = Fault("nan_for_good", "nonfinite", shows="first in ")

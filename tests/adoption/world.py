@@ -58,7 +58,7 @@ class Outcome:
         return any(
             fault.kind in (incident["kind"], *(one["kind"] for one in incident["consequences"]))
             and (FAULTY_RANK in incident["ranks"] or not fault.names_rank)
-            and fault.shows in f"{incident['summary']} {incident['evidence']}"
+            and fault.shows in f"{incident['summary']} {incident['evidence']} {incident['consequences']}"
             for incident in self.loud
         )
 
