@@ -4,7 +4,8 @@ Errors of one device come in bursts, in which the first ones cause the others: a
 three minutes, and is one episode, graded by the worst of it (`xids`). Numbers that only follow from others open
 nothing. Most Xids of the class *application* are faults of the program; twice within a day on one device, while no
 other device of the job has it, they are the device's. An episode with a fault of the hardware lasts as long as the
-launch that uses the device: a rollback inside the processes changes nothing about it.
+launch that uses the device: a rollback inside the processes changes nothing about it. Where it is not known whether a
+rank of the job computes on the device, the host is named, and nothing is more than a warning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity, Topology
 from rankwatch_detectors.devices.xids import Xid, XidClass, xid_of
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
@@ -23,6 +24,7 @@ from rankwatch_detectors.scope import IncidentScope
 GRADES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 PAGE_FAULT: Final = 31
 GRAPHICS: Final = 13
+ON_CPU: Final = "cpu"
 _UNIT: Final = re.compile(r"GPC ?(\d+),? ?TPC ?(\d+)")
 
 
@@ -65,7 +67,7 @@ class DeviceFaultDetector(DispatchingDetector):
         self._config = config
         self._hosts: list[str] = []
         self._devices: list[str] = []
-        """UUID of each rank's device, as far as it is known."""
+        """UUID of each rank's device; `ON_CPU` if it computes on none, "" if that is not known."""
         self._step = -1
         self._bursts: dict[str, dict[str, Any]] = {}
         """By text of the scope: what was heard of a device since it was last quiet."""
@@ -78,7 +80,7 @@ class DeviceFaultDetector(DispatchingDetector):
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
             self._bursts, self._step = {}, -1
         self.attempt, self.world_size = start.attempt, start.topology.world_size
-        self._hosts, self._devices = list(start.topology.host), list(start.topology.device_uuid)
+        self._hosts, self._devices = list(start.topology.host), _devices(start.topology)
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -115,7 +117,8 @@ class DeviceFaultDetector(DispatchingDetector):
                     self._raise(burst, Severity.WARNING, "The driver does not answer", "")
                     findings += self._tell(scope, burst)
                 continue
-            if self.now_s - burst["last_s"] < self._config.quiet_s or burst["grade"] == Severity.CRITICAL:
+            lasts = burst["grade"] == Severity.CRITICAL and scope.host is None
+            if self.now_s - burst["last_s"] < self._config.quiet_s or lasts:
                 continue
             del self._bursts[text]
             if scope in self.episodes:
@@ -229,6 +232,8 @@ class DeviceFaultDetector(DispatchingDetector):
         if not burst["grade"]:
             return []  # so far only what follows from something else
         severity = Severity(burst["grade"])
+        if scope.host is not None and severity is Severity.CRITICAL:
+            severity = Severity.WARNING
         told: dict[str, Any] = {
             "severity": severity,
             "detected_step": self._step if self._step >= 0 else None,
@@ -272,6 +277,11 @@ class DeviceFaultDetector(DispatchingDetector):
         if burst["silent_since_s"] is not None:
             found["silent_s"] = self.now_s - burst["silent_since_s"]
         return found
+
+
+def _devices(topology: Topology) -> list[str]:
+    types = topology.device_type or ("",) * topology.world_size
+    return [uuid or (ON_CPU if kind == ON_CPU else "") for uuid, kind in zip(topology.device_uuid, types, strict=True)]
 
 
 def _bare(uuid: str) -> str:

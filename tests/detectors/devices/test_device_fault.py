@@ -18,15 +18,18 @@ CONFIG = DeviceFaultConfig()
 class Host:
     """A job of four ranks on two hosts, as its events tell it."""
 
-    def __init__(self, devices: tuple[str, ...] = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")) -> None:
+    def __init__(
+        self, devices: tuple[str, ...] = ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), types: tuple[str, ...] = ()
+    ) -> None:
         self.detector = DeviceFaultDetector(CONFIG)
         self.devices = devices
+        self.types = types
         self.now_s = 0.0
         self.launch("a.0")
         self.detector.observe(frame(41, {"loss": [1.0] * 4}, attempt="a.0", time_s=0.0))
 
     def launch(self, attempt: str) -> list[Finding]:
-        told = dataclasses.replace(topology(4, hosts=2), device_uuid=self.devices)
+        told = dataclasses.replace(topology(4, hosts=2), device_uuid=self.devices, device_type=self.types)
         self.attempt = attempt
         return list(self.detector.observe(AttemptStart(attempt, told, self.now_s)))
 
@@ -151,7 +154,12 @@ def test_devices_are_found_by_uuid_with_and_without_nvmls_prefix() -> None:
 @pytest.mark.parametrize("devices", [("", "", "GPU-2", "GPU-3"), ("MIG-x", "MIG-y", "GPU-2", "GPU-3")])
 def test_where_the_ranks_device_is_not_known_the_host_is_named(devices: tuple[str, ...]) -> None:
     (finding,) = Host(devices).xid(79)
-    assert (str(finding.scope), finding.ranks) == ("host:host-0", ())
+    assert (str(finding.scope), finding.ranks, finding.severity) == ("host:host-0", (), Severity.WARNING)
+
+
+def test_devices_of_a_host_on_whose_cpu_the_ranks_compute_say_nothing() -> None:
+    assert Host(("", "", "", ""), ("cpu",) * 4).xid(79) == []
+    assert len(Host(("", "", "", ""), ("cpu", "cuda", "cpu", "cpu")).xid(79)) == 1
 
 
 def test_a_device_or_a_host_that_the_job_does_not_use_says_nothing() -> None:
