@@ -10,7 +10,7 @@ N ?= 1
 DIST ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration integrations-latest up bench soak faults chaos adoption long release clean
+.PHONY: help demo test check unit integration alone again integrations-latest up bench soak faults chaos adoption long release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")
 	$(BIN)/rankwatch demo $(DEMO_ARGS)
 
-test: check unit integration ## everything that must pass
+test: check unit integration alone ## everything that must pass
 
 check: $(VENV)/.installed ## format, lint, types, import arrows
 	$(BIN)/ruff format --check .
@@ -37,12 +37,16 @@ check: $(VENV)/.installed ## format, lint, types, import arrows
 unit: $(VENV)/.installed ## tests of one process each, on all cores
 	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
 
-# What measures time runs alone: the demo, and the adoption scripts, of which two run at a time anyway.
 ALONE := tests/adoption tests/integration/test_demo.py
 
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
 	$(BIN)/pytest -q -n 2 --dist loadfile -m 'integration or browser' $(addprefix --ignore ,$(ALONE)) $(TEST_ARGS)
+
+alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which two run at a time anyway
 	$(BIN)/pytest -q -m 'integration or browser' $(ALONE) $(TEST_ARGS)
+
+again: $(VENV)/.installed ## the tests that failed the last time, one after the other
+	$(BIN)/pytest -q --last-failed --last-failed-no-failures none $(TEST_ARGS)
 
 # A venv of its own that sees the packages of the other one, and has newer frameworks before them; torch stays as it is.
 LATEST := $(VENV)-latest
