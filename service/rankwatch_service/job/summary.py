@@ -43,6 +43,7 @@ class JobSummary:
     step: int
     """The newest step that all ranks have finished; -1 before the first."""
     step_time_s: float | None
+    """None: not known, also where the lines of a log tell no times."""
     loss: float | str | None
     """Mean over the ranks that report it; NaN, Inf and -Inf as words, which JSON numbers cannot express."""
     first_seen_unix_ns: int
@@ -183,7 +184,7 @@ class SummaryBuilder:
             world_size=assembler.topology_state.world_size,
             ranks_reporting=0 if board is None else board.reporting(now_s, REPORTING_S),
             step=assembler.last_step,
-            step_time_s=assembler.step_time_s,
+            step_time_s=assembler.step_time_s or None,
             loss=self._loss,
             first_seen_unix_ns=self._first_seen_ns,
             last_seen_unix_ns=unix_ns(heard_s),
