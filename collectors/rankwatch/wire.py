@@ -192,6 +192,7 @@ EVENT_KINDS: Final = (
     "declared",  # what, detail: an intended change, from all ranks or one
     "device_error",  # device_uuid, index, pci_bus_id, serial, xid, text: what the driver says of a device
     "device_lost",  # device_uuid, index, pci_bus_id, serial, reason
+    "device_throttled",  # the same names; minutes: of the last ten, 0: over, reasons, temperature_celsius, sm_clock_hz
     "driver_silent",  # silent_s: the driver of this host's devices does not answer
     "driver_answers",  # silent_s: it answers again
     "note",  # text

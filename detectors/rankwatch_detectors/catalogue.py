@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Detector, Kind
+from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
 from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
@@ -28,6 +29,7 @@ class CatalogueConfig:
     """Settings of all detectors; each class gives the reasons for its defaults."""
 
     device_fault: DeviceFaultConfig = field(default_factory=DeviceFaultConfig)
+    device_degraded: DeviceDegradedConfig = field(default_factory=DeviceDegradedConfig)
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
@@ -53,6 +55,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
     config = config or CatalogueConfig()
     return [
         DeviceFaultDetector(config.device_fault),
+        DeviceDegradedDetector(config.device_degraded),
         NonfiniteDetector(config.nonfinite),
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),

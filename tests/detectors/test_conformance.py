@@ -37,6 +37,7 @@ from rankwatch_service.simulate.faults import (
     ScalerSkip,
     Slow,
     SlowJob,
+    Throttle,
 )
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -63,6 +64,7 @@ FAULTS: list[Callable[[Job, int, int], Job]] = [
     lambda job, rank, at: job.inject(NormSpike(at, 40.0, 3)),
     lambda job, rank, at: job.inject(Hang(rank, at, 25.0)),
     lambda job, rank, at: job.inject(DeviceXid(rank, at, 79), DeviceXid(rank, at + 20, 31), DeviceXid(0, at, 63)),
+    lambda job, rank, at: job.inject(Throttle(rank, at, 1.3, at + 80)),
     lambda job, rank, at: job.inject(HostSilence("host-0", at, at + 20)),
     lambda job, rank, at: job.inject(MissingRows(rank, 0, at)),
     lambda job, rank, at: job.inject(OrderedPause(at, 20.0)),
@@ -106,6 +108,7 @@ def troubled(world_size: int = 8) -> list[Observation]:
         HostSilence("host-1", 140, 160),
         BitFlip(5, 165),
         DeviceXid(2, 170, 63),
+        Throttle(7, 20, 1.0),
         NonFinite(4, 180),
         Restart(183, 170, relaunch=False),
         Kill(6, 230),

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity, Topology
+from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.devices.places import DevicePlaces
 from rankwatch_detectors.devices.xids import Xid, XidClass, xid_of
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
@@ -24,7 +25,6 @@ from rankwatch_detectors.scope import IncidentScope
 GRADES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 PAGE_FAULT: Final = 31
 GRAPHICS: Final = 13
-ON_CPU: Final = "cpu"
 _UNIT: Final = re.compile(r"GPC ?(\d+),? ?TPC ?(\d+)")
 
 
@@ -53,8 +53,7 @@ class DeviceFaultDetector(DispatchingDetector):
     kind: Kind = Kind.DEVICE_FAULT
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
-        "_hosts",
-        "_devices",
+        "_places",
         "_bursts",
         "_repeats",
         "_step",
@@ -65,9 +64,7 @@ class DeviceFaultDetector(DispatchingDetector):
         self.name = "device_fault"
         self.version = 1
         self._config = config
-        self._hosts: list[str] = []
-        self._devices: list[str] = []
-        """UUID of each rank's device; `ON_CPU` if it computes on none, "" if that is not known."""
+        self._places = DevicePlaces()
         self._step = -1
         self._bursts: dict[str, dict[str, Any]] = {}
         """By text of the scope: what was heard of a device since it was last quiet."""
@@ -80,7 +77,7 @@ class DeviceFaultDetector(DispatchingDetector):
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
             self._bursts, self._step = {}, -1
         self.attempt, self.world_size = start.attempt, start.topology.world_size
-        self._hosts, self._devices = list(start.topology.host), _devices(start.topology)
+        self._places.learn(start.topology)
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -126,22 +123,10 @@ class DeviceFaultDetector(DispatchingDetector):
                 findings += self.episodes.close(scope, None, self.now_s, why)
         return findings
 
-    # ---- whose device ------------------------------------------------------------------------------------------------
-
     def _scope_of(self, occurrence: Occurrence) -> IncidentScope | None:
-        """The rank on the device, or else its host; None if the job does not use it."""
-        here = [rank for rank, host in enumerate(self._hosts) if host == occurrence.host]
-        if not here:
-            return None
         if occurrence.kind in ("driver_silent", "driver_answers"):
-            return IncidentScope.of_host(occurrence.host)
-        uuid = _bare(str(occurrence.fields.get("device_uuid", "")))
-        mine = [rank for rank in here if uuid and _bare(self._devices[rank]) == uuid]
-        if mine:
-            return IncidentScope.of_rank(mine[0])
-        # An instance of a divided GPU (MIG) has a UUID of its own, so that its rank cannot be told from the GPU's.
-        known = all(self._devices[rank] and "MIG" not in self._devices[rank] for rank in here)
-        return None if known and uuid else IncidentScope.of_host(occurrence.host)
+            return IncidentScope.of_host(occurrence.host) if self._places.has(occurrence.host) else None
+        return self._places.scope_of(occurrence)
 
     # ---- what was heard of it ----------------------------------------------------------------------------------------
 
@@ -277,16 +262,6 @@ class DeviceFaultDetector(DispatchingDetector):
         if burst["silent_since_s"] is not None:
             found["silent_s"] = self.now_s - burst["silent_since_s"]
         return found
-
-
-def _devices(topology: Topology) -> list[str]:
-    types = topology.device_type or ("",) * topology.world_size
-    return [uuid or (ON_CPU if kind == ON_CPU else "") for uuid, kind in zip(topology.device_uuid, types, strict=True)]
-
-
-def _bare(uuid: str) -> str:
-    """A UUID without what comes before it: NVML writes "GPU-", torch does not."""
-    return uuid.lower().removeprefix("gpu-")
 
 
 def _number(value: Any) -> float:

@@ -37,6 +37,7 @@ from rankwatch_service.simulate.faults import (
     Slow,
     SlowJob,
     Stall,
+    Throttle,
     WanderingPace,
     ranks_of,
 )
@@ -110,6 +111,7 @@ class Disturbances:
     climbs: tuple[LossClimb, ...]
     drifts: tuple[Drift, ...]
     xids: tuple[DeviceXid, ...]
+    throttles: tuple[Throttle, ...]
 
 
 def disturbances_of(job: Job) -> Disturbances:
@@ -136,6 +138,7 @@ def disturbances_of(job: Job) -> Disturbances:
         climbs=every(LossClimb),
         drifts=every(Drift),
         xids=every(DeviceXid),
+        throttles=every(Throttle),
     )
 
 
@@ -144,6 +147,8 @@ def _slows(job: Job) -> Iterator[SlowRanks]:
         match fault:
             case Slow(ranks):
                 yield SlowRanks(ranks_of(ranks), fault)
+            case Throttle(rank, from_step, factor, until_step) if factor > 1:
+                yield SlowRanks((rank,), Slow(rank, from_step, factor, until_step))
             case SlowJob(from_step, factor, until_step):
                 everybody = tuple(range(job.world_size))
                 yield SlowRanks(everybody, Slow(everybody, from_step, factor, until_step))

@@ -183,6 +183,17 @@ class DeviceXid:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttle:
+    """The hardware slows a rank's device down because of heat, as its agent tells once a minute."""
+
+    rank: int
+    from_step: int
+    factor: float
+    """Of its busy time; 1: training does not feel it."""
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostSilence:
     """No telemetry from a host that trains on: neither rows nor progress blocks."""
 
@@ -311,6 +322,7 @@ Fault = (
     | Restart
     | HostLoss
     | DeviceXid
+    | Throttle
     | HostSilence
     | MissingRows
     | NonFinite
@@ -359,6 +371,8 @@ def _label(fault: Fault) -> Label | None:
             return Label(Kind.RANK_LOST, (rank,), at)
         case DeviceXid(rank, at):
             return Label(Kind.DEVICE_FAULT, (rank,), at)
+        case Throttle(rank, at, _, until):
+            return Label(Kind.DEVICE_DEGRADED, (rank,), at, until)
         case HostLoss(_, at):
             return Label(Kind.TELEMETRY_LOST, (), at, at + 1)
         case HostSilence(_, at, until):

@@ -22,7 +22,7 @@ from rankwatch_detectors.base import (
     Tick,
 )
 from rankwatch_service.simulate.disturbances import Wait, disturbances_of
-from rankwatch_service.simulate.faults import DeviceXid, Kill, Restart
+from rankwatch_service.simulate.faults import Kill, Restart, Throttle
 from rankwatch_service.simulate.job import Job
 
 DAY_S = 86_400.0
@@ -82,6 +82,8 @@ class _Player:
         self.nonfinites, self.flips = dict(disturbances.nonfinites), list(disturbances.flips)
         self.waits, self.silences = list(disturbances.waits), list(disturbances.silences)
         self.xids = list(disturbances.xids)
+        self.throttled: dict[Throttle, tuple[float, int]] = {}
+        """When each began, and the minutes of it that have been told."""
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property
@@ -114,9 +116,7 @@ class _Player:
 
     def _train(self) -> Iterator[Observation]:
         self.step_since_s = self.now_s
-        for error in [error for error in self.xids if error.at_step == self.step]:
-            self.xids.remove(error)
-            yield self._device_error(error)
+        yield from self._told_of_devices()
         steps, values, seconds = self._rows()
         self.cpu_s += steps["busy_s"]
         yield from self._let_pass(seconds, "backward", ())
@@ -348,9 +348,24 @@ class _Player:
             outside_s=age if wait is not None and wait.outside else np.full(ranks, -1.0),
         )
 
-    def _device_error(self, error: DeviceXid) -> Occurrence:
-        fields = {"device_uuid": self.topology.device_uuid[error.rank], "xid": error.xid, "text": ""}
-        return replace(self._occurrence("device_error", error.rank, **fields), rank=None)
+    def _told_of_devices(self) -> Iterator[Occurrence]:
+        for error in [error for error in self.xids if error.at_step == self.step]:
+            self.xids.remove(error)
+            yield self._of_device("device_error", error.rank, xid=error.xid, text="")
+        for throttle in self.disturbances.throttles:
+            until_step = self.job.steps if throttle.until_step is None else throttle.until_step
+            if throttle.from_step <= self.step < until_step:
+                began_s, told = self.throttled.setdefault(throttle, (self.now_s, 0))
+                minutes = int((self.now_s - began_s) // 60)
+                if minutes > told:
+                    self.throttled[throttle] = began_s, minutes
+                    yield self._of_device("device_throttled", throttle.rank, minutes=min(minutes, 10), reasons=["heat"])
+            elif self.throttled.pop(throttle, None) is not None:
+                yield self._of_device("device_throttled", throttle.rank, minutes=0, reasons=[])
+
+    def _of_device(self, kind: str, rank: int, **fields: Any) -> Occurrence:
+        occurrence = self._occurrence(kind, rank, device_uuid=self.topology.device_uuid[rank], **fields)
+        return replace(occurrence, rank=None)
 
     def _occurrence(self, kind: str, rank: int | None, **fields: Any) -> Occurrence:
         host = self.topology.host[rank] if rank is not None else ""

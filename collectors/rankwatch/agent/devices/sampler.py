@@ -28,6 +28,7 @@ from rankwatch.agent.devices.readings import (
     Reading,
     Readings,
 )
+from rankwatch.agent.devices.throttling import ThrottledDevices
 
 READER: Final = (sys.executable, "-m", "rankwatch.agent.devices")
 SILENT_S: Final = 3.0
@@ -63,6 +64,7 @@ class DeviceSampler(threading.Thread):
         self._events: list[wire.Event] = []
         self._found: dict[int, DeviceIdentity] = {}
         """By index, as the first reader found them: a device that is lost later is still known by its serial."""
+        self._throttled = ThrottledDevices()
         self._missing: set[int] = set()
         self._told_ns: dict[tuple[str, int | None], int] = {}
         """When each error was told, by device and Xid."""
@@ -145,6 +147,12 @@ class DeviceSampler(threading.Thread):
             self._tell_error(error)
         if reading.samples:
             self._samples = reading.samples
+        for sample in reading.samples:
+            throttling = self._throttled.see(sample.local_index, sample.throttle_reasons, self._clock.monotonic_s())
+            if throttling is not None:
+                now = {"temperature_celsius": sample.temperature_celsius, "sm_clock_hz": sample.sm_clock_hz}
+                device = self._found.get(sample.local_index, DeviceIdentity(sample.local_index))
+                self._tell("device_throttled", _named(device) | throttling._asdict() | now)
 
     def _compare(self, found: dict[int, DeviceIdentity]) -> None:
         """Remember the first inventory; a device of it that is not found any more is lost."""

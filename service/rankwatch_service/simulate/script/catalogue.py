@@ -118,6 +118,11 @@ FAULTS: Final[dict[str, FaultSpec]] = {
         {"rank": RANK, "at": AT, "xid": Parameter(integer(1), "its number", 79)},
         lambda job, rank, at, xid: job.inject(faults.DeviceXid(rank, at, xid)),
     ),
+    "throttle": FaultSpec(
+        "the hardware slows a rank's device down because of heat",
+        {"rank": RANK, "at": AT, "factor": slower(1.2), "until": UNTIL},
+        lambda job, rank, at, factor, until: job.inject(faults.Throttle(rank, at, factor, until)),
+    ),
     "host_lost": FaultSpec(
         "a host fails, with its ranks",
         {"host": HOST, "at": AT, "seconds": seconds(60.0)},
