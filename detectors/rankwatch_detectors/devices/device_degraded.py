@@ -29,6 +29,8 @@ class DeviceDegradedConfig:
     """Minutes of the last ten from which on it is a warning: gpud's figure."""
     silent_s: float = 180.0
     """An agent that has told nothing of a throttled device for so long tells it no more."""
+    devices_max: int = 64
+    """Devices of one host that are told apart where it is not known which ranks compute on them."""
 
 
 class DeviceDegradedDetector(DispatchingDetector):
@@ -47,8 +49,8 @@ class DeviceDegradedDetector(DispatchingDetector):
         self._config = config
         self._places = DevicePlaces()
         self._step = -1
-        self._told_s: dict[str, float] = {}
-        """By text of the scope of each open episode, when its agent last told it."""
+        self._told_s: dict[str, dict[str, float]] = {}
+        """By text of the scope of each open episode, its throttled devices and when the agent last told of each."""
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
@@ -68,20 +70,29 @@ class DeviceDegradedDetector(DispatchingDetector):
         scope = self._places.scope_of(occurrence) if occurrence.kind == "device_throttled" and same_launch else None
         if scope is None:
             return ()
-        minutes = occurrence.fields.get("minutes")
+        fields, told_s = occurrence.fields, self._told_s.get(str(scope), {})
+        device = str(fields.get("device_uuid") or fields.get("pci_bus_id") or fields.get("index"))
+        minutes = fields.get("minutes")
         if not isinstance(minutes, int) or minutes <= 0:
-            return self._close(scope, "The hardware does not slow the device down any more.")
-        return self._tell(scope, minutes, occurrence)
+            told_s.pop(device, None)
+            return () if told_s else self._close(scope, "The hardware does not slow the device down any more.")
+        if device not in told_s and len(told_s) >= self._config.devices_max:
+            return ()
+        findings = self._tell(scope, minutes, occurrence)
+        if scope in self.episodes:
+            self._told_s.setdefault(str(scope), {})[device] = self.now_s
+        return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
-        silent = [text for text, told_s in self._told_s.items() if self.now_s - told_s >= self._config.silent_s]
+        since_s = self.now_s - self._config.silent_s
+        silent = [text for text, told_s in self._told_s.items() if all(last_s <= since_s for last_s in told_s.values())]
         why = f"Its agent has told nothing more of it for {self._config.silent_s:.0f} s."
         return [finding for text in silent for finding in self._close(IncidentScope.parse(text), why)]
 
     def _close(self, scope: IncidentScope, why: str) -> list[Finding]:
         if scope not in self.episodes:
             return []
-        del self._told_s[str(scope)]
+        self._told_s.pop(str(scope), None)
         return self.episodes.close(scope, self._step if self._step >= 0 else None, self.now_s, why)
 
     def _tell(self, scope: IncidentScope, minutes: int, occurrence: Occurrence) -> list[Finding]:
@@ -96,7 +107,7 @@ class DeviceDegradedDetector(DispatchingDetector):
             "evidence": {**evidence, "host": occurrence.host},
         }
         if scope not in self.episodes:
-            findings = self.episodes.open(
+            return self.episodes.open(
                 scope,
                 attempt=self.attempt,
                 ranks=() if scope.host is not None else (scope.number,),
@@ -107,10 +118,6 @@ class DeviceDegradedDetector(DispatchingDetector):
                 cause="device",
                 **told,
             )
-            if findings:
-                self._told_s[str(scope)] = self.now_s
-            return findings
-        self._told_s[str(scope)] = self.now_s
         if self.episodes.told(scope)["severity"] == Severity.INFO and severity is Severity.WARNING:
             return self.episodes.update(scope, **told)
         self.episodes.note(scope, told["evidence"])

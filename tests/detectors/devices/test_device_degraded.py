@@ -17,15 +17,18 @@ HOT: dict[str, Any] = {"device_uuid": "GPU-1", "reasons": ["heat"], "temperature
 class Host:
     """A job of four ranks on two hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, devices: bool = True) -> None:
         self.detector = DeviceDegradedDetector(CONFIG)
+        self.devices = devices
         self.now_s = 0.0
         self.launch("a.0")
         self.detector.observe(frame(41, {"loss": [1.0] * 4}, attempt="a.0", time_s=0.0))
 
     def launch(self, attempt: str) -> list[Finding]:
         self.attempt = attempt
-        return list(self.detector.observe(AttemptStart(attempt, topology(4, hosts=2), self.now_s)))
+        return list(
+            self.detector.observe(AttemptStart(attempt, topology(4, hosts=2, devices=self.devices), self.now_s))
+        )
 
     def throttled(self, minutes: Any, host: str = "host-0", **fields: Any) -> list[Finding]:
         self.now_s += 60.0
@@ -70,6 +73,16 @@ def test_it_ends_with_the_launch_or_with_the_agent_that_tells_it_and_goes_on_thr
     assert job.rest(CONFIG.silent_s - 1) == []
     (silent,) = job.rest(1)
     assert silent.change is Change.CLOSE
+
+
+def test_where_ranks_have_not_told_their_devices_the_host_is_named_until_the_last_of_its_devices_is_well() -> None:
+    job = Host(devices=False)
+    (finding,) = job.throttled(1, device_uuid="GPU-a")
+    assert (str(finding.scope), finding.ranks) == ("host:host-0", ())
+    assert job.throttled(1, device_uuid="GPU-b") == []
+    assert job.throttled(0, device_uuid="GPU-a") == []
+    (over,) = job.throttled(0, device_uuid="GPU-b")
+    assert over.change is Change.CLOSE
 
 
 def test_devices_and_hosts_that_the_job_does_not_use_say_nothing() -> None:
