@@ -7,6 +7,9 @@ from typing import Final
 ALL_JOBS: Final = "*"
 """Means every job: the key of control records for all jobs. No job can have this name."""
 
+OF_DEVICES: Final = "/devices"
+"""Ends the name of the series of a job's devices. No job's name contains a slash."""
+
 NAME_CHARS_MAX: Final = 200
 """Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
 
@@ -25,6 +28,11 @@ def is_name(text: str) -> bool:
         and "/" not in text
         and text not in (".", "..")
     )
+
+
+def series_of_devices(job: str) -> str:
+    """The name under which the series of a job's devices are kept."""
+    return job + OF_DEVICES
 
 
 def launch_of(attempt: str) -> str:

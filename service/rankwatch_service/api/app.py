@@ -40,7 +40,6 @@ from rankwatch_service.api.ingest.new_jobs import NewJobs
 from rankwatch_service.api.routes import (
     agents,
     approvals,
-    charts,
     commands,
     events,
     hosts,
@@ -53,6 +52,7 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
+from rankwatch_service.api.routes.charts import devices, steps
 from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens, wheel
 from rankwatch_service.api.routes.system.login import LoginRoutes
 from rankwatch_service.clock import Clock
@@ -74,7 +74,8 @@ RESOURCES: Final = (
     jobs,
     job_removal,
     projects,
-    charts,
+    steps,
+    devices,
     incidents,
     commands,
     approvals,

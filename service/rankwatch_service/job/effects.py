@@ -13,8 +13,10 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job.attempts.allowance import Grant
+from rankwatch_service.job.boards.device_board import DeviceNumber
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.job.summary import AttemptChange, JobSummary
+from rankwatch_service.names import series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
@@ -67,11 +69,13 @@ class Effects:
     """By name, the newest summary."""
     attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
     """By (job, attempt), merged."""
+    devices: list[tuple[str, DeviceNumber]] = field(default_factory=list)
+    """(job, device) of devices that were seen for the first time."""
     feed: list[FeedEntry] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
-    """(job, frame), for the series, which are written beside the transaction."""
+    """(job, or `series_of_devices` of it; frame), for the series, which are written beside the transaction."""
     frames_bytes: int = 0
     """Of the values in `frames`."""
     frames_left_out: int = 0
@@ -81,14 +85,14 @@ class Effects:
     deleted_jobs: list[str] = field(default_factory=list)
     """Jobs that were deleted. What the other fields say of such a job is about a new one of its name."""
 
-    def chart(self, job: str, frame: Frame) -> None:
-        """Add a closed frame for the series, if there is room."""
+    def chart(self, series: str, frame: Frame) -> None:
+        """Add a closed frame for a series, if there is room."""
         ranks = next((len(present) for present in frame.present.values()), 0)
         size = VALUE_BYTES * len(frame.values) * ranks
         if self.frames_bytes + size > FRAMES_BYTES_MAX:
             self.frames_left_out += 1
             return
-        self.frames.append((job, frame))
+        self.frames.append((series, frame))
         self.frames_bytes += size
 
     def change_attempt(self, job: str, attempt: str, change: AttemptChange) -> None:
@@ -106,5 +110,6 @@ class Effects:
         self.jobs.pop(job, None)
         self.attempts = {key: change for key, change in self.attempts.items() if key[0] != job}
         self.feed = [one for one in self.feed if one.job != job]
-        self.frames = [one for one in self.frames if one[0] != job]
+        self.devices = [one for one in self.devices if one[0] != job]
+        self.frames = [one for one in self.frames if one[0] not in (job, series_of_devices(job))]
         self.deleted_jobs.append(job)

@@ -20,11 +20,12 @@ from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.attempts.carriers import Carriers
 from rankwatch_service.job.attempts.newcomers import Newcomers
+from rankwatch_service.job.boards.device_board import DeviceBoard
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
-from rankwatch_service.names import launch_of
+from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
@@ -40,9 +41,6 @@ REST_AFTER_S: Final = 3_600.0
 
 MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
 """Transitions after which cost, suggestion and the policy's action are decided again."""
-
-SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
-"""Fields of the summary that the feed carries."""
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> URLs of pages about the incident, by name."""
@@ -64,10 +62,9 @@ class JobStream:
         self._pipeline = DetectionPipeline(job, make_detectors)
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
-        self._heard_s = 0.0
-        self._resting = False
-        self.whose = JobProject(job)
-        """Its project and owner."""
+        self._heard_s, self._resting = 0.0, False
+        self.devices, self.whose = DeviceBoard(), JobProject(job)
+        """What its devices count; its project and owner."""
 
     @property
     def correlator(self) -> Correlator:
@@ -153,6 +150,8 @@ class JobStream:
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
             self._carriers.take(bundle, now_s, self._assembler.topology_state.world_size)
+        for device in self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s):
+            effects.devices.append((self.job, device))
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
 
     # ---- attempts --------------------------------------------------------------------------------------------------
@@ -189,10 +188,9 @@ class JobStream:
                 if record.phase in ("do", "go", "kill"):
                     what = f"{record.action} ({record.mode})" if record.mode else record.action
                     self.history.note(f"{what}: {record.phase}", record.step, now_s)
-                told = {"phase": record.phase, "action": record.action, "step": record.step}
+                told = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
                 step = record.step if record.step >= 0 else None
-                occurrence = Occurrence("order", record.attempt, "", now_s, None, step, {"order": record.order} | told)
-                self._observe([occurrence], now_s, effects)
+                self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
             case Judgement():
                 self._judgement(record, now_s, effects)
             case TelemetryRefused():
@@ -219,6 +217,8 @@ class JobStream:
         for newcomer in self._newcomers.beside(now_s):
             detail = f"attempt {newcomer.attempt} reports beside the running one"
             self.refuse("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
+        for frame in self.devices.due(now_s):
+            effects.chart(series_of_devices(self.job), frame)
         situation = self._situation(now_s)
         # What kept the policy from acting, such as a cool-down, may have passed.
         for incident in self.correlator.open:
@@ -286,8 +286,8 @@ class JobStream:
         self._tell([update], now_s, effects)
         if update.what is TransitionKind.RESOLVED:
             # The person accepts what detectors still observe: its present level is the one to keep from now on.
-            fields = {"kinds": sorted({str(part.kind) for part in standing})}
-            accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, fields)
+            kinds = sorted({str(part.kind) for part in standing})
+            accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, {"kinds": kinds})
             self._observe([accepted], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
@@ -337,15 +337,14 @@ class JobStream:
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
-        summary = self._summary.changed(self._assembler, self._heard_s, now_s, hung, self.history.counts)
-        if summary is None:
+        counts = self.history.counts + self.devices.counts
+        if (summary := self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts)) is None:
             return
         effects.jobs[self.job] = summary
-        ended_ns = unix_ns(now_s) if summary.state == "ended" else None
-        for attempt, change in self._summary.attempts_progressed(ended_ns).items():
+        ended_unix_ns = unix_ns(now_s) if summary.state == "ended" else None
+        for attempt, change in self._summary.attempts_progressed(ended_unix_ns).items():
             effects.change_attempt(self.job, attempt, change)
-        brief = {name: getattr(summary, name) for name in SHOWN}
-        effects.feed.append(self._feed("job", brief, now_s))
+        effects.feed.append(self._feed("job", summary.shown(), now_s))
 
     def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> FeedEntry:
         return FeedEntry(topic, self.job, data, unix_ns(now_s))
@@ -372,6 +371,7 @@ class JobStream:
             "assembler": self._assembler.state(),
             "carriers": self._carriers.state(),
             "newcomers": self._newcomers.state(),
+            "devices": self.devices.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
@@ -388,6 +388,7 @@ class JobStream:
         if "carriers" in state:  # snapshots of earlier versions lack them
             self._carriers = Carriers.restored(state["carriers"])
             self._newcomers = Newcomers.restored(state["newcomers"])
+        self.devices = DeviceBoard.restored(state.get("devices", DeviceBoard().state()))
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])

@@ -29,6 +29,9 @@ resolved it, or the ranks wait for one that was lost."""
 LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoint_load"})
 """Phases in which no step is expected to finish."""
 
+SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
+"""Fields of the summary that the feed carries."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
@@ -50,7 +53,11 @@ class JobSummary:
     last_seen_unix_ns: int
     last_progress_unix_ns: int | None
     dropped: Mapping[str, int]
-    """Counts of what did not reach the detectors, by reason."""
+    """Counts of what did not reach the detectors or the charts, by reason."""
+
+    def shown(self) -> dict[str, Any]:
+        """The fields that the feed carries."""
+        return {name: getattr(self, name) for name in SHOWN}
 
 
 @dataclass(frozen=True, slots=True)

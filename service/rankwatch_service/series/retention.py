@@ -13,6 +13,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select, true, tuple_
 
+from rankwatch_service.names import OF_DEVICES
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import JobProject, SeriesChunk, SeriesRollup
@@ -99,7 +100,9 @@ def _by_project(model: Series, tier: Tier) -> Iterator[tuple[ColumnElement[bool]
     """The jobs that are kept equally long, as a condition, and how long."""
 
     def of(projects: Iterable[str]) -> ColumnElement[bool]:
-        return model.job.in_(select(JobProject.job).where(JobProject.project.in_(projects)))
+        jobs = select(JobProject.job).where(JobProject.project.in_(projects))
+        devices = select(JobProject.job + OF_DEVICES).where(JobProject.project.in_(projects))
+        return model.job.in_(jobs) | model.job.in_(devices)
 
     yield ~of(tier.projects_keep_ns) if tier.projects_keep_ns else true(), tier.keep_ns
     for project, keep_ns in tier.projects_keep_ns.items():

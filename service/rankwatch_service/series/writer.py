@@ -8,11 +8,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from sqlalchemy import Engine
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
-from rankwatch_service.series.buffer import AttemptBuffer
+from rankwatch_service.names import series_of_devices
+from rankwatch_service.series.buffer import OPEN_CHUNKS, AttemptBuffer
+from rankwatch_service.series.chunks import CHUNK_STEPS
 from rankwatch_service.series.retention import delete_some
 from rankwatch_service.series.rows import (
     chunk_rows,
@@ -37,6 +40,12 @@ for what roll-ups lack."""
 ATTEMPTS_OPEN: Final = 1
 """Attempts of a job that are open at a time; older ones are written and dropped: they get no more frames."""
 
+DEVICE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Open chunks of the devices of all jobs: those of 65,536 devices with 16 counters. Further jobs' devices are not
+charted as long as these are."""
+
+_log = structlog.get_logger(__name__)
+
 
 class SeriesWriter:
     """Collects frames by job and writes them. Not thread-safe. `add` reads what is stored of a chunk or attempt that it
@@ -51,9 +60,13 @@ class SeriesWriter:
         """Chunks finished since the job's roll-ups were written."""
         self._flushed_s: dict[str, float] = {}
         self._summed_s: dict[str, float] = {}
+        self._device_bytes: dict[str, int] = {}
+        """Of the open chunks of each job's devices, when they are full."""
 
     def add(self, job: str, frame: Frame) -> None:
         """Take a closed frame; the same one may come again."""
+        if frame.family == "devices" and not self._fits(job, frame):
+            return
         attempts = self._open.get(job)
         if attempts is None:
             attempts = self._open[job] = {}
@@ -67,24 +80,22 @@ class SeriesWriter:
             self._settle(job, frame.attempt, buffer)
 
     def flush(self, job: str) -> None:
-        """Write everything that is buffered for a job, with its roll-ups."""
-        self._flushed_s[job] = self._summed_s[job] = self._clock.monotonic_s()
-        self._finished[job] = 0
-        for attempt, buffer in self._open.get(job, {}).items():
-            self._flush(job, attempt, buffer)
+        """Write everything that is buffered for a job and its devices, with the roll-ups."""
+        for name in (job, series_of_devices(job)):
+            self._flush_all(name)
 
     def delete(self, job: str) -> None:
-        """Drop what is buffered for a job, and remove what is stored."""
-        for kept in (self._open, self._finished, self._flushed_s, self._summed_s):
-            kept.pop(job, None)
-        while delete_some(self._engine, job):
-            pass
+        """Drop what is buffered for a job and its devices, and remove what is stored."""
+        for name in (job, series_of_devices(job)):
+            self._drop(name)
+            while delete_some(self._engine, name):
+                pass
 
     def close(self, job: str) -> None:
-        """Write everything that is buffered for a job, and drop it."""
+        """Write everything that is buffered for a job and its devices, and drop it."""
         self.flush(job)
-        for held in (self._open, self._finished, self._flushed_s, self._summed_s):
-            held.pop(job, None)
+        for name in (job, series_of_devices(job)):
+            self._drop(name)
 
     def flush_due(self) -> None:
         """Write the jobs that are due: unfinished chunks, and roll-ups less often."""
@@ -95,12 +106,33 @@ class SeriesWriter:
             if not any(buffer.dirty for buffer in attempts.values()):
                 continue
             if now_s - self._summed_s.setdefault(job, now_s) >= max(SUM_UP_S, wait_s):
-                self.flush(job)
+                self._flush_all(job)
             elif now_s - self._flushed_s.get(job, -wait_s) >= wait_s:
                 self._flushed_s[job] = now_s
                 for attempt, buffer in attempts.items():
                     self._settle(job, attempt, buffer)
                     self._write_chunks(job, attempt, buffer, list(buffer.chunks))
+
+    def _fits(self, job: str, frame: Frame) -> bool:
+        """Whether there is room for the open chunks of a job's devices."""
+        width = max(map(len, frame.values.values()), default=0)
+        size = len(frame.values) * width * CHUNK_STEPS * OPEN_CHUNKS * 4
+        before = self._device_bytes.get(job, 0)
+        if size > before and sum(self._device_bytes.values()) - before + size > DEVICE_BYTES_MAX:
+            _log.warning("devices_not_charted", series=job, bytes=size, limit=DEVICE_BYTES_MAX)
+            return False
+        self._device_bytes[job] = max(size, before)
+        return True
+
+    def _flush_all(self, job: str) -> None:
+        self._flushed_s[job] = self._summed_s[job] = self._clock.monotonic_s()
+        self._finished[job] = 0
+        for attempt, buffer in self._open.get(job, {}).items():
+            self._flush(job, attempt, buffer)
+
+    def _drop(self, job: str) -> None:
+        for held in (self._open, self._finished, self._flushed_s, self._summed_s, self._device_bytes):
+            held.pop(job, None)
 
     def _buffer(self, job: str, attempt: str) -> AttemptBuffer:
         metrics, newest = known(self._engine, job, attempt)

@@ -21,6 +21,7 @@ from rankwatch_service.store.models import (
     HostRecord,
     Incident,
     Job,
+    JobDevice,
     JobProject,
     Outbox,
     RestingJob,
@@ -35,6 +36,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     Command,  # with its orders
     HostRecord,
     Incident,  # with its transitions
+    JobDevice,
     JobProject,
     RestingJob,
     Snapshot,  # with its chunks

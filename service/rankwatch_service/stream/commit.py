@@ -26,6 +26,7 @@ from rankwatch_service.store.models import (
     Incident,
     IncidentTransition,
     Job,
+    JobDevice,
     Outbox,
     RestingJob,
     Snapshot,
@@ -146,6 +147,9 @@ def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
     for (job, attempt), change in effects.attempts.items():
         columns = attempt_columns(change)
         connection.execute(upsert(connection, Attempt, columns), attempt_row(job, attempt, columns))
+    if effects.devices:
+        rows = [{"job": job, **asdict(device)} for job, device in effects.devices]
+        connection.execute(upsert(connection, JobDevice, rows[0]), rows)
 
 
 def _unarchive(connection: Connection, effects: Effects, now_unix_ns: int) -> None:

@@ -293,9 +293,12 @@ class Stream:
         # Here, so that a replay ends a removal that a crash cut short.
         for job in effects.deleted_jobs:
             self._series.delete(job)
-        for job, frame in effects.frames:
-            self._rows[job] = self._rows.get(job, 0) + max((p.size for p in frame.present.values()), default=0)
-            self._series.add(job, frame)
+        for series, frame in effects.frames:
+            if frame.family != "devices":
+                self._rows[series] = self._rows.get(series, 0) + max(
+                    (p.size for p in frame.present.values()), default=0
+                )
+            self._series.add(series, frame)
 
     def _count_lost(self, records: int) -> None:
         if records:

@@ -3,7 +3,8 @@
 
 Device 3 has no ECC counter, as consumer devices do not. The file that FAKE_NVML names, read anew at each call, says
 what is wrong, as JSON: `no_driver`, `hangs` (each call blocks until it is over), `lost` (indices), `missing` (functions
-that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once).
+that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once), `celsius` (by
+index).
 """
 
 import json
@@ -95,7 +96,7 @@ def _nvmlDeviceGetPciInfo(handle):
 def _nvmlDeviceGetTemperature(handle, sensor):
     _call(handle)
     assert sensor == NVML_TEMPERATURE_GPU
-    return 40 + handle
+    return wrong("celsius", {}).get(str(handle), 40 + handle)
 
 
 def _nvmlDeviceGetPowerUsage(handle):

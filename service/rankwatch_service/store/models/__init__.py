@@ -19,7 +19,7 @@ from rankwatch_service.store.models.incidents import (
     Receiver,
     Silence,
 )
-from rankwatch_service.store.models.jobs import Attempt, Job, JobProject, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models.jobs import Attempt, Job, JobDevice, JobProject, SeriesChunk, SeriesRollup
 from rankwatch_service.store.models.streaming import (
     ControlEnd,
     ControlRecord,
@@ -54,6 +54,7 @@ __all__ = [
     "Incident",
     "IncidentTransition",
     "Job",
+    "JobDevice",
     "JobProject",
     "Lease",
     "LogPartition",

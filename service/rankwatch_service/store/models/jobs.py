@@ -61,11 +61,29 @@ class Attempt(Base):
     """Order of attempts within the job, from 1."""
 
 
+class JobDevice(Base):
+    """A device of a job's hosts, whose counters are series."""
+
+    __tablename__ = "job_device"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Its place in the series of the job's devices."""
+    host: Mapped[str]
+    index: Mapped[int]
+    """On its host, in the driver's order; not an ordinal of CUDA."""
+    uuid: Mapped[str]
+    """Empty where the driver does not tell it."""
+
+
 class SeriesChunk(Base):
-    """Values of one metric over CHUNK_STEPS steps and all ranks, as `series.chunks` encodes them."""
+    """Values of one metric over CHUNK_STEPS steps and all ranks, as `series.chunks` encodes them.
+
+    For counters of devices, steps are slots of time and ranks are numbers of `JobDevice`.
+    """
 
     __tablename__ = "series_chunk"
     job: Mapped[str] = mapped_column(primary_key=True)
+    """The job, or `names.series_of_devices` of it."""
     attempt: Mapped[str] = mapped_column(primary_key=True)
     metric: Mapped[str] = mapped_column(primary_key=True)
     chunk: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

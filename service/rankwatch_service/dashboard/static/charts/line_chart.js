@@ -21,9 +21,10 @@ export function plotly() {
 }
 
 export class Chart {
-  // `metric` gives the unit; `label` says what it shows.
-  constructor(holder, { metric, label }) {
+  // `metric` gives the unit; `label` says what it shows. With `times`, what is called a step below is a time in ms.
+  constructor(holder, { metric, label, times = false }) {
     this.metric = metric;
+    this.place = times ? { axis: { type: "date", nticks: 6, tickformat: "%H:%M:%S", hoverformat: "%H:%M:%S" }, text: "%{x|%H:%M:%S}" } : { axis: { nticks: 6, tickformat: ",d", hoverformat: ",d" }, text: "step %{x}" };
     this.box = h("div", { class: "chart", role: "img", "aria-label": label });
     holder.append(this.box);
     addEventListener("themechange", () => this.last && this.show(...this.last));
@@ -62,7 +63,7 @@ export class Chart {
 
   #marks(marks, [low, high], ink) {
     const mark = (name, steps, y, symbol, colour, size) => ({
-      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `${name} at step %{x}<extra></extra>`,
+      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `${name} at ${this.place.text}<extra></extra>`,
       marker: { symbol, size, color: colour, line: { width: symbol.includes("thin") || symbol.includes("open") ? 2 : 0, color: colour } },
     });
     return [
@@ -78,7 +79,7 @@ export class Chart {
     const above = lines.flatMap(({ steps, high: values }) => steps.filter((_, n) => values[n] !== null && values[n] > high));
     const below = lines.flatMap(({ steps, low: values }) => steps.filter((_, n) => values[n] !== null && values[n] < low));
     const arrow = (steps, y, symbol) => ({
-      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: "off the scale at step %{x}<extra></extra>",
+      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `off the scale at ${this.place.text}<extra></extra>`,
       marker: { symbol, size: 10, color: ink("--mark"), line: { width: 1.5, color: ink("--mark") } },
     });
     return [arrow(above, high, "arrow-bar-up-open"), arrow(below, low, "arrow-bar-down-open")].filter((trace) => trace.x.length);
@@ -97,7 +98,7 @@ export class Chart {
       dragmode: "zoom",
       hovermode: "x unified",
       hoverlabel: { bgcolor: ink("--raised"), bordercolor: ink("--line-strong"), font: { size: 12, color: ink("--text") } },
-      xaxis: { ...axis, showgrid: false, showline: true, nticks: 6, tickformat: ",d", hoverformat: ",d", unifiedhovertitle: { text: "step %{x}" } },
+      xaxis: { ...axis, showgrid: false, showline: true, ...this.place.axis, unifiedhovertitle: { text: this.place.text } },
       yaxis: { ...axis, range, nticks: 5, fixedrange: true, tickformat: seconds ? "~s" : "~g", ticksuffix: seconds ? "s" : "" },
       shapes: drawn,
     };

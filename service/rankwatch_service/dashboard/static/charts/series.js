@@ -15,12 +15,15 @@ export async function mean(job, metric, from) {
 
 // Median, 5th to 95th percentile and slowest of the ranks since a step: {lines, marks}.
 export async function fan(job, metric, from) {
-  const segments = await read(job, metric, from, "fan");
+  return fanOf(await read(job, metric, from, "fan"), "slowest");
+}
+
+function fanOf(segments, highest) {
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];
   return {
     lines: [
       { ...high, low: low.low, name: "5–95 %", colour: "--accent", band: true },
-      line(segments, "max", { name: "slowest", colour: "--mark", dash: "dot" }),
+      line(segments, "max", { name: highest, colour: "--mark", dash: "dot" }),
       line(segments, "p50", { name: "median", colour: "--accent" }),
     ],
     marks: marks(segments),
@@ -71,6 +74,14 @@ function marks(segments) {
     });
   }
   return found;
+}
+
+// A counter of a job's devices since a time, as `fan` gives it, at times in ms; plotly draws them as they are, so they
+// are moved to the local zone.
+export async function deviceFan(job, counter, fromUnixNs) {
+  const { segments } = await get(path("jobs", job, "devices", "series"), { counter, reduce: "fan", points: POINTS, from_unix_ns: fromUnixNs });
+  const local = (ns) => ns / 1e6 - 60_000 * new Date(ns / 1e6).getTimezoneOffset();
+  return fanOf(segments.map((one) => ({ lines: one.lines, step: one.at_unix_ns.map(local), missing: [] })), "highest");
 }
 
 export async function metricsOf(job) {

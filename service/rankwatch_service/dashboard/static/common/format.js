@@ -1,4 +1,4 @@
-// Formats numbers, times and names. Units come from the suffix of names: _s, _bytes, _ratio.
+// Formats numbers, times and names. Units come from the suffix of names: _s, _bytes, _ratio, _celsius, _w, _hz.
 
 export const MISSING = "–";
 
@@ -90,10 +90,13 @@ export function measured(name, value) {
   if (typeof value !== "number") return value === null ? MISSING : String(value);
   if (name.endsWith("_s")) return duration(value);
   if (name.endsWith("_bytes")) return bytes(value);
+  if (name.endsWith("_celsius")) return `${number(value)} °C`;
+  if (name.endsWith("_w")) return `${number(value)} W`;
+  if (name.endsWith("_hz")) return value >= 1e9 ? `${number(value / 1e9, 4)} GHz` : `${number(value / 1e6)} MHz`;
   return number(value);
 }
 
-const UNITS = [/_unix_ns$/, /_s$/, /_bytes$/, /_ratio$/];
+const UNITS = [/_unix_ns$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_hz$/];
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();

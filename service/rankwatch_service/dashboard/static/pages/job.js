@@ -5,6 +5,7 @@ import { editButton, whose } from "../components/job_project.js";
 import { removals } from "../components/job_removal.js";
 import { Chart, plotly } from "../charts/line_chart.js";
 import { approvals } from "../components/approvals.js";
+import { DevicesCard } from "../components/devices.js";
 import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
@@ -38,6 +39,7 @@ const relativePick = h("select", { class: "small", "aria-label": "Shade by", onc
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
 const lists = h("div", { class: "lists" });
+const devices = new DevicesCard(name);
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
   head,
@@ -45,6 +47,7 @@ main.append(
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
   card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
+  devices.card,
   lists,
 );
 
@@ -172,7 +175,7 @@ async function draw() {
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
-    await Promise.all([drawMap(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
+    await Promise.all([drawMap(), devices.draw(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));

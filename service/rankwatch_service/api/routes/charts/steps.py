@@ -26,6 +26,7 @@ from rankwatch_service.series.query import (
     metrics,
     series,
 )
+from rankwatch_service.series.query import Segment as SeriesSegment
 from rankwatch_service.series.rollups import Single
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Job
@@ -120,16 +121,13 @@ def show_series(
 ) -> Series:
     """A metric over steps, one segment for each attempt. `ranks` is a list such as 0,4-7."""
     _require_job(context, job)
-    chosen = _ranks(ranks) if ranks else []
+    chosen = chosen_numbers(ranks, "ranks") if ranks else []
     found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
     segments = [
         Segment(
             attempt=segment.attempt,
             step=segment.step.tolist(),
-            lines=[
-                Line(name=line.name, low=_shown(line.low), high=_shown(line.high), mark=line.mark.tolist())
-                for line in segment.lines
-            ],
+            lines=lines_of(segment),
             missing=segment.missing.tolist(),
         )
         for segment in found
@@ -215,8 +213,21 @@ def _require_job(context: Context, job: str) -> int:
     return world_size
 
 
-def _ranks(text: str) -> list[int]:
-    """Parse a list of ranks such as 0,4-7.
+def lines_of(segment: SeriesSegment, unit: str = "rank") -> list[Line]:
+    """The lines of a segment; those of single ranks are called `unit`:NUMBER."""
+    return [
+        Line(
+            name=line.name.replace("rank:", f"{unit}:"),
+            low=_shown(line.low),
+            high=_shown(line.high),
+            mark=line.mark.tolist(),
+        )
+        for line in segment.lines
+    ]
+
+
+def chosen_numbers(text: str, what: str) -> list[int]:
+    """Parse a list of ranks or devices such as 0,4-7.
 
     Raises:
         ProblemError: there are more than `RANKS_MAX`.
@@ -226,11 +237,16 @@ def _ranks(text: str) -> list[int]:
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
         if end - begin >= RANKS_MAX or len(chosen) + end - begin >= RANKS_MAX:
-            raise ProblemError(422, f"at most {RANKS_MAX} ranks can be requested at a time")
+            raise ProblemError(422, f"at most {RANKS_MAX} {what} can be requested at a time")
         chosen += range(begin, end + 1)
     return chosen
 
 
 def _shown(values: Single) -> Values:
     """Values for JSON; null if not finite, which the mark says."""
-    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]
+    return [shown(value) for value in values]
+
+
+def shown(value: float) -> float | None:
+    """A value for JSON."""
+    return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None

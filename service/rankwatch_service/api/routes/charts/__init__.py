@@ -1,0 +1,1 @@
+"""Values over steps and ranks, and over time and devices, for charts."""

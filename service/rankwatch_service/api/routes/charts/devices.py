@@ -1,0 +1,140 @@
+"""The devices of a job's hosts: their newest counters, and counters over time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from sqlalchemy import RowMapping, select
+
+from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.routes.charts.steps import Line, Reader, chosen_numbers, lines_of, shown
+from rankwatch_service.job.boards.device_board import COUNTER_CHARS_MAX, SLOT_S
+from rankwatch_service.names import series_of_devices
+from rankwatch_service.series.last_values import LastValues, last_values
+from rankwatch_service.series.query import POINTS_MAX, Reduce, metrics, series
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import Attempt, Job, JobDevice
+
+router = APIRouter(prefix="/jobs/{job}/devices", tags=["devices"])
+
+SLOT_NS: Final = SLOT_S * 10**9
+Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
+
+
+class Device(BaseModel):
+    """A device of one of the job's hosts."""
+
+    number: int
+    """Its place in series of this job's devices."""
+    host: str
+    index: int
+    """On its host, in the driver's order; not an ordinal of CUDA."""
+    uuid: str
+    """Empty where the driver does not tell it."""
+    ranks: list[int]
+    """Ranks of the newest attempt that are known to use it."""
+    counters: dict[str, float | None]
+    """LastValues values. Units are part of the names."""
+    at_unix_ns: int | None
+    """When these were read, to 5 s; null before any was stored."""
+
+
+class CounterNames(BaseModel):
+    """Names of the counters of a job's devices."""
+
+    items: list[str]
+
+
+class DeviceSegment(BaseModel):
+    """A stretch of a series over time. `at_unix_ns` is the beginning of each point; lines of single devices are called
+    `device:NUMBER`.
+    """
+
+    at_unix_ns: list[int]
+    lines: list[Line]
+
+
+class DeviceSeries(BaseModel):
+    """A counter over time."""
+
+    counter: str
+    segments: list[DeviceSegment]
+
+
+@router.get("")
+def list_devices(job: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[Device]:
+    """The devices that the job's agents have reported, those seen last first, with their newest counters."""
+    users = _users(context, job)
+    query = select(JobDevice.__table__).where(JobDevice.job == job)
+    with read(context.engine) as connection:
+        page = fetch_page(connection, query, [JobDevice.number], window, context.cursors, f"devices {job}", _device)
+    newest = last_values(context.engine, series_of_devices(job), [device.number for device in page.items])
+    for device, values in zip(page.items, newest, strict=True):
+        device.ranks = users.get((device.host, device.uuid), []) if device.uuid else []
+        _add(device, values)
+    return page
+
+
+@router.get("/counters")
+def list_counters(job: str, context: Ctx, _identity: Reader) -> CounterNames:
+    """Names of the counters that the job's devices have."""
+    _users(context, job)
+    return CounterNames(items=metrics(context.engine, series_of_devices(job)))
+
+
+@router.get("/series")
+def show_device_series(
+    job: str,
+    context: Ctx,
+    _identity: Reader,
+    counter: Annotated[str, Query(min_length=1, max_length=COUNTER_CHARS_MAX)],
+    from_unix_ns: Time = None,
+    to_unix_ns: Time = None,
+    devices: Annotated[str | None, Query(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$", max_length=1_000)] = None,
+    reduce: Annotated[Reduce, Query()] = Reduce.MEAN,
+    points: Annotated[int, Query(ge=1, le=POINTS_MAX)] = 1_000,
+) -> DeviceSeries:
+    """A counter over time, of all devices or of those whose numbers are in a list such as 0,4-7."""
+    _users(context, job)
+    first, last = (None if at is None else at // SLOT_NS for at in (from_unix_ns, to_unix_ns))
+    chosen = chosen_numbers(devices, "devices") if devices else []
+    found = series(context.engine, series_of_devices(job), counter, first or 0, last, chosen, reduce, points)
+    segments = [
+        DeviceSegment(at_unix_ns=[step * SLOT_NS for step in segment.step.tolist()], lines=lines_of(segment, "device"))
+        for segment in found
+    ]
+    return DeviceSeries(counter=counter, segments=segments)
+
+
+def _users(context: Context, job: str) -> dict[tuple[str, str], list[int]]:
+    """By host and UUID, the ranks of the newest attempt that use a device; 404 if there is no such job."""
+    newest = select(Attempt.topology).where(Attempt.job == job).order_by(Attempt.number.desc()).limit(1)
+    with read(context.engine) as connection:
+        if connection.scalar(select(Job.name).where(Job.name == job)) is None:
+            raise not_found("job", job)
+        topology: dict[str, Any] = connection.scalar(newest) or {}
+    users: dict[tuple[str, str], list[int]] = {}
+    for rank in topology.get("ranks", ()):
+        users.setdefault((rank["host"], rank.get("device_uuid", "")), []).append(rank["rank"])
+    return users
+
+
+def _device(row: RowMapping) -> Device:
+    return Device(
+        number=row["number"],
+        host=row["host"],
+        index=row["index"],
+        uuid=row["uuid"],
+        ranks=[],
+        counters={},
+        at_unix_ns=None,
+    )
+
+
+def _add(device: Device, newest: LastValues) -> None:
+    device.counters = {name: shown(value) for name, value in newest.values.items()}
+    device.at_unix_ns = newest.step * SLOT_NS if newest.step >= 0 else None

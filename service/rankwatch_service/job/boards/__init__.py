@@ -1,0 +1,1 @@
+"""What ranks and devices last reported. Pure."""

@@ -1,0 +1,51 @@
+"""Counters of devices, from a driver through a real agent and a broker to the page of the job."""
+
+import json
+import os
+from pathlib import Path
+
+from rankwatch_service.demo.services.service import ServiceProcess
+from tests.browser.conftest import Visit, until
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import until as wait_until
+from tests.support.kafka.broker import new_prefix
+from tests.support.ranks.recording_rank import RecordingRank
+
+NVML = Path(__file__).parents[1] / "support/nvml"
+CARD = "[...document.querySelectorAll('section.card')].find((one) => one.querySelector('h2').textContent === 'Devices')"
+
+
+def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_broker, tmp_path, chromium):
+    kafka = {"RANKWATCH_KAFKA": any_broker.bootstrap, "RANKWATCH_KAFKA_PREFIX": new_prefix()}
+    environment = {**os.environ, **kafka, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    service = ServiceProcess(tmp_path / "data", 0, environment)
+    service.start()
+    driver, rings = tmp_path / "nvml.json", tmp_path / "rings"
+    driver.write_text(json.dumps({"celsius": {"3": 87}}))
+    rings.mkdir(mode=0o700)
+    agent_environment = kafka | {
+        "RANKWATCH_URL": service.url,
+        "RANKWATCH_TOKEN": (tmp_path / "data/ingest-token").read_text().strip(),
+        "PYTHONPATH": str(NVML),
+        "FAKE_NVML": str(driver),
+    }
+    try:
+        with RecordingRank(rings, 0, world_size=1) as rank, AgentProcess(rings, agent_environment):
+            rank.do("steps", 5)
+            wait_until(lambda: service.find("/api/v1/jobs/gpt"))
+            visit = Visit(chromium.new_page(), service.url)
+            visit.page.goto(service.login_url)
+            visit.page.wait_for_url("**/incidents")
+            page = visit.goto("/jobs/gpt")
+            until(page, f"({CARD})?.textContent.includes('87 °C')")
+            first = page.evaluate(f"({CARD}).querySelector('tbody tr').textContent")
+            assert first.startswith("node-1 GPU 3")
+            assert page.evaluate(f"({CARD}).querySelectorAll('tbody tr').length") == 8
+            until(page, f"({CARD}).querySelector('.js-plotly-plot .scatterlayer path') !== null")
+            page.select_option("select[aria-label=Counter]", "power_now_w")
+            until(page, f"({CARD}).querySelector('.chart').ariaLabel.startsWith('Power now')")
+            assert visit.complaints == []
+            page.close()
+        assert [one["at_unix_ns"] is not None for one in service.items("/api/v1/jobs/gpt/devices")] == [True] * 8
+    finally:
+        service.stop()

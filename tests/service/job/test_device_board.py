@@ -1,0 +1,136 @@
+"""Counters of devices: who is numbered how, in which slot a sample counts, and what is refused."""
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_service.job.boards.device_board import (
+    CLOSE_AFTER_S,
+    COUNTERS_MAX,
+    DEVICES_MIN,
+    DEVICES_PER_RANK,
+    FUTURE_S,
+    PAST_S,
+    SLOT_S,
+    DeviceBoard,
+    DeviceNumber,
+)
+from rankwatch_service.stream.saved.packing import pack, unpack
+from tests.support.detection.scripted_job import World
+from tests.support.values.batches import batch
+
+NOW_S = 1_000_000.0
+
+
+def sample(index: int, time_s: float = NOW_S, uuid: str | None = None, **counters: float) -> wire.DeviceSample:
+    extra = {name: value for name, value in counters.items() if not hasattr(wire.DeviceSample, name)}
+    fixed = {name: value for name, value in counters.items() if name not in extra}
+    named = f"GPU-{index}" if uuid is None else uuid
+    return wire.DeviceSample(named, int(time_s * 1e9), index, extra=extra, **fixed)
+
+
+def take(board: DeviceBoard, *samples: wire.DeviceSample, host: str = "node-1", ranks: int = 8, now_s: float = NOW_S):
+    return board.take([batch(host=host, devices=samples)], ranks, now_s)
+
+
+def due(board: DeviceBoard, now_s: float = NOW_S + SLOT_S + CLOSE_AFTER_S) -> list:
+    return list(board.due(now_s))
+
+
+def test_devices_are_numbered_in_the_order_in_which_they_appear_each_once():
+    board = DeviceBoard()
+    assert take(board, sample(0), sample(1)) == [
+        DeviceNumber(0, "node-1", 0, "GPU-0"),
+        DeviceNumber(1, "node-1", 1, "GPU-1"),
+    ]
+    assert take(board, sample(0), host="node-2") == [DeviceNumber(2, "node-2", 0, "GPU-0")]
+    assert take(board, sample(1), sample(0)) == []
+
+
+def test_a_device_that_is_counted_anew_after_another_was_lost_keeps_its_number():
+    board = DeviceBoard()
+    take(board, sample(0), sample(1))
+    assert take(board, sample(0, uuid="GPU-1")) == []
+    assert take(board, sample(1, uuid="GPU-new")) == [DeviceNumber(2, "node-1", 1, "GPU-new")]
+
+
+def test_devices_whose_driver_tells_no_uuid_are_known_by_their_index():
+    board = DeviceBoard()
+    assert [one.number for one in take(board, sample(0, uuid=""), sample(1, uuid=""))] == [0, 1]
+    assert take(board, sample(1, uuid="")) == []
+
+
+def test_the_newest_sample_of_a_slot_counts_and_the_slot_becomes_a_frame_when_it_is_over():
+    board = DeviceBoard()
+    take(board, sample(0, temperature_celsius=60, power_now_w=300.0), sample(1, temperature_celsius=50))
+    take(board, sample(0, NOW_S + 1, temperature_celsius=61))
+    assert due(board, NOW_S + SLOT_S) == []
+    (frame,) = due(board)
+    assert (frame.attempt, frame.family, frame.step) == ("", "devices", NOW_S // SLOT_S)
+    assert frame.values["temperature_celsius"].tolist() == [61, 50]
+    assert frame.values["power_now_w"][frame.present["power_now_w"]].tolist() == [300]
+    assert due(board) == []
+
+
+def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own():
+    board = DeviceBoard()
+    take(board, sample(0, temperature_celsius=60), sample(1, power_w=200.0), sample(2, temperature_celsius=55))
+    (frame,) = due(board)
+    assert frame.present["temperature_celsius"].tolist() == [True, False, True]
+    assert frame.present["power_w"].tolist() == [False, True, False]
+    take(board, sample(0, temperature_celsius=62), now_s=NOW_S + 60)
+    (late,) = due(board, NOW_S + 60)
+    assert (late.step, late.values["temperature_celsius"].tolist()) == (frame.step, [62])
+
+
+@pytest.mark.parametrize("off_s", [-PAST_S - 1, FUTURE_S + 1])
+def test_samples_of_a_host_whose_clock_is_far_off_are_counted_and_not_charted(off_s):
+    board = DeviceBoard()
+    assert take(board, sample(0, NOW_S + off_s, temperature_celsius=60)) == []
+    assert due(board) == []
+    assert board.counts == {"device_samples_misdated": 1}
+
+
+def test_a_job_has_so_many_devices_for_each_of_its_ranks():
+    board = DeviceBoard()
+    limit = DEVICES_PER_RANK * 10
+    for host in range(limit // 8 + 1):
+        take(board, *(sample(index, temperature_celsius=60) for index in range(8)), host=f"node-{host}", ranks=10)
+    assert board.counts == {"device_samples_beyond_limit": 8}
+    assert len(due(board)[0].values["temperature_celsius"]) == limit > DEVICES_MIN
+
+
+def test_a_sender_can_make_up_neither_indices_nor_counters_without_end():
+    board = DeviceBoard()
+    assert take(board, sample(-1), sample(10_000)) == []
+    assert board.counts.pop("device_samples_beyond_limit") == 2
+    take(board, sample(0, **{f"made_up_{n}": n for n in range(COUNTERS_MAX + 5)}), sample(1, **{"x" * 100: 1.0}))
+    assert board.counts == {"device_counters_beyond_limit": 6}
+    assert len(due(board)[0].values) == COUNTERS_MAX
+
+
+def test_a_restored_board_goes_on_where_it_was():
+    board = DeviceBoard()
+    take(board, sample(0, temperature_celsius=60), sample(1, temperature_celsius=50))
+    take(board, sample(9, NOW_S - 2 * PAST_S))
+    again = DeviceBoard.restored(unpack(pack(board.state())))
+    assert again.counts == board.counts
+    assert take(again, sample(2, temperature_celsius=40)) == [DeviceNumber(2, "node-1", 2, "GPU-2")]
+    assert due(again)[0].values["temperature_celsius"].tolist() == [60, 50, 40]
+
+
+def test_a_job_charts_what_its_devices_count_beside_its_own_series():
+    world = World()
+    world.send(devices=(sample(0, world.now_s, temperature_celsius=60),))
+    world.tick(2 * SLOT_S + CLOSE_AFTER_S)
+    assert [device.number for _, device in world.effects.devices] == [0]
+    charted = [(name, frame.family) for name, frame in world.effects.frames]
+    assert charted == [("gpt/devices", "devices")]
+    world.effects.delete_job("gpt")
+    assert world.effects.devices == world.effects.frames == []
+
+
+def test_counters_that_are_not_charted_are_counted_with_the_job():
+    world = World()
+    world.send(devices=(sample(0, world.now_s + 2 * FUTURE_S),))
+    world.tick()
+    assert world.effects.jobs["gpt"].dropped == {"device_samples_misdated": 1}
