@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from rankwatch import wire
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.simulate.faults import Throttle
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.live.send import NotYetError, Pace, RefusedError, send_job
+from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.clock import FakeClock
 
 
@@ -115,3 +117,25 @@ def test_a_service_that_stays_away_is_given_up() -> None:
     desk.not_yet = 10**9
     sent = send_job(Job(8, 5, 1), "gpt", lambda: desk, Pace(0, Patient()))
     assert sent.failure == "busy"
+
+
+def test_the_devices_of_ranks_have_counters_once_a_second_and_a_throttled_one_is_hot_and_slow() -> None:
+    desk, clock = Desk(), FakeClock(10**18)
+    job = Job(16, 60, 1, step_s=1.0).inject(Throttle(rank=3, from_step=20, factor=1.3, until_step=40))
+    send_job(job, "gpt", lambda: desk, Pace(1, clock))
+    read = {host: [one for batch in batches for one in batch.devices] for host, batches in desk.taken.items()}
+    assert {len({one.device_uuid for one in samples}) for samples in read.values()} == {8}
+    of_rank_3 = [one for one in read["host-0"] if one.device_uuid == job.topology().device_uuid[3]]
+    assert 60 <= len(of_rank_3) < 100
+    hot = [one for one in of_rank_3 if one.throttle_reasons == 0x40]
+    assert 20 <= len(hot) < 35
+    assert min(one.temperature_celsius or 0 for one in hot) > max(
+        one.temperature_celsius or 0 for one in of_rank_3 if one not in hot
+    )
+    assert {one.throttle_reasons for one in read["host-1"]} == {0x04}
+
+
+def test_without_uuids_there_are_no_devices_to_read() -> None:
+    desk = Desk()
+    send_job(Job(8, 5, 1, placement=RankPlacement(uuids=False)), "gpt", lambda: desk, AT_ONCE)
+    assert not any(batch.devices for batch in desk.taken["host-0"])

@@ -18,6 +18,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.live.devices import DeviceReader
 from rankwatch_service.simulate.transit import disturbed
 
 HOSTS_PER_CONNECTION: Final = 8
@@ -134,6 +135,7 @@ def _paced(
     steps_per_batch = max(round(FLUSH_S / job.step_s), 1)
     boot = f"sim-{begins_unix_ns}"
     made = batches(name, generate(job), steps_per_batch, begins_unix_ns, boot=boot, can=())
+    devices = DeviceReader(job)
     begins_s = pace.clock.monotonic_s()
     for message in disturbed(made, job.transit, job.seed):
         due_s = begins_s + message.time_s / pace.speed if pace.speed else 0.0
@@ -145,8 +147,9 @@ def _paced(
         if stopped():
             return
         sent.behind_s = max(pace.clock.monotonic_s() - due_s, 0.0) if pace.speed else 0.0
-        steps = message.batch.steps
-        yield message.batch.host, wire.encode(message.batch), steps.rows if steps is not None else 0
+        # By the clock and not by the job's own time, which may go faster: the service expects them to be of now.
+        batch = devices.read_for(message.batch, pace.clock.unix_ns())
+        yield batch.host, wire.encode(batch), batch.steps.rows if batch.steps is not None else 0
 
 
 class _HostSender(threading.Thread):
