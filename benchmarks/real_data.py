@@ -29,7 +29,7 @@ from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 from suite.recorded.series import ANSWERS, LabelledEvent, ScoredSeries, curve, listen
-from suite.recorded.servers import faults, metric, steps_beside_power
+from suite.recorded.servers import faults, metric, steps_and_power
 
 FAR = 10**6
 """Collectives entered by a rank that lags in no group; dumps tell only differences."""
@@ -192,7 +192,7 @@ FAMILIES: dict[str, Callable[[Path, str, dict[str, Any]], ScoredSeries]] = {
     "pai_minibatch": workers,
     "nvrx_flight_recorder": recorder,
     "bloom_incidents": incident_lines,
-    "mlperf40_node_power": steps_beside_power,
+    "mlperf40_node_power": steps_and_power,
     "infinitehbd_faults": faults,
     "nab": metric,
 }

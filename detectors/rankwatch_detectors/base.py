@@ -189,6 +189,22 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCounters:
+    """Counters of a job's devices in one slot of time; slots come in order, except what agents sent late.
+
+    `values[name][device]` is valid only if `present[name][device]`; arrays may end before the last device.
+    """
+
+    slot: int
+    time_s: float
+    """Stream time at which the slot was over."""
+    devices: tuple[tuple[str, str], ...]
+    """Host and UUID of each device, by its number; the UUID is empty where the driver does not tell it."""
+    values: Mapping[str, Floats]
+    present: Mapping[str, Bools]
+
+
+@dataclass(frozen=True, slots=True)
 class Occurrence:
     """One event (`rankwatch.wire.EVENT_KINDS`) or a control record.
 
@@ -211,7 +227,7 @@ class Occurrence:
 SERVICE_KINDS: Final = frozenset({"order", "gap", "accepted", "limit", "forged"})
 """Kinds of occurrences that the service alone reports. An agent's event of such a kind is not one."""
 
-Observation = AttemptStart | Frame | Occurrence | Tick
+Observation = AttemptStart | DeviceCounters | Frame | Occurrence | Tick
 
 
 class Change(StrEnum):

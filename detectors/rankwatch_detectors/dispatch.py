@@ -14,6 +14,7 @@ import numpy as np
 from rankwatch_detectors.base import (
     AttemptStart,
     Bools,
+    DeviceCounters,
     Finding,
     Floats,
     Frame,
@@ -86,6 +87,8 @@ class DispatchingDetector(Stateful):
             self.now_s = max(self.now_s, observation.time_s)
             return self._begin(observation)
         self.now_s = max(self.now_s, observation.time_s)
+        if isinstance(observation, DeviceCounters):
+            return self._on_counters(observation)
         return self._on_occurrence(observation)
 
     def _fits(self, frame: Frame) -> bool:
@@ -119,6 +122,9 @@ class DispatchingDetector(Stateful):
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:  # noqa: ARG002
+        return ()
+
+    def _on_counters(self, counters: DeviceCounters) -> Sequence[Finding]:  # noqa: ARG002
         return ()
 
 

@@ -1,22 +1,36 @@
-"""Reports devices that the hardware throttles, because of heat or its power supply.
+"""Reports devices that the hardware throttles, because of heat or its power supply, and those whose counters say that
+they do less than they can, or than their peers.
 
 Agents tell once a minute which of their devices are throttled, and when it is over. It is information from the first
 whole minute on, so that a slow rank has its cause, and a warning once it was so in six of ten minutes, whether or not
-training has felt it yet.
+training has felt it yet. Counters are judged by `counter_rules`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.base import (
+    AttemptStart,
+    DeviceCounters,
+    Finding,
+    Frame,
+    Kind,
+    Occurrence,
+    Presence,
+    Severity,
+)
+from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig, DeviceProblem
 from rankwatch_detectors.devices.places import DevicePlaces
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
 
+WELL: Final = "The device does as it should again."
 MINUTE_S: Final = 60.0
+RECOVERY: Final = {1: "reset the GPU", 2: "restart the host", 3: "drain P2P", 4: "drain and reset"}
+"""NVML's recovery actions."""
 MINUTES_MAX: Final = 10
 """Minutes that an agent looks back on."""
 
@@ -31,6 +45,9 @@ class DeviceDegradedConfig:
     """An agent that has told nothing of a throttled device for so long tells it no more."""
     devices_max: int = 64
     """Devices of one host that are told apart where it is not known which ranks compute on them."""
+    slot_s: float = 5.0
+    """Length of a slot of counters."""
+    counters: CounterRulesConfig = field(default_factory=CounterRulesConfig)
 
 
 class DeviceDegradedDetector(DispatchingDetector):
@@ -40,17 +57,18 @@ class DeviceDegradedDetector(DispatchingDetector):
     """
 
     kind: Kind = Kind.DEVICE_DEGRADED
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_told_s")
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_told_s", "_rules")
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
         super().__init__()
         self.name = "device_degraded"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._places = DevicePlaces()
         self._step = -1
         self._told_s: dict[str, dict[str, float]] = {}
-        """By text of the scope of each open episode, its throttled devices and when the agent last told of each."""
+        """By text of the scope of each open episode: devices, or a device and a rule, and when it was last told."""
+        self._rules = CounterRules(config.counters)
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
@@ -78,9 +96,28 @@ class DeviceDegradedDetector(DispatchingDetector):
             return () if told_s else self._close(scope, "The hardware does not slow the device down any more.")
         if device not in told_s and len(told_s) >= self._config.devices_max:
             return ()
-        findings = self._tell(scope, minutes, occurrence)
-        if scope in self.episodes:
-            self._told_s.setdefault(str(scope), {})[device] = self.now_s
+        evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
+        severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
+        summary = _throttled(scope, minutes, occurrence.host, evidence)
+        since_s = self.now_s - MINUTE_S * min(minutes, MINUTES_MAX)
+        return self._tell(scope, device, severity, summary, {**evidence, "host": occurrence.host}, since_s)
+
+    def _on_counters(self, counters: DeviceCounters) -> Sequence[Finding]:
+        findings: list[Finding] = []
+        for trouble in self._rules.see(counters) if self.attempt else ():
+            host, uuid = counters.devices[trouble.number]
+            scope = self._places.scope_at(host, uuid)
+            if scope is None:
+                continue
+            told_s, key = self._told_s.get(str(scope), {}), f"{uuid or trouble.number} {trouble.what}"
+            if trouble.slots == 0:
+                if told_s.pop(key, None) is not None and not told_s:
+                    findings += self._close(scope, WELL)
+            elif key in told_s or len(told_s) < self._config.devices_max:
+                summary = _told(scope, trouble, host, uuid)
+                evidence = {"device_uuid": uuid, "host": host, "rule": trouble.what, **(trouble.evidence or {})}
+                since_s = self.now_s - self._config.slot_s * trouble.slots
+                findings += self._tell(scope, key, trouble.severity, summary, evidence, since_s)
         return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
@@ -95,38 +132,49 @@ class DeviceDegradedDetector(DispatchingDetector):
         self._told_s.pop(str(scope), None)
         return self.episodes.close(scope, self._step if self._step >= 0 else None, self.now_s, why)
 
-    def _tell(self, scope: IncidentScope, minutes: int, occurrence: Occurrence) -> list[Finding]:
-        severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
-        evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
-        step = self._step if self._step >= 0 else None
+    def _tell(
+        self,
+        scope: IncidentScope,
+        key: str,
+        severity: Severity,
+        summary: str,
+        evidence: Mapping[str, Any],
+        since_s: float,
+    ) -> list[Finding]:
+        """Tell of a device: as a new episode, as an update where it is graver than what was told, or as evidence."""
         told: dict[str, Any] = {
             "severity": severity,
-            "detected_step": step,
+            "detected_step": self._step if self._step >= 0 else None,
             "detected_time_s": self.now_s,
-            "summary": _sentence(scope, minutes, occurrence.host, evidence),
-            "evidence": {**evidence, "host": occurrence.host},
+            "summary": summary,
+            "evidence": evidence,
         }
+        findings: list[Finding] = []
         if scope not in self.episodes:
-            return self.episodes.open(
+            findings = self.episodes.open(
                 scope,
                 attempt=self.attempt,
                 ranks=() if scope.host is not None else (scope.number,),
-                onset_step=None,  # it began minutes ago
-                onset_time_s=self.now_s - MINUTE_S * min(minutes, MINUTES_MAX),
-                score=float(minutes),
+                onset_step=None,  # it began before it was told
+                onset_time_s=since_s,
+                score=(self.now_s - since_s) / MINUTE_S,
                 confidence=1.0,
                 cause="device",
                 **told,
             )
-        if self.episodes.told(scope)["severity"] == Severity.INFO and severity is Severity.WARNING:
-            return self.episodes.update(scope, **told)
-        self.episodes.note(scope, told["evidence"])
-        return []
+            if not findings:
+                return []
+        elif self.episodes.told(scope)["severity"] == Severity.INFO and severity is Severity.WARNING:
+            findings = self.episodes.update(scope, **told)
+        else:
+            self.episodes.note(scope, {**self.episodes.told(scope)["evidence"], **evidence})
+        self._told_s.setdefault(str(scope), {})[key] = self.now_s
+        return findings
 
 
-def _sentence(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[str, Any]) -> str:
+def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[str, Any]) -> str:
     name = evidence.get("device_uuid") or evidence.get("pci_bus_id") or "a device"
-    where = f"host {host}" if scope.host is not None else f"rank {scope.number} on {host}"
+    where = _where(scope, host)
     reasons = evidence.get("reasons")
     why = f" ({', '.join(map(str, reasons))})" if isinstance(reasons, list | tuple) and reasons else ""
     figures = []
@@ -137,3 +185,33 @@ def _sentence(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[s
     now = f"; now {', '.join(figures)}" if figures else ""
     lasted = "1 of the last ten minutes" if minutes == 1 else f"{minutes} of the last ten minutes"
     return f"The hardware slows {name} of {where} down{why}, in {lasted}{now}."
+
+
+def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) -> str:
+    figure = dict(trouble.evidence or {})
+    name = f"{uuid or 'a device'} of {_where(scope, host)}"
+    match trouble.what:
+        case "power":
+            return (
+                f"{name} draws {figure['power_w']:.0f} W under load, where {figure['usual_power_w']:.0f} W are usual "
+                f"for it; its peers draw {figure['peers_power_w']:.0f} W."
+            )
+        case "clock":
+            return (
+                f"{name} runs at {figure['sm_clock_hz'] / 1e6:,.0f} MHz under load, where "
+                f"{figure['usual_sm_clock_hz'] / 1e6:,.0f} MHz are usual for it; its peers run at "
+                f"{figure['peers_sm_clock_hz'] / 1e6:,.0f} MHz."
+            )
+        case "link":
+            return (
+                f"The PCIe link of {name} has {figure['pcie_width']:.0f} of {figure['pcie_width_max']:.0f} lanes: "
+                "copies to and from it are slower."
+            )
+        case "remap":
+            return f"{name} could not replace bad rows of its memory by spare ones."
+    action = RECOVERY.get(round(figure["recovery_action"]), "another recovery action")
+    return f"The driver recommends for {name}: {action}."
+
+
+def _where(scope: IncidentScope, host: str) -> str:
+    return f"host {host}" if scope.host is not None else f"rank {scope.number} on {host}"

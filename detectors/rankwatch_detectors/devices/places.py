@@ -34,19 +34,21 @@ class DevicePlaces(Stateful):
         return host in self._hosts
 
     def scope_of(self, occurrence: Occurrence) -> IncidentScope | None:
-        """The rank on the device that an event is about, or its host where that is not known; None if the job does not
-        use the device.
-        """
-        here = [rank for rank, host in enumerate(self._hosts) if host == occurrence.host]
+        """As `scope_at`, of the device that an event is about."""
+        return self.scope_at(occurrence.host, str(occurrence.fields.get("device_uuid", "")))
+
+    def scope_at(self, host: str, device_uuid: str) -> IncidentScope | None:
+        """The rank on a device, or its host where that is not known; None if the job does not use the device."""
+        here = [rank for rank, its_host in enumerate(self._hosts) if its_host == host]
         if not here:
             return None
-        uuid = _bare(str(occurrence.fields.get("device_uuid", "")))
+        uuid = _bare(device_uuid)
         mine = [rank for rank in here if uuid and _bare(self._devices[rank]) == uuid]
         if mine:
             return IncidentScope.of_rank(mine[0])
         # An instance of a divided GPU (MIG) has a UUID of its own, so that its rank cannot be told from the GPU's.
         known = all(self._devices[rank] and "MIG" not in self._devices[rank] for rank in here)
-        return None if known and uuid else IncidentScope.of_host(occurrence.host)
+        return None if known and uuid else IncidentScope.of_host(host)
 
 
 def _bare(uuid: str) -> str:

@@ -20,7 +20,7 @@ from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.attempts.carriers import Carriers
 from rankwatch_service.job.attempts.newcomers import Newcomers
-from rankwatch_service.job.boards.device_board import DeviceBoard
+from rankwatch_service.job.boards.device_board import DeviceBoard, as_frame
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
@@ -209,16 +209,16 @@ class JobStream:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
         if self._resting:
             return
-        if blind_s > 0:
-            self._carriers.blind(blind_s)
+        self._carriers.blind(blind_s)
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
         if (newest := self._newcomers.newest()) and self._may_take_over(now_s):
             self._begin(newest, now_s, effects)
         for newcomer in self._newcomers.beside(now_s):
             detail = f"attempt {newcomer.attempt} reports beside the running one"
             self.refuse("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
-        for frame in self.devices.due(now_s):
-            effects.chart(series_of_devices(self.job), frame)
+        for counters in self.devices.due(now_s):
+            effects.chart(series_of_devices(self.job), as_frame(counters))
+            self._observe([counters], now_s, effects)
         situation = self._situation(now_s)
         # What kept the policy from acting, such as a cool-down, may have passed.
         for incident in self.correlator.open:

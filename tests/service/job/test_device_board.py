@@ -3,6 +3,7 @@
 import pytest
 
 from rankwatch import wire
+from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_service.job.boards.device_board import (
     CLOSE_AFTER_S,
     COUNTERS_MAX,
@@ -13,6 +14,7 @@ from rankwatch_service.job.boards.device_board import (
     SLOT_S,
     DeviceBoard,
     DeviceNumber,
+    as_frame,
 )
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import World
@@ -59,14 +61,19 @@ def test_devices_whose_driver_tells_no_uuid_are_known_by_their_index():
     assert take(board, sample(1, uuid="")) == []
 
 
-def test_the_newest_sample_of_a_slot_counts_and_the_slot_becomes_a_frame_when_it_is_over():
+def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over():
     board = DeviceBoard()
-    take(board, sample(0, temperature_celsius=60, power_now_w=300.0), sample(1, temperature_celsius=50))
-    take(board, sample(0, NOW_S + 1, temperature_celsius=61))
+    first = {"temperature_celsius": 60, "power_now_w": 300.0, "throttle_reasons": 4, "pcie_replays": 1.0}
+    take(board, sample(0, **first), sample(1, temperature_celsius=50))
+    take(board, sample(0, NOW_S + 1, temperature_celsius=61, throttle_reasons=0x40, pcie_replays=3.0))
     assert due(board, NOW_S + SLOT_S) == []
-    (frame,) = due(board)
-    assert (frame.attempt, frame.family, frame.step) == ("", "devices", NOW_S // SLOT_S)
-    assert frame.values["temperature_celsius"].tolist() == [61, 50]
+    (counters,) = due(board)
+    assert (counters.slot, counters.devices) == (NOW_S // SLOT_S, (("node-1", "GPU-0"), ("node-1", "GPU-1")))
+    frame = as_frame(counters)
+    assert (frame.attempt, frame.family, frame.step) == ("", "devices", counters.slot)
+    assert frame.values["temperature_celsius"].tolist() == [60.5, 50]
+    assert frame.values["throttle_reasons"][0] == 0x40
+    assert frame.values["pcie_replays"][0] == 3
     assert frame.values["power_now_w"][frame.present["power_now_w"]].tolist() == [300]
     assert due(board) == []
 
@@ -74,12 +81,12 @@ def test_the_newest_sample_of_a_slot_counts_and_the_slot_becomes_a_frame_when_it
 def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own():
     board = DeviceBoard()
     take(board, sample(0, temperature_celsius=60), sample(1, power_w=200.0), sample(2, temperature_celsius=55))
-    (frame,) = due(board)
-    assert frame.present["temperature_celsius"].tolist() == [True, False, True]
-    assert frame.present["power_w"].tolist() == [False, True, False]
+    (counters,) = due(board)
+    assert counters.present["temperature_celsius"].tolist() == [True, False, True]
+    assert counters.present["power_w"].tolist() == [False, True, False]
     take(board, sample(0, temperature_celsius=62), now_s=NOW_S + 60)
     (late,) = due(board, NOW_S + 60)
-    assert (late.step, late.values["temperature_celsius"].tolist()) == (frame.step, [62])
+    assert (late.slot, late.values["temperature_celsius"].tolist()) == (counters.slot, [62])
 
 
 @pytest.mark.parametrize("off_s", [-PAST_S - 1, FUTURE_S + 1])
@@ -134,3 +141,20 @@ def test_counters_that_are_not_charted_are_counted_with_the_job():
     world.send(devices=(sample(0, world.now_s + 2 * FUTURE_S),))
     world.tick()
     assert world.effects.jobs["gpt"].dropped == {"device_samples_misdated": 1}
+
+
+def test_a_device_that_draws_less_than_usual_is_an_incident_of_its_rank():
+    world = World(detector=lambda: DeviceDegradedDetector(DeviceDegradedConfig()))
+    for slot in range(40):
+        for host in range(2):
+            power = [600.0 if slot < 30 or (host, index) != (1, 0) else 300.0 for index in range(2)]
+            told = tuple(sample(2 * host + index, world.now_s, power_w=power[index]) for index in range(2))
+            world.send(host=f"node-{host}", boot=f"b{host}", devices=told)
+        world.tick(SLOT_S)
+    world.tick(SLOT_S + CLOSE_AFTER_S)
+    (opened,) = [one for one in world.effects.transitions if str(one.what) == "opened"]
+    incident = opened.incident
+    assert (incident.kind, incident.ranks, incident.devices, incident.severity) == (
+        "device_degraded", (2,), ("GPU-2",), "info"
+    )  # fmt: skip
+    assert incident.summary.startswith("GPU-2 of rank 2 on node-1 draws 300 W under load, where 600 W are usual")

@@ -12,13 +12,16 @@ from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwatch import wire
-from rankwatch_detectors.base import Frame, StepKind
+from rankwatch_detectors.base import Bools, DeviceCounters, Floats, Frame, StepKind
 
 SLOT_S: Final = 5
-"""Length of a slot. Agents read counters once a second; the newest sample of a slot counts."""
+"""Length of a slot. Agents read counters once a second. A slot has the mean of `AVERAGED` ones: devices compute and
+wait together, but are not read together. Of all others it has the newest value."""
+
+AVERAGED: Final = ("_celsius", "_w", "_hz", "_ratio")
+"""Ends of the names of such counters."""
 
 CLOSE_AFTER_S: Final = 5
 """A slot is written so long after its end. What comes later is added to it."""
@@ -70,9 +73,11 @@ class DeviceBoard:
 
     def __init__(self, known: Iterable[DeviceNumber] = ()) -> None:
         self._devices = {_key(device.host, device.index, device.uuid): device for device in known}
+        self._named: tuple[tuple[str, str], ...] = ()
+        """Host and UUID, by number."""
         self._counters: set[str] = set()
-        self._open: dict[int, dict[str, dict[int, float]]] = {}
-        """By slot and counter: values by number of the device."""
+        self._open: dict[int, dict[str, dict[int, tuple[float, int]]]] = {}
+        """By slot and counter: by number of the device, the sum of values and how many they are."""
         self.counts: Counter[str] = Counter()
         """Samples and values that are not charted, by reason."""
 
@@ -102,13 +107,15 @@ class DeviceBoard:
                     self._put(slot, device.number, sample)
         return fresh
 
-    def due(self, now_s: float) -> Iterator[Frame]:
-        """The slots that are over, as frames of the family "devices", oldest first."""
+    def due(self, now_s: float) -> Iterator[DeviceCounters]:
+        """The slots that are over, oldest first."""
         for slot in sorted(self._open):
             if (slot + 1) * SLOT_S + CLOSE_AFTER_S > now_s:
                 break
             if told := self._open.pop(slot):
-                yield _frame(slot, told, now_s)
+                if len(self._named) < len(self._devices):
+                    self._named = tuple((device.host, device.uuid) for device in self._devices.values())
+                yield DeviceCounters(slot, now_s, self._named, *_arrays(told))
 
     def _known(
         self, host: str, sample: wire.DeviceSample, ranks: int, fresh: list[DeviceNumber]
@@ -124,14 +131,16 @@ class DeviceBoard:
             fresh.append(device)
         return device
 
-    def _put(self, slot: dict[str, dict[int, float]], number: int, sample: wire.DeviceSample) -> None:
+    def _put(self, slot: dict[str, dict[int, tuple[float, int]]], number: int, sample: wire.DeviceSample) -> None:
         for name, value in counters(sample):
             if name not in self._counters:
                 if len(self._counters) >= COUNTERS_MAX or not 0 < len(name) <= COUNTER_CHARS_MAX:
                     self.counts["device_counters_beyond_limit"] += 1
                     continue
                 self._counters.add(name)
-            slot.setdefault(name, {})[number] = value
+            of_device = slot.setdefault(name, {})
+            before = of_device.get(number, (0.0, 0)) if name.endswith(AVERAGED) else (0.0, 0)
+            of_device[number] = (before[0] + value, before[1] + 1)
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
@@ -141,7 +150,7 @@ class DeviceBoard:
             "devices": [list(astuple(device)) for device in self._devices.values()],
             "counters": sorted(self._counters),
             "open": [
-                [slot, {name: [list(told), list(told.values())] for name, told in values.items()}]
+                [slot, {name: [list(told), [list(one) for one in told.values()]] for name, told in values.items()}]
                 for slot, values in self._open.items()
             ],
             "counts": dict(self.counts),
@@ -153,7 +162,10 @@ class DeviceBoard:
         board = cls(DeviceNumber(*device) for device in state["devices"])
         board._counters.update(state["counters"])
         for slot, values in state["open"]:
-            board._open[slot] = {name: dict(zip(*told, strict=True)) for name, told in values.items()}
+            board._open[slot] = {
+                name: {number: (total, count) for number, (total, count) in zip(*told, strict=True)}
+                for name, told in values.items()
+            }
         board.counts.update(state["counts"])
         return board
 
@@ -172,12 +184,18 @@ def _key(host: str, index: int, uuid: str) -> str:
     return f"{host}/{uuid or index}"
 
 
-def _frame(slot: int, told: Mapping[str, Mapping[int, float]], now_s: float) -> Frame:
+def as_frame(counters: DeviceCounters) -> Frame:
+    """Counters as the series keep them: a frame of the family "devices", of no attempt."""
+    whole = (counters.time_s, counters.values, counters.present)
+    return Frame("", "devices", counters.slot, StepKind.TRAIN, *whole)
+
+
+def _arrays(told: Mapping[str, Mapping[int, tuple[float, int]]]) -> tuple[dict[str, Floats], dict[str, Bools]]:
     width = 1 + max(max(of_device) for of_device in told.values())
-    values, present = dict[str, NDArray[np.float64]](), dict[str, NDArray[np.bool_]]()
+    values, present = dict[str, Floats](), dict[str, Bools]()
     for name, of_device in told.items():
         numbers = np.fromiter(of_device.keys(), np.intp, len(of_device))
         values[name], present[name] = np.zeros(width), np.zeros(width, dtype=bool)
-        values[name][numbers] = np.fromiter(of_device.values(), np.float64, len(of_device))
+        values[name][numbers] = [total / count for total, count in of_device.values()]
         present[name][numbers] = True
-    return Frame("", "devices", slot, StepKind.TRAIN, now_s, values, present)
+    return values, present

@@ -1,0 +1,185 @@
+"""What counters say of a device: judged by its own limits, and by devices of the same kind under the same load. Pure.
+
+Stages and roles load devices differently from the first step on. So a device is compared with what it usually is among
+its peers: its share of their median, which it learns while nothing is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, DeviceCounters, Floats, Severity
+from rankwatch_detectors.state import Stateful
+
+KIND: Final = "memory_total_bytes"
+"""Devices with equal memory are taken for one kind: agents do not tell their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRulesConfig:
+    """Settings of the rules; a slot is 5 s."""
+
+    busy: float = 0.9
+    """Utilization from which on a device is compared: all of a job's devices are busy, also those that wait for others
+    in a collective."""
+    peers_min: int = 4
+    """Busy devices of one kind without which none is compared."""
+    power: float = 0.75
+    """Power below this share of what is usual for the device: as the labels of MLPerf's power logs have it."""
+    clock: float = 0.85
+    """Clock below this share of what is usual for the device."""
+    recovered: float = 0.9
+    """From this share on it is over."""
+    steady: float = 0.1
+    """While the peers' own median is further off from its past, as in an evaluation, nobody is compared."""
+    learning_slots: int = 24
+    """Slots of a device, and of its peers, before it is compared; what is usual then follows over so many."""
+    held_slots: int = 5
+    """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    warning_slots: int = 60
+    """Slots after which a device below its peers is a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProblem:
+    """Something that is wrong with a device, in the newest slot."""
+
+    number: int
+    """Of the device."""
+    what: str
+    """power, clock, link, remap or recovery."""
+    slots: int
+    """For how many slots it has been so; 0: it is over."""
+    severity: Severity = Severity.INFO
+    evidence: Mapping[str, Any] | None = None
+
+
+class CounterRules(Stateful):
+    """Judges a job's devices slot by slot. Memory: linear in devices."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_slot", "_kind", "_held", "_calm", "_open", "_usual", "_seen", "_level")
+
+    def __init__(self, config: CounterRulesConfig) -> None:
+        self._config = config
+        self._slot = -1
+        self._kind: Floats = np.zeros(0)
+        self._held: dict[str, Any] = {}
+        """By rule and device: slots in a row in which it was bad."""
+        self._calm: dict[str, Any] = {}
+        self._open: dict[str, Any] = {}
+        self._usual: dict[str, Any] = {}
+        """By rule and device: its usual share of its peers' median."""
+        self._seen: dict[str, Any] = {}
+        self._level: dict[str, list[float]] = {}
+        """By rule and kind: usual median of the peers, and slots that it was learned from."""
+
+    def see(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        """Take the next slot; one that is older than the newest is not judged.
+
+        Returns:
+            What is wrong with which device: in each slot as long as it lasts, and once when it is over.
+        """
+        if counters.slot <= self._slot:
+            return
+        self._slot = counters.slot
+        size = len(counters.devices)
+        kind, told = _column(counters, KIND, size)
+        self._kind = _grown(self._kind, size)
+        self._kind[told] = kind[told]
+        use, told = _column(counters, "utilization_ratio", size)
+        busy = ~told | (use >= self._config.busy)
+        yield from self._below_peers("power", "power_w", self._config.power, counters, busy)
+        yield from self._below_peers("clock", "sm_clock_hz", self._config.clock, counters, busy)
+        yield from self._narrow_links(counters, busy)
+        for what, name in (("remap", "remap_failed"), ("recovery", "recovery_action")):
+            value, told = _column(counters, name, size)
+            yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
+
+    def _narrow_links(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        size = len(counters.devices)
+        width, told = _column(counters, "pcie_width", size)
+        widest, most_told = _column(counters, "pcie_width_max", size)
+        told &= most_told
+        evidence = {"pcie_width": width, "pcie_width_max": widest}
+        narrow = told & (width < widest)
+        yield from self._judge("link", narrow & busy, told & ~narrow, self._config.held_slots, evidence)
+
+    def _below_peers(
+        self, what: str, name: str, share: float, counters: DeviceCounters, busy: Bools
+    ) -> Iterator[DeviceProblem]:
+        config, size = self._config, len(busy)
+        value, told = _column(counters, name, size)
+        usual = self._usual[what] = _grown(self._usual.get(what), size)
+        seen = self._seen[what] = _grown(self._seen.get(what), size)
+        bad, good = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        relative, peers = np.zeros(size), np.zeros(size)
+        here = told & busy & (value > 0)
+        for kind in np.unique(self._kind[here]):
+            group = here & (self._kind == kind)
+            if np.count_nonzero(group) < config.peers_min:
+                continue
+            level = float(np.median(value[group]))
+            steady = self._is_steady(f"{what}/{kind:.0f}", level)
+            relative[group], peers[group] = value[group] / level, level
+            known = group & (seen >= config.learning_slots)
+            well = ~known | (relative >= config.recovered * usual)
+            if steady:
+                bad |= known & (relative < share * usual)
+                good |= known & well
+            learn = group & well
+            seen[learn] += 1
+            usual[learn] += (relative - usual)[learn] / np.minimum(seen[learn], config.learning_slots)
+        evidence = {name: value, f"peers_{name}": peers, f"usual_{name}": usual * peers}
+        yield from self._judge(what, bad, good, config.held_slots, evidence, config.warning_slots)
+
+    def _is_steady(self, name: str, level: float) -> bool:
+        """Whether the peers' median is near its own past."""
+        usual, slots = self._level.get(name, [level, 0])
+        slots += 1
+        near = slots > self._config.learning_slots and abs(level - usual) <= self._config.steady * usual
+        self._level[name] = [usual + (level - usual) / min(slots, self._config.learning_slots), slots]
+        return near
+
+    def _judge(
+        self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: int = 0
+    ) -> Iterator[DeviceProblem]:
+        """Devices that are neither bad nor good stay as they are: they were not read, or nothing can be said."""
+        held = self._held[what] = _grown(self._held.get(what), len(bad))
+        calm = self._calm[what] = _grown(self._calm.get(what), len(bad))
+        is_open = self._open[what] = _grown(self._open.get(what), len(bad))
+        held[bad] += 1
+        calm[bad] = 0
+        calm[good] += 1
+        held[good & (is_open == 0)] = 0
+        over = good & (is_open > 0) & (calm >= hold)
+        held[over] = is_open[over] = 0
+        is_open[bad & (held >= hold)] = 1
+        for number in np.flatnonzero(over).tolist():
+            yield DeviceProblem(number, what, 0)
+        for number in np.flatnonzero(bad & (is_open > 0)).tolist():
+            slots = int(held[number])
+            severity = Severity.WARNING if slots >= warning else Severity.INFO
+            evidence = {name: float(f"{value[number]:.6g}") for name, value in figures.items()}
+            yield DeviceProblem(number, what, slots, severity, evidence)
+
+
+def _column(counters: DeviceCounters, name: str, size: int) -> tuple[Floats, Bools]:
+    """A counter of all devices, and who told a finite value."""
+    value, told = np.zeros(size), np.zeros(size, dtype=bool)
+    if name in counters.values:
+        width = len(counters.values[name])
+        told[:width] = counters.present[name] & np.isfinite(counters.values[name])
+        value[:width] = np.where(told[:width], counters.values[name], 0.0)
+    return value, told
+
+
+def _grown(array: Any, size: int) -> Floats:
+    """The array with room for so many devices."""
+    grown = np.zeros(size)
+    if array is not None:
+        grown[: len(array)] = array
+    return grown

@@ -1,0 +1,196 @@
+"""Devices judged by their counters: each rule at its edge, and nothing said of healthy devices whatever their load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rankwatch_detectors.base import AttemptStart, Change, DeviceCounters, Finding, Severity, Tick
+from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig
+from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
+from tests.support.values.presences import topology
+
+CONFIG = CounterRulesConfig()
+SLOT_S = 5.0
+SICK = 3
+BUSY: dict[str, Any] = {"utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0}
+BUSY |= {"pcie_width_max": 16.0, "remap_failed": 0.0, "recovery_action": 0.0, "memory_total_bytes": 8e10}
+
+Counters = Mapping[str, Any]
+
+
+class Fleet:
+    """A job of eight ranks on two hosts, each on a device of its own."""
+
+    def __init__(self, *, devices: bool = True) -> None:
+        self.detector = DeviceDegradedDetector(DeviceDegradedConfig())
+        self.detector.observe(AttemptStart("a.0", topology(8, hosts=2, devices=devices), 0.0))
+        self.slot = 0
+
+    def see(self, slots: int = 1, sick: Counters | None = None, peers: Counters | None = None) -> list[Finding]:
+        """So many slots in which all devices are busy; `sick` changes device 3, `peers` all others."""
+        findings: list[Finding] = []
+        for _ in range(slots):
+            self.slot += 1
+            values = {name: np.full(8, (peers or {}).get(name, usual)) for name, usual in BUSY.items()}
+            for name, value in (sick or {}).items():
+                values[name][SICK] = value
+            present = {name: np.ones(8, dtype=bool) for name in values}
+            now_s = self.slot * SLOT_S
+            named = tuple((f"host-{rank // 4}", f"GPU-{rank}") for rank in range(8))
+            findings += self.detector.observe(DeviceCounters(self.slot, now_s, named, values, present))
+            findings += self.detector.observe(Tick(now_s, None))
+        return findings
+
+
+def learned(**how: bool) -> Fleet:
+    fleet = Fleet(**how)
+    assert fleet.see(CONFIG.learning_slots + 1) == []
+    return fleet
+
+
+BELOW_PEERS = [("power_w", CONFIG.power), ("sm_clock_hz", CONFIG.clock)]
+
+
+@pytest.mark.parametrize(("name", "share"), BELOW_PEERS)
+def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute_and_a_warning_after_five(name, share):
+    fleet = learned()
+    low = {name: BUSY[name] * (share - 0.01)}
+    assert fleet.see(CONFIG.held_slots - 1, low) == []
+    (finding,) = fleet.see(1, low)
+    assert (finding.change, finding.severity, finding.ranks, finding.cause) == (
+        Change.OPEN, Severity.INFO, (SICK,), "device"
+    )  # fmt: skip
+    assert finding.detected_time_s - finding.onset_time_s == CONFIG.held_slots * SLOT_S
+    assert finding.evidence[f"peers_{name}"] == finding.evidence[f"usual_{name}"] == BUSY[name]
+    assert fleet.see(CONFIG.warning_slots - CONFIG.held_slots - 1, low) == []
+    (worse,) = fleet.see(1, low)
+    assert (worse.change, worse.severity) == (Change.UPDATE, Severity.WARNING)
+    assert fleet.see(CONFIG.held_slots - 1) == []
+    (over,) = fleet.see(1)
+    assert (over.change, over.summary) == (Change.CLOSE, "The device does as it should again.")
+
+
+@pytest.mark.parametrize(("name", "share"), BELOW_PEERS)
+def test_at_the_edge_and_for_less_than_half_a_minute_nothing_is_said(name, share):
+    fleet = learned()
+    assert fleet.see(20, {name: BUSY[name] * (share + 0.01)}) == []
+    for _ in range(10):
+        assert fleet.see(CONFIG.held_slots - 1, {name: 1.0}) == []
+        assert fleet.see(1) == []
+
+
+def test_the_message_says_what_is_usual_and_what_peers_do():
+    fleet = learned()
+    (power,) = fleet.see(CONFIG.held_slots, {"power_w": 240.0})
+    assert power.summary == (
+        "GPU-3 of rank 3 on host-0 draws 240 W under load, where 600 W are usual for it; its peers draw 600 W."
+    )
+    (clock,) = learned().see(CONFIG.held_slots, {"sm_clock_hz": 1.2e9})
+    assert "runs at 1,200 MHz under load, where 1,980 MHz are usual for it" in clock.summary
+
+
+def test_a_device_that_is_loaded_less_from_the_first_step_on_is_so_by_its_role():
+    fleet = Fleet()
+    assert fleet.see(300, {"power_w": 300.0}) == []
+    (finding,) = fleet.see(CONFIG.held_slots, {"power_w": 200.0})
+    assert finding.evidence["usual_power_w"] == 300.0
+
+
+def test_a_device_that_is_not_busy_is_not_compared():
+    fleet = learned()
+    assert fleet.see(100, {"power_w": 100.0, "utilization_ratio": CONFIG.busy - 0.01}) == []
+
+
+def test_what_all_devices_do_together_is_no_trouble_of_one():
+    fleet = learned()
+    for _ in range(5):
+        assert fleet.see(12, {"power_w": 200.0}, {"power_w": 250.0}) == []
+        assert fleet.see(40) == []
+
+
+def test_without_peers_of_its_kind_nobody_is_compared():
+    fleet = Fleet()
+    odd = {"memory_total_bytes": 4e10}
+    assert fleet.see(60, odd) == []
+    assert fleet.see(60, odd | {"power_w": 100.0}) == []
+
+
+def test_lanes_that_a_link_lost_are_a_warning_with_the_device():
+    fleet = Fleet()
+    assert fleet.see(CONFIG.held_slots - 1, {"pcie_width": 8.0}) == []
+    (finding,) = fleet.see(1, {"pcie_width": 8.0})
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (SICK,))
+    assert finding.summary == (
+        "The PCIe link of GPU-3 of rank 3 on host-0 has 8 of 16 lanes: copies to and from it are slower."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("remap_failed", 1.0, "GPU-3 of rank 3 on host-0 could not replace bad rows of its memory by spare ones."),
+        ("recovery_action", 1.0, "The driver recommends for GPU-3 of rank 3 on host-0: reset the GPU."),
+        ("recovery_action", 77.0, "The driver recommends for GPU-3 of rank 3 on host-0: another recovery action."),
+    ],
+)
+def test_what_the_driver_itself_calls_bad_is_a_warning_at_once(name, value, text):
+    (finding,) = Fleet().see(3, {name: value})
+    assert (finding.severity, finding.summary) == (Severity.WARNING, text)
+
+
+def test_several_troubles_of_one_device_are_one_episode_until_the_last_is_over():
+    fleet = learned()
+    (first,) = fleet.see(CONFIG.held_slots, {"power_w": 200.0})
+    (graver,) = fleet.see(1, {"power_w": 200.0, "remap_failed": 1.0})
+    assert (first.change, graver.change, graver.severity) == (Change.OPEN, Change.UPDATE, Severity.WARNING)
+    assert fleet.see(50, {"remap_failed": 1.0}) == []
+    (over,) = fleet.see(1)
+    assert over.change is Change.CLOSE
+
+
+def test_the_host_is_named_where_ranks_have_not_told_their_devices():
+    (finding,) = learned(devices=False).see(CONFIG.held_slots, {"power_w": 200.0})
+    assert (str(finding.scope), finding.ranks) == ("host:host-0", ())
+
+
+def test_a_device_of_which_nothing_more_is_heard_is_told_of_no_more():
+    fleet = learned()
+    fleet.see(CONFIG.held_slots, {"power_w": 200.0})
+    (over,) = fleet.see(100, {"power_w": np.nan})
+    assert over.change is Change.CLOSE
+    assert "has told nothing more of it for 180 s" in over.summary
+
+
+def test_values_that_are_not_finite_and_slots_that_come_late_judge_nobody():
+    fleet = learned()
+    for wrong in (np.nan, np.inf, -np.inf, -1.0):
+        assert (
+            fleet.see(20, dict.fromkeys(("power_w", "sm_clock_hz", "recovery_action", "pcie_width_max"), wrong)) == []
+        )
+    for _ in range(20):
+        assert list(fleet.detector.observe(powered(1, np.where(np.arange(8) == SICK, 1.0, 600.0)))) == []
+
+
+def powered(slot: int, power_w: NDArray[np.float64]) -> DeviceCounters:
+    present = {"power_w": np.ones(len(power_w), dtype=bool)}
+    named = tuple(("h", str(number)) for number in range(len(power_w)))
+    return DeviceCounters(slot, slot * SLOT_S, named, {"power_w": power_w}, present)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_said_of_a_day_of_200_healthy_devices_under_changing_load(seed):
+    chance = np.random.default_rng(seed)
+    rules, devices = CounterRules(CONFIG), 200
+    own, roles = chance.normal(1, 0.04, devices), chance.choice([1.0, 0.85, 0.6], devices)
+    load = 1.0
+    for slot in range(int(86_400 / SLOT_S)):
+        if chance.random() < 0.002:  # another phase: an evaluation, another batch size, a pause
+            load = chance.choice([1.0, 0.9, 0.7, 0.3])
+        late = chance.random(devices) < 0.02
+        noise = chance.normal(1, 0.05, devices)
+        assert list(rules.see(powered(slot, 600 * own * roles * load * noise * (1 - 0.3 * late)))) == []
