@@ -6,6 +6,7 @@ its peers: its share of their median, which it learns while nothing is wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -41,7 +42,7 @@ class CounterRulesConfig:
     held_slots: int = 5
     """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
     warning_slots: int = 60
-    """Slots after which a device below its peers is a warning."""
+    """Slots after which a low clock is a warning. Low power alone never is: a device that has less to do draws less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ class CounterRules(Stateful):
         self._kind[told] = kind[told]
         use, told = _column(counters, "utilization_ratio", size)
         busy = ~told | (use >= self._config.busy)
-        yield from self._below_peers("power", "power_w", self._config.power, counters, busy)
-        yield from self._below_peers("clock", "sm_clock_hz", self._config.clock, counters, busy)
+        yield from self._below_peers("power", "power_w", self._config.power, math.inf, counters, busy)
+        yield from self._below_peers(
+            "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
+        )
         yield from self._narrow_links(counters, busy)
         for what, name in (("remap", "remap_failed"), ("recovery", "recovery_action")):
             value, told = _column(counters, name, size)
@@ -109,7 +112,7 @@ class CounterRules(Stateful):
         yield from self._judge("link", narrow & busy, told & ~narrow, self._config.held_slots, evidence)
 
     def _below_peers(
-        self, what: str, name: str, share: float, counters: DeviceCounters, busy: Bools
+        self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools
     ) -> Iterator[DeviceProblem]:
         config, size = self._config, len(busy)
         value, told = _column(counters, name, size)
@@ -134,7 +137,7 @@ class CounterRules(Stateful):
             seen[learn] += 1
             usual[learn] += (relative - usual)[learn] / np.minimum(seen[learn], config.learning_slots)
         evidence = {name: value, f"peers_{name}": peers, f"usual_{name}": usual * peers}
-        yield from self._judge(what, bad, good, config.held_slots, evidence, config.warning_slots)
+        yield from self._judge(what, bad, good, config.held_slots, evidence, warning)
 
     def _is_steady(self, name: str, level: float) -> bool:
         """Whether the peers' median is near its own past."""
@@ -145,7 +148,7 @@ class CounterRules(Stateful):
         return near
 
     def _judge(
-        self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: int = 0
+        self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0
     ) -> Iterator[DeviceProblem]:
         """Devices that are neither bad nor good stay as they are: they were not read, or nothing can be said."""
         held = self._held[what] = _grown(self._held.get(what), len(bad))

@@ -57,7 +57,7 @@ BELOW_PEERS = [("power_w", CONFIG.power), ("sm_clock_hz", CONFIG.clock)]
 
 
 @pytest.mark.parametrize(("name", "share"), BELOW_PEERS)
-def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute_and_a_warning_after_five(name, share):
+def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute(name, share):
     fleet = learned()
     low = {name: BUSY[name] * (share - 0.01)}
     assert fleet.see(CONFIG.held_slots - 1, low) == []
@@ -67,12 +67,17 @@ def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute_and_a_w
     )  # fmt: skip
     assert finding.detected_time_s - finding.onset_time_s == CONFIG.held_slots * SLOT_S
     assert finding.evidence[f"peers_{name}"] == finding.evidence[f"usual_{name}"] == BUSY[name]
-    assert fleet.see(CONFIG.warning_slots - CONFIG.held_slots - 1, low) == []
-    (worse,) = fleet.see(1, low)
-    assert (worse.change, worse.severity) == (Change.UPDATE, Severity.WARNING)
     assert fleet.see(CONFIG.held_slots - 1) == []
     (over,) = fleet.see(1)
     assert (over.change, over.summary) == (Change.CLOSE, "The device does as it should again.")
+
+
+def test_a_low_clock_is_a_warning_after_five_minutes_and_low_power_alone_is_none():
+    fleet = learned()
+    (first,) = fleet.see(CONFIG.warning_slots - 1, {"sm_clock_hz": 1e9})
+    (worse,) = fleet.see(1, {"sm_clock_hz": 1e9})
+    assert (first.severity, worse.change, worse.severity) == (Severity.INFO, Change.UPDATE, Severity.WARNING)
+    assert [one.severity for one in learned().see(10 * CONFIG.warning_slots, {"power_w": 100.0})] == [Severity.INFO]
 
 
 @pytest.mark.parametrize(("name", "share"), BELOW_PEERS)
