@@ -100,7 +100,7 @@ const UNITS = [/_unix_ns$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_h
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
-  return bare.charAt(0).toUpperCase() + bare.slice(1);
+  return (bare.charAt(0).toUpperCase() + bare.slice(1)).replace(/^Sm /, "SM ");
 }
 
 const KINDS = {

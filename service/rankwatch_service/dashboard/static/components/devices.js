@@ -41,7 +41,7 @@ export class DevicesCard {
     const from = Math.floor((now() / 1e3 - Number(this.range.value)) * 1e9);
     const [over, listed] = await Promise.all([deviceFan(this.job, counter, from), get(path("jobs", this.job, "devices"), { limit: READ_MAX })]);
     await this.chart.show(over.lines, over.marks);
-    this.#list(listed.items, counter);
+    this.#list(listed.items, counter, listed.next_cursor !== null);
   }
 
   #offer(counters) {
@@ -51,7 +51,7 @@ export class DevicesCard {
     fill(this.pick, counters.map((counter) => h("option", { value: counter, selected: counter === chosen }, words(counter))));
   }
 
-  #list(devices, counter) {
+  #list(devices, counter, more) {
     const columns = [...new Set([counter, ...COLUMNS])].filter((name) => devices.some((one) => name in one.counters));
     const height = (one) => one.counters[counter] ?? -Infinity;
     const highest = devices.sort((a, b) => height(b) - height(a) || a.number - b.number).slice(0, LISTED);
@@ -60,7 +60,7 @@ export class DevicesCard {
       h(
         "table",
         { class: "compact" },
-        h("thead", {}, h("tr", {}, h("th", {}, "Device"), h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
+        h("thead", {}, h("tr", {}, h("th", {}, more ? `Device, of the ${READ_MAX} seen last` : "Device"), h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
         h("tbody", {}, highest.map((one) =>
           h("tr", { title: `read ${moment(one.at_unix_ns)}` },
             h("td", { class: "break", title: one.uuid }, h("b", {}, `${one.host} GPU ${one.index}`)),
