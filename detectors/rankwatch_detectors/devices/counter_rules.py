@@ -7,7 +7,7 @@ its peers: its share of their median, which it learns while nothing is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -18,6 +18,9 @@ from rankwatch_detectors.state import Stateful
 
 KIND: Final = "memory_total_bytes"
 """Devices with equal memory are taken for one kind: agents do not tell their names."""
+
+FLAGS: Final = {"remap": "remap_failed", "pending": "remap_pending", "recovery": "recovery_action"}
+"""By rule: counters by which the driver itself says that something is wrong, if they are not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,14 @@ class CounterRulesConfig:
     """While the peers' own median is further off from its past, as in an evaluation, nobody is compared."""
     learning_slots: int = 24
     """Slots of a device, and of its peers, before it is compared; what is usual then follows over so many."""
+    kinds_max: int = 16
+    """Kinds of devices in a job; further ones are not compared."""
     held_slots: int = 5
     """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    nvlink_errors: int = 3
+    """Readings with new replays or recoveries of NVLinks, after which these are a warning."""
+    quiet_slots: int = 30
+    """Slots without new errors after which these are over."""
     warning_slots: int = 60
     """Slots after which a low clock is a warning. Low power alone never is: a device that has less to do draws less."""
 
@@ -52,7 +61,7 @@ class DeviceProblem:
     number: int
     """Of the device."""
     what: str
-    """power, clock, link, remap or recovery."""
+    """power, clock, link, margin, remap, pending, recovery, ecc or nvlink."""
     slots: int
     """For how many slots it has been so; 0: it is over."""
     severity: Severity = Severity.INFO
@@ -62,7 +71,18 @@ class DeviceProblem:
 class CounterRules(Stateful):
     """Judges a job's devices slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_slot", "_kind", "_held", "_calm", "_open", "_usual", "_seen", "_level")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_slot",
+        "_kind",
+        "_held",
+        "_calm",
+        "_open",
+        "_usual",
+        "_seen",
+        "_level",
+        "_last",
+        "_hit",
+    )
 
     def __init__(self, config: CounterRulesConfig) -> None:
         self._config = config
@@ -77,6 +97,10 @@ class CounterRules(Stateful):
         self._seen: dict[str, Any] = {}
         self._level: dict[str, list[float]] = {}
         """By rule and kind: usual median of the peers, and slots that it was learned from."""
+        self._last: dict[str, Any] = {}
+        """By counter and device: the newest value of a count; -1: none."""
+        self._hit: dict[str, Any] = {}
+        """By rule and device: the slot in which a count last rose."""
 
     def see(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """Take the next slot; one that is older than the newest is not judged.
@@ -98,9 +122,16 @@ class CounterRules(Stateful):
             "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
         )
         yield from self._narrow_links(counters, busy)
-        for what, name in (("remap", "remap_failed"), ("recovery", "recovery_action")):
+        for what, name in FLAGS.items():
             value, told = _column(counters, name, size)
             yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
+        value, told = _column(counters, "temperature_margin_celsius", size)
+        evidence = {"temperature_margin_celsius": value}
+        yield from self._judge("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
+        yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters)
+        yield from self._rising(
+            "nvlink", ("nvlink_replay_errors", "nvlink_recovery_errors"), self._config.nvlink_errors, counters
+        )
 
     def _narrow_links(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
         size = len(counters.devices)
@@ -141,11 +172,39 @@ class CounterRules(Stateful):
 
     def _is_steady(self, name: str, level: float) -> bool:
         """Whether the peers' median is near its own past."""
+        if name not in self._level and len(self._level) >= 2 * self._config.kinds_max:
+            return False
         usual, slots = self._level.get(name, [level, 0])
         slots += 1
         near = slots > self._config.learning_slots and abs(level - usual) <= self._config.steady * usual
         self._level[name] = [usual + (level - usual) / min(slots, self._config.learning_slots), slots]
         return near
+
+    def _rising(
+        self, what: str, names: Sequence[str], warning: int, counters: DeviceCounters
+    ) -> Iterator[DeviceProblem]:
+        """Counts of errors: each rise is told, and it is over when they have stood still for a while."""
+        size = len(counters.devices)
+        rise, read = np.zeros(size), np.zeros(size, dtype=bool)
+        evidence = dict[str, Floats]()
+        for name in names:
+            evidence[name], told = _column(counters, name, size)
+            last = self._last[name] = _grown(self._last.get(name), size, -1.0)
+            rise += np.where(told & (last >= 0), np.maximum(evidence[name] - last, 0), 0)
+            last[told] = evidence[name][told]
+            read |= told
+        held = self._held[what] = _grown(self._held.get(what), size)
+        hit = self._hit[what] = _grown(self._hit.get(what), size)
+        over = read & (rise == 0) & (held > 0) & (counters.slot - hit >= self._config.quiet_slots)
+        held[over] = 0
+        held[rise > 0] += 1
+        hit[rise > 0] = counters.slot
+        for number in np.flatnonzero(over).tolist():
+            yield DeviceProblem(number, what, 0)
+        for number in np.flatnonzero(rise > 0).tolist():
+            severity = Severity.WARNING if held[number] >= warning else Severity.INFO
+            figures = {name: float(f"{value[number]:.6g}") for name, value in evidence.items()}
+            yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(rise[number])})
 
     def _judge(
         self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0
@@ -180,9 +239,9 @@ def _column(counters: DeviceCounters, name: str, size: int) -> tuple[Floats, Boo
     return value, told
 
 
-def _grown(array: Any, size: int) -> Floats:
+def _grown(array: Any, size: int, fill: float = 0.0) -> Floats:
     """The array with room for so many devices."""
-    grown = np.zeros(size)
+    grown = np.full(size, fill)
     if array is not None:
         grown[: len(array)] = array
     return grown

@@ -207,8 +207,16 @@ def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) ->
                 f"The PCIe link of {name} has {figure['pcie_width']:.0f} of {figure['pcie_width_max']:.0f} lanes: "
                 "copies to and from it are slower."
             )
+        case "margin":
+            return f"{name} is at the temperature at which the hardware slows it down."
         case "remap":
             return f"{name} could not replace bad rows of its memory by spare ones."
+        case "pending":
+            return f"{name} has bad rows of memory that are replaced at its next reset."
+        case "ecc":
+            return f"{name} counts {figure['ecc_uncorrected']:.0f} errors of its memory that could not be corrected."
+        case "nvlink":
+            return f"NVLinks of {name} had {figure['new_errors']:.0f} new replays or recoveries."
     action = RECOVERY.get(round(figure["recovery_action"]), "another recovery action")
     return f"The driver recommends for {name}: {action}."
 

@@ -19,6 +19,8 @@ SLOT_S = 5.0
 SICK = 3
 BUSY: dict[str, Any] = {"utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0}
 BUSY |= {"pcie_width_max": 16.0, "remap_failed": 0.0, "recovery_action": 0.0, "memory_total_bytes": 8e10}
+BUSY |= {"remap_pending": 0.0, "temperature_margin_celsius": 20.0, "ecc_uncorrected": 5.0}
+BUSY |= {"nvlink_replay_errors": 7.0, "nvlink_recovery_errors": 0.0}
 
 Counters = Mapping[str, Any]
 
@@ -139,6 +141,7 @@ def test_lanes_that_a_link_lost_are_a_warning_with_the_device():
     ("name", "value", "text"),
     [
         ("remap_failed", 1.0, "GPU-3 of rank 3 on host-0 could not replace bad rows of its memory by spare ones."),
+        ("remap_pending", 2.0, "GPU-3 of rank 3 on host-0 has bad rows of memory that are replaced at its next reset."),
         ("recovery_action", 1.0, "The driver recommends for GPU-3 of rank 3 on host-0: reset the GPU."),
         ("recovery_action", 77.0, "The driver recommends for GPU-3 of rank 3 on host-0: another recovery action."),
     ],
@@ -146,6 +149,49 @@ def test_lanes_that_a_link_lost_are_a_warning_with_the_device():
 def test_what_the_driver_itself_calls_bad_is_a_warning_at_once(name, value, text):
     (finding,) = Fleet().see(3, {name: value})
     assert (finding.severity, finding.summary) == (Severity.WARNING, text)
+
+
+def test_a_device_at_its_limit_of_temperature_is_a_warning_once_it_stays_there():
+    fleet = Fleet()
+    assert fleet.see(CONFIG.held_slots - 1, {"temperature_margin_celsius": 0.0}) == []
+    (finding,) = fleet.see(1, {"temperature_margin_celsius": -1.0})
+    assert (finding.severity, finding.evidence["temperature_margin_celsius"]) == (Severity.WARNING, -1.0)
+    assert Fleet().see(50, {"temperature_margin_celsius": 1.0}) == []
+
+
+def test_memory_errors_are_a_warning_when_they_are_counted_not_for_being_there():
+    fleet = Fleet()
+    assert fleet.see(20) == []
+    (finding,) = fleet.see(1, {"ecc_uncorrected": 6.0})
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (SICK,))
+    assert finding.summary == ("GPU-3 of rank 3 on host-0 counts 6 errors of its memory that could not be corrected.")
+    assert fleet.see(CONFIG.quiet_slots - 1, {"ecc_uncorrected": 6.0}) == []
+    (over,) = fleet.see(1, {"ecc_uncorrected": 6.0})
+    assert (over.change, over.summary) == (Change.CLOSE, "The device does as it should again.")
+    assert fleet.see(3, {"ecc_uncorrected": 0.0}) == []  # a reset counts anew
+
+
+def test_an_nvlink_that_replays_is_information_and_a_warning_when_it_goes_on():
+    fleet = Fleet()
+    fleet.see()
+    (first,) = fleet.see(1, {"nvlink_replay_errors": 9.0})
+    assert (first.severity, first.summary) == (
+        Severity.INFO, "NVLinks of GPU-3 of rank 3 on host-0 had 2 new replays or recoveries."
+    )  # fmt: skip
+    told = [fleet.see(1, {"nvlink_replay_errors": 9.0 + n}) for n in range(1, CONFIG.nvlink_errors)]
+    assert [[one.severity for one in findings] for findings in told] == [[]] * (CONFIG.nvlink_errors - 2) + [
+        [Severity.WARNING]
+    ]
+
+
+def test_kinds_that_a_sender_makes_up_are_not_remembered_without_end():
+    rules = CounterRules(CONFIG)
+    for slot in range(3 * CONFIG.kinds_max):
+        told = powered(slot, np.full(8, 600.0))
+        values = {**told.values, "memory_total_bytes": np.full(8, float(slot)), "sm_clock_hz": np.full(8, 1e9)}
+        present = dict.fromkeys(values, np.ones(8, dtype=bool))
+        assert list(rules.see(DeviceCounters(slot, told.time_s, told.devices, values, present))) == []
+    assert len(rules.snapshot()["_level"]) <= 2 * CONFIG.kinds_max
 
 
 def test_several_troubles_of_one_device_are_one_episode_until_the_last_is_over():
