@@ -4,6 +4,7 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
+from rankwatch_service.job.boards import device_board
 from rankwatch_service.job.boards.device_board import (
     CLOSE_AFTER_S,
     COUNTERS_MAX,
@@ -86,7 +87,8 @@ def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_fra
     assert counters.present["power_w"].tolist() == [False, True, False]
     take(board, sample(0, temperature_celsius=62), now_s=NOW_S + 60)
     (late,) = due(board, NOW_S + 60)
-    assert (late.slot, late.values["temperature_celsius"].tolist()) == (counters.slot, [62])
+    assert (late.slot, late.values["temperature_celsius"].tolist()) == (counters.slot, [62, 0, 0])
+    assert late.present["temperature_celsius"].tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("off_s", [-PAST_S - 1, FUTURE_S + 1])
@@ -108,11 +110,23 @@ def test_a_job_has_so_many_devices_for_each_of_its_ranks():
 
 def test_a_sender_can_make_up_neither_indices_nor_counters_without_end():
     board = DeviceBoard()
-    assert take(board, sample(-1), sample(10_000)) == []
-    assert board.counts.pop("device_samples_beyond_limit") == 2
+    assert take(board, sample(-1), sample(10_000), sample(0, uuid="x" * 1_000)) == []
+    assert board.counts.pop("device_samples_beyond_limit") == 3
     take(board, sample(0, **{f"made_up_{n}": n for n in range(COUNTERS_MAX + 5)}), sample(1, **{"x" * 100: 1.0}))
     assert board.counts == {"device_counters_beyond_limit": 6}
     assert len(due(board)[0].values) == COUNTERS_MAX
+
+
+def test_slots_that_are_open_at_a_time_are_bounded_and_those_of_a_small_job_suffice_for_an_outage(monkeypatch):
+    board = DeviceBoard()
+    for slot in range(1_000):
+        take(board, *(sample(index, NOW_S - SLOT_S * slot, power_w=1.0) for index in range(8)))
+    assert len(due(board)) == 1_000
+    monkeypatch.setattr(device_board, "OPEN_CELLS_MAX", 100)
+    for slot in range(20):
+        take(board, *(sample(index, NOW_S - SLOT_S * slot, power_w=1.0) for index in range(8)))
+    assert len(due(board)) == 100 // 8
+    assert board.counts == {"device_samples_beyond_limit": 8 * (20 - 100 // 8)}
 
 
 def test_a_restored_board_goes_on_where_it_was():

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import Bools, DeviceCounters, Floats, Frame, StepKind
+from rankwatch_detectors.base import DeviceCounters, Floats, Frame, Ints, StepKind
+from rankwatch_service.names import NAME_CHARS_MAX
 
 SLOT_S: Final = 5
 """Length of a slot. Agents read counters once a second. A slot has the mean of `AVERAGED` ones: devices compute and
@@ -42,6 +43,12 @@ COUNTERS_MAX: Final = 48
 
 COUNTER_CHARS_MAX: Final = 64
 
+OPEN_CELLS_MAX: Final = 8 * 1024 * 1024
+"""Values in a job's open slots, of 16 bytes each: four hours of 64 devices with 40 counters, 80 s of 16,384. Of more
+than `OPEN_MIN` slots that exceed it, as after an outage, the samples are not charted."""
+
+OPEN_MIN: Final = 4
+
 _FIXED: Final = (
     "temperature_celsius",
     "power_w",
@@ -68,6 +75,12 @@ class DeviceNumber:
     """Empty where the driver does not tell it."""
 
 
+Slot = dict[str, tuple[Floats, Ints]]
+"""By counter: the sum of each device's values, and how many they are, by its number."""
+
+NONE: Final[tuple[Floats, Ints]] = (np.zeros(0), np.zeros(0, dtype=np.int64))
+
+
 class DeviceBoard:
     """Numbers a job's devices and collects their counters. Memory: about 300 bytes for each device, and open slots."""
 
@@ -76,8 +89,7 @@ class DeviceBoard:
         self._named: tuple[tuple[str, str], ...] = ()
         """Host and UUID, by number."""
         self._counters: set[str] = set()
-        self._open: dict[int, dict[str, dict[int, tuple[float, int]]]] = {}
-        """By slot and counter: by number of the device, the sum of values and how many they are."""
+        self._open: dict[int, Slot] = {}
         self.counts: Counter[str] = Counter()
         """Samples and values that are not charted, by reason."""
 
@@ -98,10 +110,10 @@ class DeviceBoard:
             if not now_s - PAST_S <= time_s <= now_s + FUTURE_S:
                 self.counts["device_samples_misdated"] += len(batch.devices)
                 continue
-            slot = self._open.setdefault(int(time_s // SLOT_S), {})
+            slot = self._slot(int(time_s // SLOT_S))
             for sample in batch.devices:
                 device = self._known(batch.host, sample, ranks, fresh)
-                if device is None:
+                if device is None or slot is None:
                     self.counts["device_samples_beyond_limit"] += 1
                 else:
                     self._put(slot, device.number, sample)
@@ -115,7 +127,19 @@ class DeviceBoard:
             if told := self._open.pop(slot):
                 if len(self._named) < len(self._devices):
                     self._named = tuple((device.host, device.uuid) for device in self._devices.values())
-                yield DeviceCounters(slot, now_s, self._named, *_arrays(told))
+                read = {name: _fitted(sums, counts, len(self._named)) for name, (sums, counts) in told.items()}
+                values = {name: sums / np.maximum(counts, 1) for name, (sums, counts) in read.items()}
+                present = {name: counts > 0 for name, (_, counts) in read.items()}
+                yield DeviceCounters(slot, now_s, self._named, values, present)
+
+    def _slot(self, number: int) -> Slot | None:
+        """The slot; opened, unless too much is open."""
+        slot = self._open.get(number)
+        if slot is None:
+            cells = (len(self._open) + 1) * len(self._counters) * len(self._devices)
+            if cells <= OPEN_CELLS_MAX or len(self._open) < OPEN_MIN:
+                slot = self._open[number] = {}
+        return slot
 
     def _known(
         self, host: str, sample: wire.DeviceSample, ranks: int, fresh: list[DeviceNumber]
@@ -124,34 +148,39 @@ class DeviceBoard:
         device = self._devices.get(key)
         if device is None:
             full = len(self._devices) >= max(DEVICES_MIN, DEVICES_PER_RANK * ranks)
-            if full or not 0 <= sample.local_index <= INDEX_MAX:
+            if full or not 0 <= sample.local_index <= INDEX_MAX or len(sample.device_uuid) > NAME_CHARS_MAX:
                 return None
             device = DeviceNumber(len(self._devices), host, sample.local_index, sample.device_uuid)
             self._devices[key] = device
             fresh.append(device)
         return device
 
-    def _put(self, slot: dict[str, dict[int, tuple[float, int]]], number: int, sample: wire.DeviceSample) -> None:
+    def _put(self, slot: Slot, number: int, sample: wire.DeviceSample) -> None:
         for name, value in counters(sample):
             if name not in self._counters:
                 if len(self._counters) >= COUNTERS_MAX or not 0 < len(name) <= COUNTER_CHARS_MAX:
                     self.counts["device_counters_beyond_limit"] += 1
                     continue
                 self._counters.add(name)
-            of_device = slot.setdefault(name, {})
-            before = of_device.get(number, (0.0, 0)) if name.endswith(AVERAGED) else (0.0, 0)
-            of_device[number] = (before[0] + value, before[1] + 1)
+            sums, counts = slot.get(name, NONE)
+            if number >= len(sums):
+                sums, counts = slot[name] = _fitted(sums, counts, max(len(self._devices), 2 * len(sums)))
+            if name.endswith(AVERAGED):
+                sums[number] += value
+                counts[number] += 1
+            else:
+                sums[number], counts[number] = value, 1
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON types."""
+        """Everything, as JSON types and arrays."""
         return {
             "devices": [list(astuple(device)) for device in self._devices.values()],
             "counters": sorted(self._counters),
             "open": [
-                [slot, {name: [list(told), [list(one) for one in told.values()]] for name, told in values.items()}]
-                for slot, values in self._open.items()
+                [number, {name: [sums.copy(), counts.copy()] for name, (sums, counts) in slot.items()}]
+                for number, slot in self._open.items()
             ],
             "counts": dict(self.counts),
         }
@@ -161,11 +190,8 @@ class DeviceBoard:
         """The board that gave this state."""
         board = cls(DeviceNumber(*device) for device in state["devices"])
         board._counters.update(state["counters"])
-        for slot, values in state["open"]:
-            board._open[slot] = {
-                name: {number: (total, count) for number, (total, count) in zip(*told, strict=True)}
-                for name, told in values.items()
-            }
+        for number, slot in state["open"]:
+            board._open[number] = {name: (np.array(sums), np.array(counts)) for name, (sums, counts) in slot.items()}
         board.counts.update(state["counts"])
         return board
 
@@ -190,12 +216,7 @@ def as_frame(counters: DeviceCounters) -> Frame:
     return Frame("", "devices", counters.slot, StepKind.TRAIN, *whole)
 
 
-def _arrays(told: Mapping[str, Mapping[int, tuple[float, int]]]) -> tuple[dict[str, Floats], dict[str, Bools]]:
-    width = 1 + max(max(of_device) for of_device in told.values())
-    values, present = dict[str, Floats](), dict[str, Bools]()
-    for name, of_device in told.items():
-        numbers = np.fromiter(of_device.keys(), np.intp, len(of_device))
-        values[name], present[name] = np.zeros(width), np.zeros(width, dtype=bool)
-        values[name][numbers] = [total / count for total, count in of_device.values()]
-        present[name][numbers] = True
-    return values, present
+def _fitted(sums: Floats, counts: Ints, size: int) -> tuple[Floats, Ints]:
+    """The arrays with so many devices."""
+    added = max(size - len(sums), 0)
+    return np.pad(sums, (0, added))[:size], np.pad(counts, (0, added))[:size]
