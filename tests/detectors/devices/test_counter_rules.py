@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rankwatch_detectors.base import AttemptStart, Change, DeviceCounters, Finding, Severity, Tick
 from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
+from tests.support.trials.selection import long_trial
 from tests.support.values.presences import topology
 
 CONFIG = CounterRulesConfig()
@@ -233,10 +234,13 @@ def powered(slot: int, power_w: NDArray[np.float64]) -> DeviceCounters:
     return DeviceCounters(slot, slot * SLOT_S, named, {"power_w": power_w}, present)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_said_of_a_day_of_200_healthy_devices_under_changing_load(seed):
+@pytest.mark.parametrize(
+    ("devices", "seed"),
+    [(200, 0), (200, 1), (200, 2), *(pytest.param(1_000, seed, marks=long_trial) for seed in range(3))],
+)
+def test_nothing_is_said_of_a_day_of_healthy_devices_under_changing_load(devices, seed):
     chance = np.random.default_rng(seed)
-    rules, devices = CounterRules(CONFIG), 200
+    rules = CounterRules(CONFIG)
     own, roles = chance.normal(1, 0.04, devices), chance.choice([1.0, 0.85, 0.6], devices)
     load = 1.0
     for slot in range(int(86_400 / SLOT_S)):
