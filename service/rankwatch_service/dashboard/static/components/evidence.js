@@ -1,7 +1,7 @@
 // Evidence of any detector: numbers next to their baselines (matched by name), tables and texts.
 
 import { h } from "../common/dom.js";
-import { measured, number, words } from "../common/format.js";
+import { measured, number, rankList, words } from "../common/format.js";
 
 const BASELINES = [(name) => `peers_${name}`, (name) => `usual_${name}`, (name) => `baseline_${name}`, (name) => `${name}_baseline`];
 const PLAIN_BASELINES = { age_s: "deadline_s" };
@@ -37,15 +37,28 @@ export function sorted({ stacks = {}, ...evidence }) {
     taken.add(name).add(baseline);
   }
   const rest = Object.entries(evidence).filter(([name, value]) => !taken.has(name) && value !== null && value !== "");
-  const texts = [...Object.entries(stacks).map(([rank, dump]) => stackText(rank, dump)), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
+  const texts = [...stackTexts(stacks), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
   return { compared, values: rest.filter((one) => !isLong(one)), texts };
 }
 
 const isLong = ([, value]) => typeof value === "string" && (value.includes("\n") || value.length > 240);
 
-// The stack of a rank, or the state of its process if there is no stack.
-function stackText(rank, { stack, ...rest }) {
-  return { name: `Stack of rank ${rank}`, text: stack || "No Python stack; see the process state.", hint: line(rest) };
+// Stacks, or the state of the process if there is none. Ranks at the same place are one text, and the fewest come
+// first: they do something else than the others. Addresses differ between processes.
+function stackTexts(stacks) {
+  const groups = new Map();
+  for (const [rank, { stack, ...rest }] of Object.entries(stacks)) {
+    const place = stack ? stack.replace(/0x[0-9a-f]+/g, "") : `${rest.reason} ${rest.os_state}`;
+    if (!groups.has(place)) groups.set(place, { ranks: [], stack, rest });
+    groups.get(place).ranks.push(Number(rank));
+  }
+  return [...groups.values()]
+    .sort((a, b) => a.ranks.length - b.ranks.length)
+    .map(({ ranks, stack, rest }) => ({
+      name: `Stack of ${rankList(ranks)}`,
+      text: stack || "No Python stack; see the process state.",
+      hint: (ranks.length > 1 ? `rank ${ranks[0]}: ` : "") + line(rest),
+    }));
 }
 
 export function comparison({ name, value, baseline, against }) {
