@@ -145,7 +145,10 @@ def test_a_rank_that_ends_by_itself_is_lost_with_status_error_and_place(job, tor
     (incident,) = running.end()
     assert (incident["kind"], incident["severity"], incident["ranks"]) == ("rank_lost", "critical", [1])
     evidence = incident["evidence"]
-    assert (evidence["code"], evidence["error"]) == (code, error)
+    assert evidence["error"] == error
+    # The peer may end first, of the lost connection; then torchrun ends this one while Python still shuts down.
+    ended_meanwhile = torchrun and evidence["signal"] == signal.SIGTERM
+    assert evidence["code"] == code or ended_meanwhile, evidence
     assert place in evidence["where"]
     assert [end["rank"] for end in evidence["also_ended"]] == [0]
 
