@@ -24,6 +24,10 @@ RUN_S = 300.0
 TOLD_S = 90.0
 """What is not told by then is not told."""
 LOOK_S = 0.1
+RUNS_MAX = 3
+ABORTED = "terminate called without an active exception"
+"""What a process says when torch aborts it at its end, because a thread of gloo is still running: about one launch in a
+hundred. Its exit status is then not that of the script."""
 FAULTY_RANK = 1
 TORCHRUN = (
     sys.executable,
@@ -88,7 +92,20 @@ class World:
         self.service = ServiceProcess(folder / "service", 0, self._environment)
 
     def run(self, case: Case, fault: Fault | None) -> Outcome:
-        """Run a script as it is, or let one of its ranks have a fault."""
+        """Run a script as it is, or let one of its ranks have a fault; again if torch aborted a process of it."""
+        for _ in range(RUNS_MAX - 1):
+            try:
+                outcome = self._run(case, fault)
+            except AssertionError as error:
+                if ABORTED not in str(error):
+                    raise
+                continue
+            right = not outcome.loud if fault is None else outcome.told(fault) and len(outcome.loud) == 1
+            if right or ABORTED not in outcome.output:
+                return outcome
+        return self._run(case, fault)
+
+    def _run(self, case: Case, fault: Fault | None) -> Outcome:
         return self._clean(case) if fault is None else self._faulty(case, fault)
 
     def _clean(self, case: Case) -> Outcome:
