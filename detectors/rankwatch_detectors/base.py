@@ -192,7 +192,7 @@ class Tick:
 class DeviceCounters:
     """Counters of a job's devices in one slot of time; slots come in order, except what agents sent late.
 
-    `values[name][device]` is valid only if `present[name][device]`; arrays may end before the last device.
+    `values[name][device]` is valid only if `present[name][device]`.
     """
 
     slot: int

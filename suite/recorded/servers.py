@@ -88,19 +88,20 @@ def steps_and_power(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSe
 
 
 def _slots(path: Path) -> Iterator[DeviceCounters]:
-    """The newest power of each node in each 5 s."""
-    found: dict[int, dict[int, float]] = {}
+    """The mean power of each node in each 5 s."""
+    found: dict[int, dict[int, list[float]]] = {}
     with gzip.open(path, "rt") as file:
         for row in csv.DictReader(file):
             if row["watts"]:
-                found.setdefault(int(float(row["t_s"]) // SLOT_S), {})[int(row["node"]) - 1] = float(row["watts"])
+                slot = found.setdefault(int(float(row["t_s"]) // SLOT_S), {})
+                slot.setdefault(int(row["node"]) - 1, []).append(float(row["watts"]))
     nodes = 1 + max(max(of_node) for of_node in found.values())
     named = tuple((f"node-{node}", "") for node in range(nodes))
-    for number, slot in enumerate(sorted(found)):
+    for number, at in enumerate(sorted(found)):
         watts, told = np.zeros(nodes), np.zeros(nodes, dtype=bool)
-        for node, value in found[slot].items():
-            watts[node], told[node] = value, True
-        yield DeviceCounters(number, slot * SLOT_S, named, {"power_w": watts}, {"power_w": told})
+        for node, read in found[at].items():
+            watts[node], told[node] = np.mean(read), True
+        yield DeviceCounters(number, at * SLOT_S, named, {"power_w": watts}, {"power_w": told})
 
 
 def _dip(counters: DeviceCounters, node: int) -> DeviceCounters:

@@ -63,7 +63,7 @@ class DeviceProblem:
     what: str
     """power, clock, link, margin, remap, pending, recovery, ecc or nvlink."""
     slots: int
-    """For how many slots it has been so; 0: it is over."""
+    """Since how many slots it has been so; 0: it is over."""
     severity: Severity = Severity.INFO
     evidence: Mapping[str, Any] | None = None
 
@@ -75,6 +75,7 @@ class CounterRules(Stateful):
         "_slot",
         "_kind",
         "_held",
+        "_since",
         "_calm",
         "_open",
         "_usual",
@@ -89,7 +90,9 @@ class CounterRules(Stateful):
         self._slot = -1
         self._kind: Floats = np.zeros(0)
         self._held: dict[str, Any] = {}
-        """By rule and device: slots in a row in which it was bad."""
+        """By rule and device: readings in a row in which it was bad."""
+        self._since: dict[str, Any] = {}
+        """By rule and device: the slot of the first of them; some counters are not read in every slot."""
         self._calm: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
         self._usual: dict[str, Any] = {}
@@ -213,6 +216,8 @@ class CounterRules(Stateful):
         held = self._held[what] = _grown(self._held.get(what), len(bad))
         calm = self._calm[what] = _grown(self._calm.get(what), len(bad))
         is_open = self._open[what] = _grown(self._open.get(what), len(bad))
+        since = self._since[what] = _grown(self._since.get(what), len(bad))
+        since[bad & (held == 0)] = self._slot
         held[bad] += 1
         calm[bad] = 0
         calm[good] += 1
@@ -223,7 +228,7 @@ class CounterRules(Stateful):
         for number in np.flatnonzero(over).tolist():
             yield DeviceProblem(number, what, 0)
         for number in np.flatnonzero(bad & (is_open > 0)).tolist():
-            slots = int(held[number])
+            slots = self._slot - int(since[number]) + 1
             severity = Severity.WARNING if slots >= warning else Severity.INFO
             evidence = {name: float(f"{value[number]:.6g}") for name, value in figures.items()}
             yield DeviceProblem(number, what, slots, severity, evidence)
@@ -231,12 +236,10 @@ class CounterRules(Stateful):
 
 def _column(counters: DeviceCounters, name: str, size: int) -> tuple[Floats, Bools]:
     """A counter of all devices, and who told a finite value."""
-    value, told = np.zeros(size), np.zeros(size, dtype=bool)
-    if name in counters.values:
-        width = len(counters.values[name])
-        told[:width] = counters.present[name] & np.isfinite(counters.values[name])
-        value[:width] = np.where(told[:width], counters.values[name], 0.0)
-    return value, told
+    if name not in counters.values:
+        return np.zeros(size), np.zeros(size, dtype=bool)
+    told = counters.present[name] & np.isfinite(counters.values[name])
+    return np.where(told, counters.values[name], 0.0), told
 
 
 def _grown(array: Any, size: int, fill: float = 0.0) -> Floats:

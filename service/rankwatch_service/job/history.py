@@ -17,7 +17,7 @@ from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 
 CHANGES_MAX: Final = 32
-"""LastValues changes kept."""
+"""Newest changes kept."""
 
 TEXT_MAX: Final = 200
 """Characters kept of what an agent tells of a refused location."""

@@ -18,7 +18,7 @@ from rankwatch_service.series.rollups import BRANCHES, LEVELS, bucket_steps, chu
 from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup
 
 TAIL_CHUNKS: Final = 8
-"""LastValues raw chunks of an attempt that its roll-ups may not have yet."""
+"""Newest raw chunks of an attempt that its roll-ups may not have yet."""
 
 COUNTED_ROWS: Final = 8
 """Rows of a level that are enough to estimate the number of steps, to an eighth."""

@@ -38,7 +38,7 @@ class Device(BaseModel):
     ranks: list[int]
     """Ranks of the newest attempt that are known to use it."""
     counters: dict[str, float | None]
-    """LastValues values. Units are part of the names."""
+    """Newest values. Units are part of the names."""
     at_unix_ns: int | None
     """When these were read, to 5 s; null before any was stored."""
 
