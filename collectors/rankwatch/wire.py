@@ -48,7 +48,8 @@ class Table(msgspec.Struct, frozen=True):
 
     Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
     started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
-    `device_busy_s` and `device_wait_s` (what the device measures: its own work, and its wait for other ranks),
+    `device_step_s`, `device_busy_s` and `device_wait_s` (what the device measures: the step, its own work in it, and
+    its wait for other ranks),
     `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many local gradients or logged values were not finite),
     `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `grad_norm.N` and `fingerprint.N` (of
     the rank's N-th slice, from 0), `tokens`, `tokens_squared`,

@@ -5,6 +5,7 @@ All private names of FSDP are here. A version of torch without them yields nothi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,46 @@ class Flat:
     divides: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A module whose parameters FSDP gathers together, without further such modules within it."""
+
+    outer: torch.nn.Module
+    """The module whose output FSDP watches for the begin of its backward."""
+    inner: torch.nn.Module
+    """The module whose forward begins when the parameters are gathered."""
+    all_ranks: bool
+    """Whether its parameters are divided over, or replicated on, all ranks of the job."""
+
+
+def blocks(module: torch.nn.Module) -> list[Block]:
+    """The blocks within a module, of both forms of FSDP."""
+    return [
+        Block(part, getattr(part, "_fsdp_wrapped_module", part), _ranks_of(part) == _world_size())
+        for part in module.modules()
+        if _is_managed(part) and not any(_is_managed(inner) for inner in part.modules() if inner is not part)
+    ]
+
+
+def _is_managed(part: torch.nn.Module) -> bool:
+    if hasattr(part, "_fsdp_wrapped_module"):
+        return getattr(part, "_handle", None) is not None
+    return hasattr(part, "_get_fsdp_state")
+
+
+def _ranks_of(part: torch.nn.Module) -> int:
+    """How many ranks hold a part of a block's parameters."""
+    own = managed_by(part)
+    if own:
+        return min(int(record.mesh_info.mesh.size()) for record in own)
+    groups = [getattr(part, name, None) for name in ("process_group", "_inter_node_pg")]
+    return math.prod(int(group.size()) for group in groups if group is not None)
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
 def flats(module: torch.nn.Module) -> list[Flat]:
     """The flat parameters of all FSDP1 modules within a module."""
     found = []
@@ -59,16 +100,18 @@ def flats(module: torch.nn.Module) -> list[Flat]:
 
 def managed(module: torch.nn.Module) -> list[Any]:
     """FSDP2's records of the parameters that it divides (`fully_shard`); see `divided_by` and `whole_of`."""
-    found: list[Any] = []
-    for part in module.modules():
-        if not hasattr(part, "_get_fsdp_state"):
-            continue
-        state = part._get_fsdp_state()  # type: ignore[operator]
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-        found += [record for group in groups for record in group.fsdp_params]
-    return found
+    return [record for part in module.modules() for record in managed_by(part)]
+
+
+def managed_by(part: torch.nn.Module) -> list[Any]:
+    """FSDP2's records of the parameters that it gathers together for this module."""
+    if not hasattr(part, "_get_fsdp_state"):
+        return []
+    state = part._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return [record for group in groups for record in group.fsdp_params]
 
 
 def divided_by(record: Any) -> torch.Tensor:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple
 
 import torch
 
+from rankwatch.torch_probe.device import Device, Moment
+from rankwatch.torch_probe.device_timer import NO_SPANS, StepSpans
 from rankwatch.torch_probe.gradients import Scalar
 
 ROWS: Final = 8
@@ -30,52 +32,6 @@ _WORD: Final = struct.Struct("<q")
 _FLOAT: Final = struct.Struct("<d")
 
 
-class Moment(Protocol):
-    """A point in the work of a device, such as a torch.cuda.Event."""
-
-    def query(self) -> bool:
-        """Whether the device has passed it. Returns at once."""
-        ...
-
-    def elapsed_time(self, end: Moment) -> float:
-        """Milliseconds of device time to a later moment; the device must have passed both."""
-        ...
-
-
-class Device(Protocol):
-    """The operations of an accelerator that the probe needs; tests have a fake one."""
-
-    def pinned(self, rows: int, words: int) -> torch.Tensor:
-        """Host memory of int64 words that the device can write without the host waiting."""
-        ...
-
-    def now(self) -> Moment:
-        """Record a moment behind all work given to the current stream so far."""
-        ...
-
-
-class CudaDevice:
-    """The current CUDA (or ROCm) device."""
-
-    def pinned(self, rows: int, words: int) -> torch.Tensor:
-        """Host memory of int64 words that the device can write without the host waiting."""
-        return torch.empty((rows, words), dtype=torch.int64, pin_memory=True)
-
-    def now(self) -> Moment:
-        """Record a moment behind all work given to the current stream so far."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return cast("Moment", event)
-
-
-class Span(NamedTuple):
-    """A period of device time whose length is known later."""
-
-    name: str
-    begin: Moment
-    end: Moment
-
-
 Arrived = Callable[[int, int, dict[str, float], dict[str, int]], None]
 """Takes step, k, values and 64-bit integers by metric name."""
 
@@ -85,8 +41,13 @@ class _Row(NamedTuple):
     k: int
     floats: tuple[str, ...]
     ints: tuple[str, ...]
-    spans: tuple[Span, ...]
+    spans: StepSpans
     done: Moment
+
+    @property
+    def size(self) -> int:
+        """How many values are lost if the row is dropped; the times of the step count as one."""
+        return len(self.floats) + len(self.ints) + (self.spans is not NO_SPANS)
 
 
 class LateValues:
@@ -114,17 +75,18 @@ class LateValues:
         k: int,
         floats: Mapping[str, Scalar],
         ints: Mapping[str, Scalar],
-        spans: tuple[Span, ...] = (),
+        spans: StepSpans = NO_SPANS,
     ) -> None:
-        """Start the copy of one step's values: 0-d tensors on any device, and periods of device time."""
+        """Start the copy of one step's values: 0-d tensors on any device, and what was marked of its device time."""
         words = [torch.as_tensor(value).reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]
         words += [torch.as_tensor(value).reshape(()).to(torch.int64) for value in ints.values()]
-        if not words and not spans:
+        if not words and spans is NO_SPANS:
             return
         place = self._next % ROWS
         late = self._rows.pop(place, None)
         if late is not None:
-            self._dropped(len(late.floats) + len(late.ints) + len(late.spans))
+            self._dropped(late.size)
+            self._free(late)
         kept = words[:WORDS_MAX]
         if kept:
             home = next((word.device for word in kept if word.device.type != "cpu"), kept[0].device)
@@ -158,7 +120,11 @@ class LateValues:
     def _hand_on(self, row: _Row, words: list[int]) -> None:
         bits = (_FLOAT.unpack(_WORD.pack(word))[0] for word in words)
         floats = dict(zip(row.floats, bits, strict=False))
-        for span in row.spans:
-            floats[span.name] = floats.get(span.name, 0.0) + span.begin.elapsed_time(span.end) / 1e3
+        floats |= row.spans.read(row.done)
         ints = dict(zip(row.ints, words[len(row.floats) :], strict=False))
+        self._free(row)
         self._arrived(row.step, row.k, floats, ints)
+
+    def _free(self, row: _Row) -> None:
+        for moment in (*row.spans.moments, row.done):
+            self._device.free(moment)

@@ -1,6 +1,6 @@
 """Marks the phases forward, backward, collective, optimizer and eval, unless the loop marks them itself.
 
-On an accelerator each of them except eval also records two moments, whose distance is the phase's device time.
+On an accelerator each of them except eval is also timed on the device.
 
 An evaluation begins with a forward of a model in evaluation mode, without gradients, and ends with the next forward
 that trains. In a loop that does so in every step (rollouts generate like this), it is the work and not an evaluation.
@@ -17,10 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from rankwatch.sink import Sink
-from rankwatch.torch_probe.late import Device, Moment, Span
-
-SPANS_MAX: Final = 32
-"""Periods of device time in one step: 8 micro-batches of 4 phases. Further ones are dropped and counted."""
+from rankwatch.torch_probe.device_timer import DeviceTimer, TimedMoment
 
 OUTPUTS_MAX: Final = 4
 """Tensors in a model's output that are watched for the start of backward: it need not begin at the first, such as a
@@ -28,18 +25,17 @@ loss that the loop does not use. One takes 2 us."""
 
 EVAL: Final = "eval"
 
-_Open = tuple[str, AbstractContextManager[None], Moment | None]
+_Open = tuple[str, AbstractContextManager[None], TimedMoment | None]
 
 
 class AutomaticPhases:
     """Enters and leaves phases of the step that is being recorded; leaving one also leaves those entered within it."""
 
-    def __init__(self, sink: Sink, device: Device | None, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, sink: Sink, timer: DeviceTimer | None, failed: Callable[[Exception], None]) -> None:
         self._sink = sink
-        self._device = device
+        self._timer = timer
         self._failed = failed
         self._open: list[_Open] = []
-        self._spans: list[Span] = []
         self._step = 0
         """Steps begun."""
         self._evaluated_in = -1
@@ -61,11 +57,12 @@ class AutomaticPhases:
         return handles
 
     def step_begins(self) -> None:
-        """Leave phases that an exception or an evaluation between steps left open; drop the last step's spans."""
+        """Leave phases that an exception or an evaluation between steps left open."""
         self._step += 1
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
-        self._spans.clear()
+        if self._timer is not None:
+            self._timer.step_begins()
 
     def enter(self, name: str) -> None:
         """A phase begins; no effect if it is open already, also by the loop."""
@@ -73,32 +70,22 @@ class AutomaticPhases:
             return
         phase = self._sink.phase(name)
         phase.__enter__()
-        self._open.append((name, phase, self._device.now() if self._device and name != EVAL else None))
+        self._open.append((name, phase, self._timer.mark() if self._timer and name != EVAL else None))
 
     def leave(self, name: str) -> None:
         """A phase ends; no effect if it is not open."""
         while self._is_open(name):
             opened, phase, begun = self._open.pop()
             phase.__exit__(None, None, None)
-            if begun is not None and self._device is not None:
-                self._keep(Span(f"device.{opened}", begun, self._device.now()))
+            if begun is not None and self._timer is not None:
+                self._timer.phase_ends(opened, begun)
 
     def _is_open(self, name: str) -> bool:
         return bool(self._open) and name in [opened for opened, _, _ in self._open]
 
-    def take_spans(self) -> tuple[Span, ...]:
-        """The step's periods of device time, in the order in which they ended."""
-        spans = tuple(self._spans)
-        self._spans.clear()
-        return spans
-
-    def _keep(self, span: Span) -> None:
-        if len(self._spans) < SPANS_MAX:
-            self._spans.append(span)
-        else:
-            self._sink.drop("spans")
-
     def _forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
+        if is_recomputed():
+            return
         if _is_evaluation(module):
             self._evaluates()
             return
@@ -116,8 +103,10 @@ class AutomaticPhases:
             self.enter(EVAL)
 
     def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if is_recomputed():
+            return
         self.leave("forward")
-        for tensor in islice(_with_graph(output), OUTPUTS_MAX):
+        for tensor in islice(with_graph(output), OUTPUTS_MAX):
             tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, *_: Any) -> None:
@@ -148,6 +137,15 @@ def _is_evaluation(module: torch.nn.Module) -> bool:
     return not (module.training or torch.is_grad_enabled())
 
 
+def is_recomputed() -> bool:
+    """Whether a backward runs on this thread: then a forward in it is an activation checkpoint's, and its work.
+
+    Torch has no public name for it; FSDP2 uses this one too.
+    """
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def _silence() -> Callable[..., None]:
     return _silent
 
@@ -156,14 +154,14 @@ def _silent(*_: Any) -> None:
     """The hook of a copied model: it marks nothing."""
 
 
-def _with_graph(output: Any) -> Iterator[torch.Tensor]:
-    """Tensors in a model's output from which a backward can start."""
+def with_graph(output: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a module's input or output through which a backward goes."""
     if isinstance(output, torch.Tensor):
         if output.requires_grad:
             yield output
     elif isinstance(output, Mapping):
         for part in output.values():
-            yield from _with_graph(part)
+            yield from with_graph(part)
     elif isinstance(output, tuple | list):
         for part in output:
-            yield from _with_graph(part)
+            yield from with_graph(part)

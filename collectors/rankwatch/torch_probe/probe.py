@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -19,10 +18,12 @@ from rankwatch.meter import EXACT_METRICS
 from rankwatch.sink import Sink
 from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler, check_parts, check_skip
 from rankwatch.torch_probe.backward import BackwardMarks
-from rankwatch.torch_probe.devices import describe_device
+from rankwatch.torch_probe.device import CudaDevice, Device
+from rankwatch.torch_probe.device_timer import NO_SPANS
+from rankwatch.torch_probe.device_times import DeviceTimes
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar, total_norm
-from rankwatch.torch_probe.late import CudaDevice, Device, LateValues
+from rankwatch.torch_probe.late import LateValues
 from rankwatch.torch_probe.phases import EVAL, AutomaticPhases, Mark
 from rankwatch.torch_probe.sampling import OVERHEAD_MAX, Sampling
 from rankwatch.torch_probe.sharded import ShardedModels, sharded_models
@@ -47,9 +48,9 @@ class TorchProbe:
     Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
     `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint` (of sharded models `grad_norm.N`
     and `fingerprint.N`, each rank's own slices, of which the service makes the total), `optimizer_skipped` (1 in steps
-    whose update was skipped because gradients were not finite), `loss_scale`, `device.PHASE` (seconds of device time).
-    Norms are divided by the loss scale, and an overflow caused by the scale is a skip, not a non-finite gradient.
-    With several optimizers a norm covers all their updates of the step.
+    whose update was skipped because gradients were not finite), `loss_scale`; of a device the seconds in
+    `device_timer`. Norms are divided by the loss scale, and an overflow caused by the scale is a skip, not a
+    non-finite gradient. With several optimizers a norm covers all their updates of the step.
 
     Compile a model before passing it: hooks are not traced.
     """
@@ -114,21 +115,22 @@ class TorchProbe:
         self._logged: dict[str, Scalar] = {}
         self._logged_norm: Scalar | None = None
         self._norm_was_logged = False
-        self._made = 0
-        self._cut_short = _NO_STEP
+        self._made, self._cut_short = 0, _NO_STEP
         placed, stage, uuid = place
         self._model = models = WatchedModels(self.handed, placed=placed)
         if self._skips:
             check_skip(divided=models.divided, grad_norm=grad_norm)
         self._one = torch.ones((), dtype=torch.float64, device=models.home)
         self._topology = {} if placed else placed_by(models, self._failed)
-        self._home = describe_device(models.home, uuid, os.environ, self._failed)
         self._sharded = sharded_models(models, self._topology.get("pp", stage), self._failed)
         known = self._sharded is not None or not models.sharded
         self._norm_wanted, self._local_wanted = grad_norm and known, local_gradients and known
-        self._device = device or (CudaDevice() if models.home.type == "cuda" else None)
+        self._device = device or (CudaDevice(models.home) if models.home.type == "cuda" else None)
         self._late = self._ring(self._device) if self._device is not None else None
-        self._phases = AutomaticPhases(sink, self._device, self._failed) if phases else None
+        self._home = self._device.describe(uuid, self._failed) if self._device else {"device_type": models.home.type}
+        self._times = DeviceTimes(self._device, models, sink, self._failed) if self._device and phases else None
+        timer = None if self._times is None else self._times.timer
+        self._phases = AutomaticPhases(sink, timer, self._failed) if phases else None
         self._updates = Updates(sink)
         owned = models.parameters if self._sharded is None else self._sharded.owned
         self._shares, self._owner = shared_out(self.handed, models.parameters, owned, self._new_local)
@@ -215,7 +217,7 @@ class TorchProbe:
         else:
             self._logged[name] = value
         if not on_host and self._late is None:
-            self._late = self._ring(CudaDevice())
+            self._late = self._ring(CudaDevice(value.device))
 
     def after_restore(self) -> int:
         """Discard the values of the interrupted step; see `Probe`. Waits for the device: harmless while held."""
@@ -227,6 +229,8 @@ class TorchProbe:
     def close(self) -> None:
         """Remove all hooks."""
         self._marks.remove()
+        if self._times is not None:
+            self._times.remove()
         for handle in self._handles:
             handle.remove()
 
@@ -333,10 +337,9 @@ class TorchProbe:
     def _hand_over(self, step: int, k: int, floats: dict[str, Scalar], ints: dict[str, Scalar]) -> None:
         if self._late is None:
             self._put(step, k, {n: float(one) for n, one in floats.items()}, {n: int(one) for n, one in ints.items()})
-        else:
-            self._late.collect()
-            spans = self._phases.take_spans() if self._phases is not None else ()
-            self._late.send(step, k, floats, ints, spans)
+            return
+        self._late.collect()
+        self._late.send(step, k, floats, ints, NO_SPANS if self._times is None else self._times.take())
 
     def _judge(self, step: tuple[int, int], floats: dict[str, float], ints: dict[str, int]) -> None:
         judge(self._shares, floats, ints)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe.arguments import Handed
-from rankwatch.torch_probe.devices import ON_HOST
+from rankwatch.torch_probe.device_identity import ON_HOST
 from rankwatch.torch_probe.fsdp import flats, own_part
 
 _CPU: Final = torch.device("cpu")
@@ -131,6 +131,11 @@ class WatchedModels:
         """Whether a rank has only a part of the reduced gradients: sharded, or DDP unites only a part of the ranks."""
         groups = [model.ddp.process_group for model in self.each if model.ddp is not None]
         return self.sharded or any(group.size() < torch.distributed.get_world_size() for group in groups)
+
+    @property
+    def waits_in_ddp(self) -> bool:
+        """Whether DDP's reductions are where this rank waits for all others: no other axis divides the job."""
+        return all(model.ddp is not None for model in self.each) and not self.divided
 
     @property
     def reduced_by_ddp(self) -> bool:

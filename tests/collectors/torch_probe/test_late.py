@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from rankwatch.torch_probe.late import DRAIN_S, ROWS, WORDS_MAX, LateValues, Span
+from rankwatch.torch_probe.device_timer import Span, StepSpans, TimedMoment
+from rankwatch.torch_probe.late import DRAIN_S, ROWS, WORDS_MAX, LateValues
 from tests.support.clock import FakeClock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
@@ -123,13 +124,30 @@ def test_more_values_than_a_row_has_words_are_dropped_and_counted(late, device, 
     assert dropped == [2]
 
 
-def test_stretches_of_device_time_are_seconds_and_add_up_by_name(late, device, arrived):
-    begin = device.now()
-    spans = [Span("device.forward", begin, device.now()), Span("device.forward", begin, device.now())]
-    late.send(0, 0, {}, {}, tuple(spans))
+def test_parts_of_a_step_are_seconds_and_add_up_by_name(late, device, arrived):
+    late.send(0, 0, {}, {}, marked(device))
     device.finish()
     late.collect()
-    assert arrived[0][2] == {"device.forward": pytest.approx(0.003)}
+    assert arrived[0][2] == pytest.approx({"device.loss": 0.002, "device_step_s": 0.005})
+
+
+def test_the_moments_of_a_step_are_recorded_again_once_it_was_read_or_dropped(late, device, dropped):
+    for step in range(3 * ROWS):
+        late.send(step, 0, {}, {}, marked(device))
+    assert dropped == [1] * 2 * ROWS
+    device.finish()
+    late.collect()
+    made = device.made
+    for step in range(3 * ROWS):
+        late.send(step, 0, {}, {}, marked(device))
+        device.finish()
+        late.collect()
+    assert device.made == made
+
+
+def marked(device: FakeDevice) -> StepSpans:
+    begin, *moments = [TimedMoment(device.now(), 0.0) for _ in range(5)]
+    return StepSpans(begin, (Span("loss", *moments[:2]), Span("loss", *moments[2:])))
 
 
 def test_a_step_without_values_takes_no_place(late, device, arrived):
@@ -177,7 +195,11 @@ def test_phases_on_a_device_carry_device_time(device):
     device.finish()
     probe.step_begin(1, 3)
     probe.step_end(1, 3)
-    assert {"device.forward", "device.backward", "device.optimizer"} <= set(sink.late_values[0][2])
+    times = sink.late_values[0][2]
+    assert {"device.forward", "device.backward", "device.optimizer"} <= set(times)
+    assert times["device_busy_s"] == sum(times[f"device.{name}"] for name in ("forward", "backward", "optimizer"))
+    assert times["device_step_s"] > times["device_busy_s"]
+    assert "device_wait_s" not in times  # nobody reduces these gradients
 
 
 def test_a_probe_on_a_device_that_lags_counts_what_it_gives_up(device):

@@ -10,7 +10,7 @@ from rankwatch.identity import RankIdentity
 from rankwatch.reader import RingReader
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.arguments import Handed
-from rankwatch.torch_probe.devices import describe_device
+from rankwatch.torch_probe.device_identity import describe_device
 from rankwatch.torch_probe.watched_model import WatchedModels
 from rankwatch.watch import Watch
 from tests.support.ranks.recorders import Rank, a_recorder

@@ -1,0 +1,99 @@
+"""Marks the work of a sharded model's blocks on the device, without the waits for parameters of other ranks.
+
+FSDP makes the device wait before a block's forward and backward, until its parameters are gathered, and where reduced
+gradients are needed. In a forward its wait is over when a hook runs that follows its own. In a backward its wait is a
+hook of the block's output, so a hook that is placed there after it runs when the wait is over; the block's work ends
+where the gradient of its input is complete. Full backward hooks would run before the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from rankwatch.torch_probe.device_timer import BLOCKS_MAX, DeviceTimer, TimedMoment
+from rankwatch.torch_probe.fsdp import Block, blocks
+from rankwatch.torch_probe.phases import OUTPUTS_MAX, Mark, is_recomputed, with_graph
+
+
+class BlockMarks:
+    """The marks of evenly spaced blocks of all sharded models."""
+
+    def __init__(
+        self, modules: Iterable[torch.nn.Module], timer: DeviceTimer, failed: Callable[[Exception], None]
+    ) -> None:
+        """Register the hooks, of the blocks that can be told; `failed` gets what their reading raises."""
+        self.each = 0.0
+        """How many blocks each measured one stands for; 0: no model is sharded."""
+        self.all_ranks = False
+        """Whether the blocks are divided over all ranks of the job."""
+        self.handles: list[RemovableHandle] = []
+        try:
+            found = [blocks(module) for module in modules]
+        except Exception as error:  # noqa: BLE001 -- private names of a torch that is not known
+            failed(error)
+            found = []
+            self.each = 1.0
+        if any(found):
+            self.each = 1.0
+        if not all(found):
+            return  # where only some models are sharded, their work cannot be told from the others'
+        together = [block for one in found for block in one]
+        chosen = _spread(together)
+        self.each = len(together) / len(chosen) if chosen else self.each
+        self.all_ranks = bool(together) and all(block.all_ranks for block in together)
+        for block in chosen:
+            self.handles += _MarkedBlock(timer, failed).watch(block)
+
+
+def _spread(blocks: Sequence[Block]) -> Sequence[Block]:
+    """At most `BLOCKS_MAX` of them, evenly spaced."""
+    if len(blocks) <= BLOCKS_MAX:
+        return blocks
+    return [blocks[number * len(blocks) // BLOCKS_MAX] for number in range(BLOCKS_MAX)]
+
+
+class _MarkedBlock:
+    """One block. Recomputation in a backward is part of the backward."""
+
+    def __init__(self, timer: DeviceTimer, failed: Callable[[Exception], None]) -> None:
+        self._timer = timer
+        self._failed = failed
+        self._forward: TimedMoment | None = None
+        self._backward: TimedMoment | None = None
+
+    def watch(self, block: Block) -> list[RemovableHandle]:
+        return [
+            block.inner.register_forward_pre_hook(Mark(self._forward_begins, self._failed), with_kwargs=True),
+            block.outer.register_forward_hook(Mark(self._forward_ends, self._failed)),
+        ]
+
+    def _forward_begins(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._forward = None
+        if is_recomputed() or not torch.is_grad_enabled():
+            return
+        self._backward = None
+        self._forward = self._timer.mark()
+        for tensor in islice(with_graph((args, kwargs)), 1):
+            tensor.register_hook(Mark(self._backward_ends, self._failed))  # type: ignore[no-untyped-call]
+
+    def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        begun, self._forward = self._forward, None
+        if begun is None or is_recomputed():
+            return
+        self._timer.block_ends(begun)
+        for tensor in islice(with_graph(output), OUTPUTS_MAX):
+            tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, *_: Any) -> None:
+        if self._backward is None:
+            self._backward = self._timer.mark()
+
+    def _backward_ends(self, *_: Any) -> None:
+        begun, self._backward = self._backward, None
+        if begun is not None:
+            self._timer.block_ends(begun)

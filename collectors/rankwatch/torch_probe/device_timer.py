@@ -1,0 +1,175 @@
+"""Measures a step on its device: its own work and its wait for other ranks, without waiting for either.
+
+Moments are recorded around the parts of the step, and read when the device has passed the step's end. A device counts
+the time of a part from when it comes to it, also while it has nothing to do because its host is late. So it is also
+measured how far the device is behind its host at the end of a part: hardly at all if the host is the slower one. This
+lag is 0 where the device had passed everything before, and from there on it grows by what a part takes the device, less
+what it takes the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from rankwatch.sink import Sink
+from rankwatch.torch_probe.device import Device, Moment
+
+SPANS_MAX: Final = 128
+"""Parts measured in one step: 32 micro-batches of 4 phases. Reading one takes six calls of the driver. Further ones are
+dropped and counted, on all ranks alike."""
+BLOCKS_MAX: Final = 8
+"""Blocks of a sharded model that are measured, evenly spaced; their time stands for all blocks."""
+LAG_SHARE: Final = 0.1
+"""A device that is behind its host by less than this share of a part was given the part late."""
+STARVED_SHARE: Final = 0.5
+"""A step with more than this share of its work given late says nothing about the speed of its device."""
+
+WAIT: Final = "collective"
+WORK: Final = ("forward", "backward", "optimizer")
+
+
+class TimedMoment(NamedTuple):
+    """A moment on the device, and when it was recorded."""
+
+    moment: Moment
+    host_s: float
+    idle: bool = False
+    """The device had passed everything before: it came to this moment at once."""
+
+
+class Span(NamedTuple):
+    """A part of a step."""
+
+    name: str
+    begin: TimedMoment
+    end: TimedMoment
+
+
+class StepSpans(NamedTuple):
+    """What was marked in one step, in the order of ends."""
+
+    begin: TimedMoment | None
+    phases: tuple[Span, ...] = ()
+    blocks: tuple[Span, ...] = ()
+    blocks_each: float = 0.0
+    """How many blocks each measured one stands for; 0: the model has none, and its phases hold no waits."""
+    knows_waits: bool = False
+    """Whether all waits for other ranks lie in what is marked."""
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All moments recorded for this step."""
+        found = [mark.moment for span in (*self.phases, *self.blocks) for mark in (span.begin, span.end)]
+        return found if self.begin is None else [self.begin.moment, *found]
+
+    def read(self, end: Moment) -> dict[str, float]:
+        """Seconds by metric; empty if the step began in a capture.
+
+        Args:
+            end: of the step, which the device must have passed.
+
+        Returns:
+            `device.PHASE`; `device_step_s`, from the step's begin to its end; `device_busy_s`, the device's own work,
+            unless most of it was given late; `device_wait_s`, its wait for other ranks, if all of it is known.
+        """
+        if self.begin is None:
+            return {}
+        phases, starved_s = self._phases(self.begin)
+        found = {f"device.{name}": seconds for name, seconds in phases.items()}
+        found["device_step_s"] = _seconds(self.begin.moment, end)
+        marked_s = sum(phases.get(name, 0.0) for name in WORK)
+        if not marked_s or (self.blocks_each and not self.blocks):
+            return found
+        gathering_s = self._gathering_s(phases)
+        if starved_s <= STARVED_SHARE * marked_s:
+            found["device_busy_s"] = marked_s - gathering_s
+        if self.knows_waits:
+            found["device_wait_s"] = phases.get(WAIT, 0.0) + gathering_s
+        return found
+
+    def _phases(self, begin: TimedMoment) -> tuple[dict[str, float], float]:
+        """Seconds of each phase, and of work that was given late."""
+        phases: dict[str, float] = {}
+        starved_s = 0.0
+        lag_s: float | None = None
+        before_s, before = 0.0, begin
+        for span in self.phases:
+            begin_s, end_s = _seconds(begin.moment, span.begin.moment), _seconds(begin.moment, span.end.moment)
+            if span.begin.idle:
+                lag_s = 0.0
+            elif lag_s is not None:
+                lag_s = max(lag_s + begin_s - before_s - (span.begin.host_s - before.host_s), 0.0)
+            seconds = end_s - begin_s
+            if lag_s is not None:
+                lag_s = max(lag_s + seconds - (span.end.host_s - span.begin.host_s), 0.0)
+                starved_s += seconds if span.name in WORK and lag_s <= LAG_SHARE * seconds else 0.0
+            phases[span.name] = phases.get(span.name, 0.0) + seconds
+            before_s, before = end_s, span.end
+        return phases, starved_s
+
+    def _gathering_s(self, phases: Mapping[str, float]) -> float:
+        """Seconds of forward and backward that are no work of blocks: waits for parameters and gradients of others."""
+        if not self.blocks_each:
+            return 0.0
+        blocks_s = self.blocks_each * sum(_seconds(span.begin.moment, span.end.moment) for span in self.blocks)
+        return max(phases.get("forward", 0.0) + phases.get("backward", 0.0) - blocks_s, 0.0)
+
+
+NO_SPANS: Final = StepSpans(None)
+
+
+class DeviceTimer:
+    """Marks the parts of one step at a time. Nothing is recorded or asked while a graph is captured."""
+
+    def __init__(self, device: Device, sink: Sink) -> None:
+        self._device = device
+        self._sink = sink
+        self._begin: TimedMoment | None = None
+        self._phases: list[Span] = []
+        self._blocks: list[Span] = []
+        self._newest: TimedMoment | None = None
+        """The newest mark, unless it is the begin of something."""
+
+    def step_begins(self) -> None:
+        """Mark the begin of a step; what is left of an earlier one is discarded."""
+        for moment in self.take().moments:
+            self._device.free(moment)
+        self._begin = self._newest = self.mark()
+
+    def mark(self) -> TimedMoment | None:
+        """The begin of a part; None in a capture."""
+        if self._device.captures():
+            return None
+        newest, self._newest = self._newest, None
+        idle = newest is not None and newest.moment.query()
+        return TimedMoment(self._device.now(), self._device.host_s(), idle)
+
+    def phase_ends(self, name: str, begin: TimedMoment) -> None:
+        """A phase ends that began at this mark."""
+        self._newest = self._ends(self._phases, name, begin)
+
+    def block_ends(self, begin: TimedMoment) -> None:
+        """The work of a block ends, in a forward or a backward."""
+        self._ends(self._blocks, "block", begin)
+
+    def _ends(self, spans: list[Span], name: str, begin: TimedMoment) -> TimedMoment | None:
+        if self._device.captures():
+            return None
+        if len(spans) >= SPANS_MAX:
+            self._device.free(begin.moment)
+            self._sink.drop("spans")
+            return None
+        end = TimedMoment(self._device.now(), self._device.host_s())
+        spans.append(Span(name, begin, end))
+        return end
+
+    def take(self, **known: Any) -> StepSpans:
+        """What was marked in the step, to be read once its end has come; `known`: further fields of `StepSpans`."""
+        taken = StepSpans(self._begin, tuple(self._phases), tuple(self._blocks), **known)
+        self._begin, self._newest, self._phases, self._blocks = None, None, [], []
+        return taken
+
+
+def _seconds(begin: Moment, end: Moment) -> float:
+    return begin.elapsed_time(end) / 1e3

@@ -1,0 +1,182 @@
+"""What is measured of a step on its device, and how a device that is given its work late is told from a slow one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from rankwatch.torch_probe import TorchProbe
+from rankwatch.torch_probe.device_timer import SPANS_MAX, DeviceTimer
+from tests.support.ranks.device import FakeDevice
+from tests.support.ranks.sink import FakeSink
+
+DEVICE_MS = 10.0
+"""Work of a phase on the device."""
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def timer(device: FakeDevice, sink: FakeSink) -> DeviceTimer:
+    return DeviceTimer(device, sink)
+
+
+def phase(timer: DeviceTimer, device: FakeDevice, name: str, host_s: float = 0.001, *, passed: bool = False) -> None:
+    """A phase whose work takes the host `host_s` to give; `passed`: the device had done all before."""
+    if passed:
+        device.finish()
+    begin = timer.mark()
+    assert begin is not None
+    device.work_ms += DEVICE_MS
+    device.host_now_s += host_s
+    timer.phase_ends(name, begin)
+
+
+def read(timer: DeviceTimer, device: FakeDevice, **known: float | bool) -> dict[str, float]:
+    spans = timer.take(**known)
+    end = device.now()
+    device.finish()
+    return spans.read(end)
+
+
+def test_own_work_and_the_wait_for_others_are_apart(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    for name in ("forward", "backward", "collective", "optimizer"):
+        phase(timer, device, name)
+    found = read(timer, device, knows_waits=True)
+    each = found["device.forward"]
+    assert found["device_busy_s"] == pytest.approx(3 * each)
+    assert found["device_wait_s"] == pytest.approx(each)
+    assert found["device_step_s"] > 4 * each
+
+
+def test_a_wait_that_may_lie_elsewhere_is_not_reported(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    phase(timer, device, "forward")
+    assert "device_wait_s" not in read(timer, device, knows_waits=False)
+
+
+def test_a_device_that_never_waits_for_its_host_measures_its_work(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    for name in ("forward", "backward", "optimizer"):
+        phase(timer, device, name, passed=name == "forward")
+    assert read(timer, device)["device_busy_s"] > 0
+
+
+def test_a_device_that_is_given_its_work_late_says_nothing_about_its_speed(
+    timer: DeviceTimer, device: FakeDevice
+) -> None:
+    timer.step_begins()
+    for name in ("forward", "backward", "optimizer"):
+        phase(timer, device, name, host_s=0.0105, passed=True)
+    found = read(timer, device, knows_waits=True)
+    assert "device_busy_s" not in found
+    assert {"device.forward", "device_step_s", "device_wait_s"} <= set(found)
+
+
+def test_it_is_known_without_a_moment_that_has_passed_once_the_lag_is(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    phase(timer, device, "forward", host_s=0.0105, passed=True)
+    for name in ("backward", "optimizer"):
+        phase(timer, device, name, host_s=0.0115)
+    assert "device_busy_s" not in read(timer, device)
+
+
+def test_a_step_that_is_late_for_the_lesser_part_measures_its_work(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    phase(timer, device, "forward", host_s=0.0105, passed=True)
+    phase(timer, device, "backward")
+    phase(timer, device, "optimizer")
+    assert "device_busy_s" in read(timer, device)
+
+
+@pytest.mark.parametrize("each", [1.0, 4.0])
+def test_of_a_sharded_model_the_work_of_its_blocks_counts_and_the_rest_of_its_passes_is_waiting(
+    timer: DeviceTimer, device: FakeDevice, each: float
+) -> None:
+    timer.step_begins()
+    begin = timer.mark()
+    block = timer.mark()
+    assert begin is not None
+    assert block is not None
+    device.work_ms += 2
+    timer.block_ends(block)
+    device.work_ms += 20
+    timer.phase_ends("forward", begin)
+    phase(timer, device, "optimizer")
+    found = read(timer, device, blocks_each=each, knows_waits=True)
+    blocks_s = 0.003 * each
+    assert found["device_busy_s"] == pytest.approx(blocks_s + found["device.optimizer"])
+    assert found["device_wait_s"] == pytest.approx(found["device.forward"] - blocks_s)
+
+
+def test_where_no_block_was_measured_own_work_is_unknown(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    phase(timer, device, "forward")
+    assert set(read(timer, device, blocks_each=1.0, knows_waits=True)) == {"device.forward", "device_step_s"}
+
+
+def test_nothing_is_recorded_or_asked_in_a_capture(timer: DeviceTimer, device: FakeDevice) -> None:
+    device.capturing = True
+    timer.step_begins()
+    assert timer.mark() is None
+    device.capturing = False
+    assert read(timer, device) == {}
+
+
+def test_a_phase_that_a_capture_cuts_is_left_out(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    begin = timer.mark()
+    assert begin is not None
+    device.capturing = True
+    timer.phase_ends("forward", begin)
+    device.capturing = False
+    assert set(read(timer, device)) == {"device_step_s"}
+
+
+def test_more_parts_than_are_read_are_dropped_and_counted(
+    timer: DeviceTimer, device: FakeDevice, sink: FakeSink
+) -> None:
+    timer.step_begins()
+    for _ in range(SPANS_MAX + 3):
+        phase(timer, device, "forward")
+    assert sink.dropped == {"spans": 3}
+    assert read(timer, device)["device_busy_s"] == pytest.approx(SPANS_MAX * 0.011)
+
+
+def test_moments_are_recorded_again_step_after_step(device: FakeDevice, sink: FakeSink, model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = TorchProbe(sink, model, optimizer, device=device)
+    made = []
+    for step in range(30):
+        probe.step_begin(step, 0)
+        if step != 5:  # a step that an exception ends: what it recorded is not read
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            probe.step_end(step, 0)
+        device.finish()
+        made.append(device.made)
+    assert made[-1] == made[10]
+    assert all(math.isfinite(value) for _, _, values, _ in sink.late_values for value in values.values())
+
+
+def test_what_a_checkpoint_computes_again_is_part_of_the_backward(device: FakeDevice, sink: FakeSink) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = TorchProbe(sink, model, optimizer, device=device)
+    probe.step_begin(0, 0)
+    checkpoint(model, torch.ones(1, 4, requires_grad=True), use_reentrant=False).sum().backward()
+    optimizer.step()
+    probe.step_end(0, 0)
+    device.finish()
+    probe.step_begin(1, 0)
+    probe.step_end(1, 0)
+    assert sink.log.count("+forward") == 1
+    assert sink.log.count("+backward") == 1
