@@ -131,7 +131,8 @@ class Frame:
 
     attempt: str
     family: str
-    """"steps" (written at the step's end) or "values" (late values: loss, norms)."""
+    """"steps" (written at the step's end), "values" (late values: loss, norms), or "timed" (a step together with what
+    devices measured of it)."""
     step: int
     kind: StepKind
     time_s: float
@@ -145,6 +146,8 @@ class Frame:
     late: bool = False
     """The rows arrived after their step's frame had closed without them. If ranks go at their own pace, these are all
     rows of all but the fastest ranks."""
+    awaits_times: bool = False
+    """What devices measure of this step comes later: a frame "timed" will have the step's times, devices' included."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of results that depend on the values alone and that several detectors use, such as medians."""
 

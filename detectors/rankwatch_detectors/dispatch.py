@@ -48,6 +48,9 @@ class DispatchingDetector(Stateful):
     """The detector compares ranks in the same step, and does nothing unless they are in lockstep. `lockstep` is then
     part of its state."""
 
+    JUDGES_TIMES: ClassVar[bool] = False
+    """The detector judges the times of hosts and devices, so it waits for frames that have both."""
+
     TAKES_LATE: ClassVar[bool] = False
     """The detector judges each rank's row by itself, so unless ranks are in lockstep it takes late rows too. `lockstep`
     is then part of its state."""
@@ -72,6 +75,8 @@ class DispatchingDetector(Stateful):
             if self.COMPARES_RANKS and not self.lockstep:
                 return ()
             if observation.late and (self.lockstep or not self.TAKES_LATE):
+                return ()
+            if observation.awaits_times if self.JUDGES_TIMES else observation.family == "timed":
                 return ()
             self.now_s = max(self.now_s, observation.time_s)
             return self._on_frame(observation)

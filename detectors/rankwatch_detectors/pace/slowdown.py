@@ -92,6 +92,7 @@ class SlowdownDetector(DispatchingDetector):
 
     kind: Kind = Kind.SLOWDOWN
     COMPARES_RANKS: ClassVar[bool] = True
+    JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
         "lockstep",
@@ -171,7 +172,7 @@ class SlowdownDetector(DispatchingDetector):
         return self.episodes.close_all(self.now_s, why)
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        if frame.family != "steps" or frame.kind is not StepKind.TRAIN:
+        if frame.family == "values" or frame.kind is not StepKind.TRAIN:
             return ()
         cpu_s = None if self._accelerated or "device_busy_s" in frame.values else typical(frame, "busy_cpu_s")
         step_s = typical(frame, "step_time_s")

@@ -65,6 +65,7 @@ class StageDetector(DispatchingDetector):
 
     kind: Kind = Kind.SLOWDOWN
     COMPARES_RANKS: ClassVar[bool] = True
+    JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
         "lockstep",
@@ -114,7 +115,7 @@ class StageDetector(DispatchingDetector):
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        wanted = frame.family == "steps" and frame.kind is StepKind.TRAIN and self._stages >= GROUP_MIN
+        wanted = frame.family != "values" and frame.kind is StepKind.TRAIN and self._stages >= GROUP_MIN
         if not wanted:
             return ()
         device = device_seconds(frame)

@@ -41,7 +41,7 @@ from rankwatch_detectors.statistics.shift import Crossing
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
 """Judged is wall time; or CPU time and wall time; or device time and the time until host and device are done."""
-MEASURED = frozenset({"busy_s", "device_busy_s"})
+MEASURED = frozenset({"busy_s", "device_busy_s", "device_wait_s"})
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
@@ -105,6 +105,7 @@ class StragglerDetector(DispatchingDetector):
 
     kind: Kind = Kind.STRAGGLER
     COMPARES_RANKS: ClassVar[bool] = True
+    JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
         "lockstep",
@@ -123,7 +124,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 8
+        self.version = 9
         self._config = config
         # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3
@@ -174,15 +175,18 @@ class StragglerDetector(DispatchingDetector):
         return findings
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        if frame.family != "steps" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):
+        if frame.family == "values" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):
             return ()
         self._rows += 1
         if self._rows <= self._config.skipped_rows:
             return ()
         step_s, device = typical(frame, "step_time_s"), device_seconds(frame)
+        arrival = arrival_seconds(frame, device)
+        by_device: list[Finding] = []
         if device is not None:
-            by_device = [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
-            return [*by_device, *self._judge(self._arrival, arrival_seconds(frame, device), frame, step_s)]
+            by_device += [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
+        if arrival is not None:
+            return [*by_device, *self._judge(self._arrival, arrival, frame, step_s)]
         wall, cpu = own_seconds(frame), None if self._accelerated else cpu_seconds(frame)
         if wall is None:
             return ()

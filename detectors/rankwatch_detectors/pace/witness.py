@@ -203,34 +203,44 @@ def cpu_seconds(frame: Frame) -> Floats | None:
 
 def device_seconds(frame: Frame) -> Floats | None:
     """Seconds of each rank's own work on its device. NaN where not measured; None unless most ranks measure it."""
-    device = finite(frame, "device_busy_s")
-    if device is None:
-        return None
-    told = max(np.count_nonzero(frame.present[name]) for name in (*_TOLD, "device_busy_s") if name in frame.present)
-    return where_usable(device, np.nan) if 2 * np.count_nonzero(device[1]) > told else None
+    return _of_most(frame, "device_busy_s")
 
 
-def arrival_seconds(frame: Frame, device_s: Floats) -> Floats:
+def arrival_seconds(frame: Frame, device_s: Floats | None) -> Floats | None:
     """Seconds until each rank, host and device, has done its part of the step. NaN where not measured.
 
-    It is the step less the device's wait for other ranks; where that is not measured, the longer of the device's own
-    work and the host's.
+    It is the step (as the device measures it, if it does) less the device's wait for other ranks; where that is not
+    measured, the longer of the device's own work and the host's.
 
     Args:
         frame: the row.
         device_s: what `device_seconds` gives for it.
+
+    Returns:
+        None unless most ranks measure the wait or their device's own work.
     """
-    step, wait = finite(frame, "step_time_s"), finite(frame, "device_wait_s")
-    if step is not None and wait is not None:
-        return where_usable(step, np.nan) - where_usable(wait, np.nan)
+    wait_s, step = _of_most(frame, "device_wait_s"), finite(frame, "step_time_s")
+    if wait_s is not None and step is not None:
+        by_device = finite(frame, "device_step_s")
+        step_s = where_usable(step, np.nan)
+        return (step_s if by_device is None else np.where(by_device[1], by_device[0], step_s)) - wait_s
     host = own_seconds(frame)
-    return device_s if host is None else np.maximum(device_s, host)
+    return device_s if host is None or device_s is None else np.maximum(device_s, host)
+
+
+def _of_most(frame: Frame, name: str) -> Floats | None:
+    """A quantity by rank, NaN where not measured; None unless most of the ranks that report anything measure it."""
+    here = finite(frame, name)
+    if here is None:
+        return None
+    told = max(np.count_nonzero(frame.present[one]) for one in (*_TOLD, name) if one in frame.present)
+    return where_usable(here, np.nan) if 2 * np.count_nonzero(here[1]) > told else None
 
 
 def added_by_one_s(frame: Frame) -> float | None:
     """Seconds by which the slowest rank's own work is longer than the median rank's; None if no rank reports it."""
-    device = device_seconds(frame)
-    own = own_seconds(frame) if device is None else arrival_seconds(frame, device)
+    arrival = arrival_seconds(frame, device_seconds(frame))
+    own = own_seconds(frame) if arrival is None else arrival
     if own is None:
         return None
     measured = own[np.isfinite(own)]

@@ -25,8 +25,8 @@ from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 # Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
     {
-        *("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "device_busy_s", "device_wait_s"),
-        *("collective_late_s", "collective_transfer_s", "relative_step"),
+        *("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "device_busy_s", "device_wait_s", "device_step_s"),
+        "relative_step",
     }
 )
 NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")

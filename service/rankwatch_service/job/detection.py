@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankwatch_detectors.base import AttemptStart, Detector, Frame, Observation, Tick
+from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
+from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
 
 MakeDetectors = Callable[[], Sequence[Detector]]
@@ -20,12 +21,18 @@ class DetectionPipeline:
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
         self._bank = DetectorBank(make_detectors)
+        self._timed = TimedFrames()
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
-        findings, failures = self._bank.observe(observation)
+        findings: list[Finding] = []
+        failures: list[Failure] = []
+        for one in self._timed.observe(observation):
+            found, failed = self._bank.observe(one)
+            findings += found
+            failures += failed
         told = self.correlator.judge(findings, topology_state) if findings else []
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
@@ -36,10 +43,11 @@ class DetectionPipeline:
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
+        self._timed = TimedFrames()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
-        return {"bank": self._bank.state(), "correlator": self.correlator.state()}
+        return {"bank": self._bank.state(), "timed": self._timed.state(), "correlator": self.correlator.state()}
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
@@ -52,5 +60,7 @@ class DetectionPipeline:
             Names of detectors without a snapshot: they are new, or of another version.
         """
         without_snapshot = self._bank.restore(state["bank"], start)
+        if "timed" in state:  # snapshots of earlier versions have none
+            self._timed.restore(state["timed"])
         self.correlator.restore(state["correlator"])
         return without_snapshot

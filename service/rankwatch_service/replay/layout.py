@@ -12,6 +12,7 @@ METRICS: Final[Mapping[str, str]] = {
     "wait_s": "wait_s",
     "device_busy_s": "device_busy_s",
     "device_wait_s": "device_wait_s",
+    "device_step_s": "device_step_s",
     "data_wait_s": "phase.data_wait",
     "forward_s": "phase.forward",
     "backward_s": "phase.backward",

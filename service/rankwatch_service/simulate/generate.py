@@ -24,6 +24,7 @@ from rankwatch_detectors.base import (
 from rankwatch_service.simulate.disturbances import Wait, disturbances_of
 from rankwatch_service.simulate.faults import Kill, Restart, Throttle
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import DEVICE_TIMES
 
 DAY_S = 86_400.0
 # Student's t with 5 degrees of freedom: one step in some thousand is beyond five sigmas, as in real jobs.
@@ -122,8 +123,11 @@ class _Player:
         yield from self._let_pass(seconds, "backward", ())
         self.collective += 1
         train = StepKind.TRAIN
-        late = {name: values.pop(name) for name in list(values)} if self.job.late_values else {}
-        steps |= values
+        late: dict[str, Floats] = {}
+        if self.job.late_values:
+            late = values | {name: steps.pop(name) for name in DEVICE_TIMES if name in steps}
+        else:
+            steps |= values
         exact = self._exact()
         present = self._present(steps, exact)
         yield Frame(self.attempt, "steps", self.step, train, self.now_s, steps, present, exact)
@@ -179,7 +183,8 @@ class _Player:
             steps["busy_cpu_s"] = LAUNCH_SHARE * job.step_s * np.exp(0.02 * self.launching.standard_normal(ranks))
         if job.placement.device_times:
             host = seconds - data_wait
-            steps |= {"device_busy_s": work, "device_wait_s": host - busy, "busy_s": host, "wait_s": np.zeros(ranks)}
+            steps |= dict(zip(DEVICE_TIMES, (np.full(ranks, seconds), work, host - busy), strict=True))
+            steps |= {"busy_s": host, "wait_s": np.zeros(ranks)}
             steps |= {"phase.forward": host / 3, "phase.backward": host * 2 / 3}
         if job.has_tokens:
             steps["tokens"] = np.round(4096 * load)

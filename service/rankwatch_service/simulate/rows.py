@@ -16,6 +16,7 @@ from rankwatch_detectors.base import AttemptStart, Bools, Frame, StepKind, Tick
 from rankwatch_service.simulate.disturbances import disturbances_of
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import DEVICE_TIMES
 
 Array = NDArray[Any]
 
@@ -51,7 +52,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
     named += ["local_grad_norm"]
     named += [] if job.placement.accelerated else ["busy_cpu_s"]
     named += _device_columns(job)
-    named += ["device_busy_s", "device_wait_s"] if job.placement.device_times else []
+    named += DEVICE_TIMES if job.placement.device_times else []
     named += ["tokens", "tokens_squared"] if job.has_tokens else []
     named += ["nonfinite_first"] if any(not skipped for _, skipped in nonfinites) else []
     named += ["optimizer_skipped"] if any(skipped for _, skipped in nonfinites) else []

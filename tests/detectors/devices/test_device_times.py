@@ -37,9 +37,9 @@ def found(job: Job) -> list[Finding]:
     return opened(judge(generate(job), bank))
 
 
-def slow(factor: float, part: str, placement: RankPlacement) -> Finding:
+def slow(factor: float, part: str, placement: RankPlacement, *, late_values: bool = False) -> Finding:
     """What names the rank that is slow in this part of its step."""
-    job = Job(16, AT + 30, 1, placement=placement).inject(Slow(5, AT, factor, **PARTS[part]))  # type: ignore[arg-type]
+    job = Job(16, AT + 30, 1, placement=placement, late_values=late_values).inject(Slow(5, AT, factor, **PARTS[part]))  # type: ignore[arg-type]
     (finding,) = [one for one in found(job) if one.kind is Kind.STRAGGLER]
     assert finding.ranks == (5,)
     return finding
@@ -55,6 +55,17 @@ def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reas
     assert measured.cause == cause
     assert measured.evidence["witness"] == ("device" if cause == "device" else "arrival")
     assert measured.evidence["ratio"] == pytest.approx(plain.evidence["ratio"], rel=0.05)
+
+
+@pytest.mark.parametrize(("part", "cause"), [("work", "device"), ("data", "data"), ("launches", "host")])
+def test_device_times_that_come_later_than_their_step_are_judged_as_those_that_come_with_it(
+    part: str, cause: str
+) -> None:
+    at_once, late = (slow(1.1, part, DEVICE_TIMES, late_values=late) for late in (False, True))
+    assert (late.cause, late.evidence["witness"]) == (at_once.cause, at_once.evidence["witness"])
+    assert late.cause == cause
+    # The first device times are those that show that more will come; their own step is judged without them.
+    assert abs((late.detected_step or 0) - (at_once.detected_step or 0)) <= 1
 
 
 def test_it_ends_when_the_device_is_as_fast_as_before() -> None:

@@ -54,6 +54,10 @@ def written(name: str) -> str:
     return f"{name}:{','.join(f'{one}={VALUES[one]}' for one in names)}".rstrip(":")
 
 
+SET_BY_SERVICE = frozenset({"awaits_times"})
+"""Fields of observations that a job does not decide."""
+
+
 def digest(values: Iterable[object]) -> str:
     """Of values of any depth."""
     sha = hashlib.sha256()
@@ -73,7 +77,8 @@ def digest(values: Iterable[object]) -> str:
                     feed(one)
             case _ if dataclasses.is_dataclass(value):
                 for field in dataclasses.fields(value):
-                    feed(getattr(value, field.name))
+                    if field.name not in SET_BY_SERVICE:
+                        feed(getattr(value, field.name))
             case _:
                 sha.update(repr(value).encode())
 

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from rankwatch_detectors.base import Change, Detector, Finding, Kind, Observation
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.job.timed_frames import TimedFrames
 
 
 def judge(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
     """All findings of the whole catalogue (or of `bank`) in the order in which they were reported."""
     bank = detectors() if bank is None else bank
-    return [finding for observation in observations for detector in bank for finding in detector.observe(observation)]
+    timed = TimedFrames()
+    return [
+        finding
+        for observation in observations
+        for one in timed.observe(observation)
+        for detector in bank
+        for finding in detector.observe(one)
+    ]
 
 
 def opened(findings: Iterable[Finding], kind: Kind | None = None) -> list[Finding]:
