@@ -22,12 +22,11 @@ def on_ranks(world_size: int, target: Callable[..., Any], *args: Any) -> list[An
     context.set_forkserver_preload(["torch", "torch.distributed"])
     ranks, pipes = [], []
     # A file to meet at instead of a port: nothing else on the machine can be there first.
-    with tempfile.NamedTemporaryFile() as store:
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store"
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(rank, world_size, store.name, theirs, target, args), daemon=True
-            )
+            process = context.Process(target=_rank, args=(rank, world_size, store, theirs, target, args), daemon=True)
             process.start()
             theirs.close()
             ranks.append(process)

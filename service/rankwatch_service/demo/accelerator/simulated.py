@@ -1,0 +1,249 @@
+"""A simulated accelerator: work, events and collectives on streams, with the order and the waits of a real one.
+
+The host gives work and goes on; it waits only where it synchronizes, or is `QUEUE_MAX` pieces of work ahead. A worker
+thread computes when each piece begins and ends: after what was given to its stream before, not before it was given,
+and, in a collective, not before all ranks are there. Nothing is computed but these times.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from rankwatch_service.demo.accelerator.clocks import HostClock
+
+QUEUE_MAX: Final = 1024
+"""Pieces of work that a host may be ahead of its device, as with CUDA."""
+RESOLVED_LIMIT_S: Final = 120.0
+"""Limit of the wait for other ranks in a collective; a job that is stuck so long fails."""
+COMPUTE: Final = "compute"
+COMMUNICATION: Final = "communication"
+TYPE: Final = "simulated"
+
+
+class CaptureError(RuntimeError):
+    """An event was recorded, asked or waited for while work is captured into a graph."""
+
+
+class NotFinishedError(RuntimeError):
+    """The time between two events was asked for before the device had passed both."""
+
+
+class HostTensor(torch.Tensor):
+    """Pinned memory of the host: reading it, or a part of it, waits for no device."""
+
+
+class Meeting(Protocol):
+    """Where the ranks of a collective meet."""
+
+    def last_s(self, name: str, at_s: float) -> float:
+        """Tell the others when this rank is there; wait for all, and return when the last one is."""
+        ...
+
+
+class _Point:
+    """When the device passes a point of its work; known once the worker has computed it."""
+
+    def __init__(self) -> None:
+        self._known = threading.Event()
+        self._at_s = 0.0
+
+    def resolve(self, at_s: float) -> None:
+        self._at_s = at_s
+        self._known.set()
+
+    @property
+    def at_s(self) -> float:
+        if not self._known.wait(RESOLVED_LIMIT_S):
+            raise TimeoutError(f"other ranks did not come to a collective within {RESOLVED_LIMIT_S:.0f} s")
+        return self._at_s
+
+
+class SimulatedEvent:
+    """A recorded point; implements `rankwatch.torch_probe.device.Moment`. It may be recorded again."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self.point = _Point()
+
+    def query(self) -> bool:
+        """Whether the device has passed it.
+
+        Raises:
+            CaptureError: work is being captured.
+        """
+        self._device.refuse_in_capture("query")
+        return self.point.at_s <= self._device.clock.now_s()
+
+    def elapsed_time(self, end: SimulatedEvent) -> float:
+        """Milliseconds to a later event.
+
+        Raises:
+            NotFinishedError: the device has not passed both.
+        """
+        now_s = self._device.clock.now_s()
+        if max(self.point.at_s, end.point.at_s) > now_s:
+            raise NotFinishedError("the device has not passed both events")
+        return (end.point.at_s - self.point.at_s) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A piece of work, or with `stream` "" the end of the worker."""
+
+    stream: str
+    given_s: float
+    seconds: float
+    done: _Point
+    after: _Point | None = None
+    meets: str = ""
+
+
+class SimulatedDevice:
+    """One rank's device. Implements `rankwatch.torch_probe.device.Device`."""
+
+    def __init__(
+        self,
+        uuid: str,
+        clock: HostClock,
+        meeting: Meeting | None = None,
+        *,
+        slowness: Callable[[], float] = lambda: 1.0,
+        launch_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Start the worker.
+
+        Args:
+            uuid: what the device is known by.
+            clock: the host's.
+            meeting: where collectives meet; a single rank needs none.
+            slowness: by how much longer than usual work takes now.
+            launch_s: seconds of host time to give the device one piece of work.
+        """
+        self.uuid = uuid
+        self.clock = clock
+        self.synchronizations: Counter[str] = Counter()
+        """How often the host has waited for the device, by calling module."""
+        self._meeting = meeting
+        self._slowness = slowness
+        self._launch_s = launch_s
+        self._stream = COMPUTE
+        self._graph: list[tuple[str, float]] | None = None
+        self._free: list[SimulatedEvent] = []
+        self._ahead: deque[_Point] = deque()
+        self._met = 0
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._run, name="simulated-accelerator", daemon=True)
+        self._worker.start()
+
+    # ---- what a training script does ---------------------------------------------------------------------------------
+
+    def launch(self, seconds: float) -> None:
+        """Give the current stream work of this length."""
+        if self._graph is not None:
+            self._graph.append((self._stream, seconds))
+            return
+        self.clock.work(self._launch_s())
+        self._give(self._stream, seconds * self._slowness())
+
+    def collective(self, seconds: float) -> None:
+        """A collective of all ranks on the communication stream, after the work of the current one."""
+        self.refuse_in_capture("collective")
+        after = self._give(self._stream, 0.0)
+        self._met += 1
+        self._give(COMMUNICATION, seconds, after=after, meets=f"collective-{self._met}")
+
+    def wait_for_communication(self) -> None:
+        """What is given to the current stream from now on begins after the collectives so far. The host goes on."""
+        self._give(self._stream, 0.0, after=self._give(COMMUNICATION, 0.0))
+
+    def synchronize(self) -> None:
+        """Wait until all work so far is done."""
+        self.refuse_in_capture("synchronize")
+        self.synchronizations[sys._getframe(1).f_globals.get("__name__", "")] += 1
+        for stream in (COMPUTE, COMMUNICATION):
+            self.clock.wait_until(self._give(stream, 0.0).at_s)
+
+    @contextmanager
+    def capture(self) -> Iterator[list[tuple[str, float]]]:
+        """Capture work into a graph, which `replay` gives to the device."""
+        graph: list[tuple[str, float]] = []
+        self._graph = graph
+        try:
+            yield graph
+        finally:
+            self._graph = None
+
+    def replay(self, graph: list[tuple[str, float]]) -> None:
+        """Give the device the work of a captured graph, in one call."""
+        self.clock.work(self._launch_s())
+        for stream, seconds in graph:
+            self._give(stream, seconds * self._slowness())
+
+    def close(self) -> None:
+        """End the worker once it has done all work."""
+        self._work.put(_Work("", 0.0, 0.0, _Point()))
+        self._worker.join(RESOLVED_LIMIT_S)
+
+    # ---- rankwatch.torch_probe.device.Device -------------------------------------------------------------------------
+
+    def describe(self, known_uuid: str, failed: Callable[[Exception], None]) -> Mapping[str, str]:
+        """See `Device.describe`."""
+        del failed
+        return {"device_type": TYPE, "device_uuid": known_uuid or self.uuid}
+
+    def pinned(self, rows: int, words: int) -> torch.Tensor:
+        """See `Device.pinned`."""
+        return torch.zeros((rows, words), dtype=torch.int64).as_subclass(HostTensor)
+
+    def now(self) -> SimulatedEvent:
+        """See `Device.now`."""
+        self.refuse_in_capture("record")
+        event = self._free.pop() if self._free else SimulatedEvent(self)
+        event.point = self._give(self._stream, 0.0)
+        return event
+
+    def host_s(self) -> float:
+        """See `Device.host_s`."""
+        return self.clock.now_s()
+
+    def free(self, moment: Any) -> None:
+        """See `Device.free`."""
+        self._free.append(moment)
+
+    def captures(self) -> bool:
+        """See `Device.captures`."""
+        return self._graph is not None
+
+    # ---- the device --------------------------------------------------------------------------------------------------
+
+    def refuse_in_capture(self, what: str) -> None:
+        """Raise `CaptureError` if work is being captured."""
+        if self._graph is not None:
+            raise CaptureError(f"{what} while work is captured into a graph")
+
+    def _give(self, stream: str, seconds: float, *, after: _Point | None = None, meets: str = "") -> _Point:
+        done = _Point()
+        self._work.put(_Work(stream, self.clock.now_s(), seconds, done, after, meets))
+        if seconds:
+            self._ahead.append(done)
+            if len(self._ahead) > QUEUE_MAX:
+                self.clock.wait_until(self._ahead.popleft().at_s)
+        return done
+
+    def _run(self) -> None:
+        free_s: dict[str, float] = {}
+        while (work := self._work.get()).stream:
+            begin_s = max(free_s.get(work.stream, 0.0), work.given_s, work.after.at_s if work.after else 0.0)
+            if work.meets and self._meeting is not None:
+                begin_s = self._meeting.last_s(work.meets, begin_s)
+            free_s[work.stream] = begin_s + work.seconds
+            work.done.resolve(free_s[work.stream])

@@ -1,0 +1,111 @@
+"""What a torch model gives a simulated accelerator: the work of layers, and the collectives of DDP and FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwatch_service.demo.accelerator.simulated import SimulatedDevice
+
+KERNELS: Final = 8
+"""Pieces of work in one layer's forward; a backward has twice as many."""
+
+
+class StoreMeeting:
+    """Ranks that meet in a store of torch.distributed, which no other thread uses."""
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+
+    def last_s(self, name: str, at_s: float) -> float:
+        """See `Meeting.last_s`."""
+        self._store.set(f"{name}/{self._rank}", repr(at_s))
+        return max(float(self._store.get(f"{name}/{rank}")) for rank in range(self._world_size))
+
+
+class DeviceWork(nn.Module):
+    """A layer that changes nothing, and gives the device work of this length in forward and twice that in backward."""
+
+    def __init__(self, device: SimulatedDevice, seconds: float) -> None:
+        super().__init__()
+        self._device = [device]  # no part of the module's state
+        self._seconds = seconds
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values as they are."""
+        done: Tensor = _Work.apply(values, self._device[0], self._seconds)  # type: ignore[no-untyped-call]
+        return done
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceWork:
+        return DeviceWork(self._device[0], self._seconds)
+
+
+class _Work(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, device: SimulatedDevice, seconds: float) -> Tensor:
+        ctx.device, ctx.seconds = device, seconds
+        for _ in range(KERNELS):
+            device.launch(seconds / KERNELS)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        for _ in range(2 * KERNELS):
+            ctx.device.launch(ctx.seconds / KERNELS)
+        return gradients[0], None, None
+
+
+def reduce_on(device: SimulatedDevice, replica: DistributedDataParallel, seconds: float) -> None:
+    """Let DDP's reductions take place on the device too, which waits for them where DDP lets a GPU wait."""
+
+    def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
+        device.collective(seconds)
+        if bucket.is_last():
+            _after_backward(device.wait_for_communication)
+        world_size = dist.get_world_size()
+        reduction = dist.all_reduce(bucket.buffer().div_(world_size), async_op=True)
+        assert reduction is not None
+        reduced: torch.futures.Future[Tensor] = reduction.get_future().then(lambda done: done.value()[0])
+        return reduced
+
+    replica.register_comm_hook(None, lambda _, bucket: reduce(bucket))
+
+
+def gather_on(device: SimulatedDevice, root: nn.Module, blocks: Iterable[nn.Module], seconds: float) -> None:
+    """Let the gathers and reductions of FSDP's blocks take place on the device too, with FSDP's waits.
+
+    Call it after the blocks are wrapped, and before `watch.torch`.
+    """
+
+    def gathered(*_: Any) -> None:
+        device.collective(seconds)
+        device.wait_for_communication()
+
+    def watched(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(gathered)  # type: ignore[no-untyped-call]
+
+    def reduced(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args[0].requires_grad:
+            args[0].register_hook(lambda _: device.collective(seconds))  # type: ignore[no-untyped-call]
+
+    def ends(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: _after_backward(device.wait_for_communication))  # type: ignore[no-untyped-call]
+
+    root.register_forward_hook(ends)
+    for block in blocks:
+        block.register_forward_pre_hook(gathered, prepend=True)
+        block.register_forward_pre_hook(reduced)
+        block.register_forward_hook(watched)
+
+
+def _after_backward(callback: Any) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,0 +1,224 @@
+"""Real ranks on simulated accelerators: their measurements name a slow device or a late host, and make nobody wait.
+
+Ranks are processes of one gloo group, with torch's own DDP and FSDP; only their devices' work is simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from rankwatch.torch_probe import TorchProbe
+from rankwatch_detectors.base import AttemptStart, Finding, Observation
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
+from tests.support.detection.verdicts import judge, opened
+from tests.support.ranks.accelerated import (
+    NOTHING,
+    TRANSFER_S,
+    WIDTH,
+    Machine,
+    Part,
+    counted_reads,
+    layers,
+    train,
+)
+from tests.support.ranks.gloo import on_ranks
+from tests.support.values.presences import ATTEMPT, frame, topology
+
+WORLD_SIZE = 4
+STEPS = 95
+AT = 60
+"""The step from which one rank differs."""
+Build = Callable[[Machine], nn.Module]
+
+
+def with_ddp(machine: Machine) -> nn.Module:
+    model = DistributedDataParallel(layers(machine.device))
+    reduce_on(machine.device, model, TRANSFER_S)
+    return model
+
+
+def with_fsdp2(machine: Machine) -> nn.Module:
+    model = layers(machine.device)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    gather_on(machine.device, model, model, TRANSFER_S)
+    return model
+
+
+def with_fsdp1(machine: Machine) -> nn.Module:
+    model = layers(machine.device)
+    wrapped = nn.Sequential(*(FullyShardedDataParallel(layer, device_id=torch.device("cpu")) for layer in model))
+    return FullyShardedDataParallel(wrapped, device_id=torch.device("cpu"))
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward."""
+
+    def __init__(self, inner: nn.Sequential) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for layer in self.inner:
+            values = checkpoint(layer, values, use_reentrant=False)
+        return values
+
+
+def with_checkpoints(machine: Machine) -> nn.Module:
+    model = DistributedDataParallel(Checkpointed(layers(machine.device)))
+    reduce_on(machine.device, model, TRANSFER_S)
+    return model
+
+
+def compiled(machine: Machine) -> nn.Module:
+    inner = nn.Sequential(
+        layers(machine.device), torch.compile(nn.Linear(WIDTH, WIDTH), backend="aot_eager"), layers(machine.device)
+    )
+    model = DistributedDataParallel(inner)
+    reduce_on(machine.device, model, TRANSFER_S)
+    return model
+
+
+PARTS = {
+    "nothing": NOTHING,
+    "a device slower by a tenth": Part(2, AT, device=1.1),
+    "launches that take longer than the work": Part(2, AT, launch=60.0),
+    "a host that is busy before it gives work": Part(2, AT, host_s=0.01),
+}
+CAUSES = {name: "device" if part.device > 1 else "host" for name, part in PARTS.items() if part is not NOTHING}
+Rows = list[dict[str, float]]
+
+
+def measured(rank: int, world_size: int, build: Build) -> dict[str, Rows]:
+    """The rows of one rank, for each part."""
+    rows = {}
+    for name, part in PARTS.items():
+        torch.manual_seed(0)
+        machine = Machine(rank, world_size, part)
+        rows[name] = train(machine, build(machine), STEPS)
+    return rows
+
+
+@pytest.fixture(scope="module", params=[with_ddp, with_fsdp2])
+def trained(request: pytest.FixtureRequest) -> list[dict[str, Rows]]:
+    """What the ranks measured, by rank."""
+    return on_ranks(WORLD_SIZE, measured, WORLD_SIZE, request.param)
+
+
+def found(ranks: list[Rows]) -> list[Finding]:
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(WORLD_SIZE), 0.0)]
+    for step in range(STEPS):
+        rows = [rank[step] for rank in ranks]
+        # What hosts measure is equal, as in synchronous training.
+        hosts = {"step_time_s": [0.05] * WORLD_SIZE, "busy_s": [0.045] * WORLD_SIZE}
+        names = sorted({name for row in rows for name in row if name.startswith("device_")})
+        devices = {name: [row.get(name, np.nan) for row in rows] for name in names}
+        observations.append(frame(step, hosts | devices, time_s=0.05 * step))
+    return opened(judge(observations, [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]))
+
+
+@pytest.mark.parametrize("part", CAUSES)
+def test_the_rank_that_keeps_the_others_waiting_is_named_with_the_cause(
+    trained: list[dict[str, Rows]], part: str
+) -> None:
+    (finding,) = found([rank[part] for rank in trained])
+    assert (finding.ranks, finding.cause) == ((2,), CAUSES[part])
+    assert AT < (finding.detected_step or 0) <= AT + 30
+
+
+def test_equal_ranks_name_nobody(trained: list[dict[str, Rows]]) -> None:
+    assert found([rank["nothing"] for rank in trained]) == []
+
+
+def accumulate(model: nn.Module, number: int) -> contextlib.AbstractContextManager[None]:
+    assert isinstance(model, DistributedDataParallel)
+    return contextlib.nullcontext() if number == 7 else model.no_sync()
+
+
+WAYS: dict[str, tuple[Build, dict[str, Any]]] = {
+    "DDP": (with_ddp, {}),
+    "FSDP1": (with_fsdp1, {}),
+    "FSDP2": (with_fsdp2, {}),
+    "gradients accumulated over 8 passes": (with_ddp, {"passes": 8, "before": accumulate}),
+    "checkpoints": (with_checkpoints, {}),
+    "torch.compile": (compiled, {}),
+    "the script never waits": (with_ddp, {"synchronizes": False}),
+}
+
+
+def waits(rank: int, world_size: int) -> dict[str, list[tuple[int, int, Rows, int]]]:
+    """With a probe and without it: waits for the device, reads of tensors, rows, and errors of the probe."""
+    answers: dict[str, list[tuple[int, int, Rows, int]]] = {}
+    for way, (build, how) in WAYS.items():
+        for watched in (True, False):
+            torch.manual_seed(0)
+            machine = Machine(rank, world_size)
+            model = build(machine)
+            reads: Counter[str] = Counter()
+            rows = train(machine, model, 8, watched=watched, during=counted_reads(reads), **how)
+            errors = machine.sink.dropped.get("probe_errors", 0)
+            counted = machine.device.synchronizations.total(), reads.total()
+            answers.setdefault(way, []).append((*counted, rows, errors))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def waited() -> dict[str, list[tuple[int, int, Rows, int]]]:
+    return on_ranks(2, waits, 2)[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_probe_makes_no_host_wait_for_its_device(
+    waited: dict[str, list[tuple[int, int, Rows, int]]], way: str
+) -> None:
+    watched, unwatched = waited[way]
+    assert watched[:2] == unwatched[:2]
+    assert watched[3] == 0
+    assert all("device_step_s" in row and row["device_busy_s"] > 0 for row in watched[2][2:6])
+
+
+def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
+    """Training whose forward and backward are captured once and replayed, as with CUDA graphs."""
+    machine = Machine(rank, 1)
+    model = layers(machine.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    probe = TorchProbe(machine.sink, model, optimizer, device=machine.device)
+    graph: list[tuple[str, float]] = []
+    for step in range(6):
+        probe.step_begin(step, 0)
+        machine.host_work()
+        if step == 2:
+            with machine.device.capture() as graph:
+                model(torch.ones(2, WIDTH)).square().mean().backward()
+        elif step > 2:
+            machine.device.replay(graph)
+        else:
+            model(torch.ones(2, WIDTH)).square().mean().backward()
+        optimizer.step()
+        probe.step_end(step, 0)
+    machine.device.synchronize()
+    probe.step_begin(6, 0)
+    probe.step_end(6, 0)
+    return machine.sink.dropped.get("probe_errors", 0), [values for _, _, values, _ in machine.sink.late_values]
+
+
+def test_in_a_capture_nothing_is_recorded_or_asked_and_a_replay_is_timed_as_a_step() -> None:
+    ((errors, rows),) = on_ranks(1, captured)
+    assert errors == 0
+    assert "device.forward" in rows[0]
+    assert "device.forward" not in rows[2]
+    assert rows[4]["device_step_s"] == pytest.approx(rows[1]["device_step_s"], rel=0.2)
