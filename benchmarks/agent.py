@@ -23,6 +23,7 @@ from pathlib import Path
 from rankwatch import wire
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import StepEntry
+from rankwatch_service.demo.accelerator import DRIVER
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.agent.process import AgentProcess
@@ -156,7 +157,7 @@ def main() -> None:
             subprocess.Popen([sys.executable, "-c", RANK, folder, str(rank), str(options.ranks), str(options.rate)])
             for rank in range(options.ranks)
         ]
-        environment = {**service.environment, **kafka, "PYTHONPATH": str(ROOT / "tests/support/nvml")}
+        environment = {**service.environment, **kafka, "PYTHONPATH": str(DRIVER)}
         try:
             with AgentProcess(directory, environment) as agent:
                 until(lambda: len(service.rows()) > options.ranks)

@@ -2,8 +2,8 @@
 
 import json
 import os
-from pathlib import Path
 
+from rankwatch_service.demo.accelerator import DRIVER
 from rankwatch_service.demo.services.service import ServiceProcess
 from tests.browser.conftest import Visit, until
 from tests.support.agent.process import AgentProcess
@@ -11,7 +11,6 @@ from tests.support.agent.service import until as wait_until
 from tests.support.kafka.broker import new_prefix
 from tests.support.ranks.recording_rank import RecordingRank
 
-NVML = Path(__file__).parents[1] / "support/nvml"
 CARD = "[...document.querySelectorAll('section.card')].find((one) => one.querySelector('h2').textContent === 'Devices')"
 
 
@@ -26,8 +25,8 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
     agent_environment = kafka | {
         "RANKWATCH_URL": service.url,
         "RANKWATCH_TOKEN": (tmp_path / "data/ingest-token").read_text().strip(),
-        "PYTHONPATH": str(NVML),
-        "FAKE_NVML": str(driver),
+        "PYTHONPATH": str(DRIVER),
+        "SIMULATED_NVML": str(driver),
     }
     try:
         with RecordingRank(rings, 0, world_size=1) as rank, AgentProcess(rings, agent_environment):

@@ -318,6 +318,14 @@ def test_seconds_of_what_shares_a_core_accuse_nobody(shift: float, wall: float) 
     assert crowded(shift, 600, wall=wall, seed=1, lasts_s=10.0) == []
 
 
+@pytest.mark.parametrize("shift", [1.7, 2.5])
+@pytest.mark.parametrize("wall", [1.02, 1.5])
+def test_tenths_of_a_second_of_twice_the_cpu_time_accuse_nobody(shift: float, wall: float) -> None:
+    assert crowded(shift, 400, wall=wall, seed=1, lasts_s=0.7) == []
+    (finding,) = opened(crowded(shift, 400, wall=wall, seed=1))
+    assert finding.detected_time_s - finding.onset_time_s <= 4.0
+
+
 @pytest.mark.parametrize("wall", [1.02, 1.5])
 def test_a_rank_with_a_third_more_work_on_a_crowded_host_is_named_once_it_has_lasted(wall: float) -> None:
     (finding,) = opened(crowded(1.35, 900, wall=wall, seed=1))

@@ -10,13 +10,12 @@ import pytest
 
 from rankwatch import layout
 from rankwatch.agent.lock import take_lock
+from rankwatch_service.demo.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
-
-NVML = Path(__file__).parents[1] / "support/nvml"
 
 
 class Driver:
@@ -24,7 +23,7 @@ class Driver:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "nvml.json"
-        self.environment = {"PYTHONPATH": str(NVML), "FAKE_NVML": str(self._file)}
+        self.environment = {"PYTHONPATH": str(DRIVER), "SIMULATED_NVML": str(self._file)}
         self.say()
 
     def say(self, **wrong: Any) -> None:

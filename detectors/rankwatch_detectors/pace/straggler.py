@@ -59,9 +59,9 @@ class StragglerConfig:
     )
     cpu: WitnessConfig = field(
         # CPU time on shared cores varies with caches, clock frequencies and hyper-threads although no rank is at fault:
-        # mostly by 10 %, and by 50 % for seconds while something else runs on the same core.
+        # mostly by 10 %, by 50 % for seconds while something else runs on the same core, and by more for tenths of one.
         default_factory=lambda: WitnessConfig(
-            ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24
+            ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24, large_s=1.0
         )
     )
     host: WitnessConfig = field(
@@ -181,12 +181,11 @@ class StragglerDetector(DispatchingDetector):
         if self._rows <= self._config.skipped_rows:
             return ()
         step_s, device = typical(frame, "step_time_s"), device_seconds(frame)
-        arrival = arrival_seconds(frame, device)
-        by_device: list[Finding] = []
+        arrival, findings = arrival_seconds(frame, device), list[Finding]()
         if device is not None:
-            by_device += [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
+            findings = [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
         if arrival is not None:
-            return [*by_device, *self._judge(self._arrival, arrival, frame, step_s)]
+            return [*findings, *self._judge(self._arrival, arrival, frame, step_s)]
         wall, cpu = own_seconds(frame), None if self._accelerated else cpu_seconds(frame)
         if wall is None:
             return ()

@@ -42,6 +42,8 @@ class WitnessConfig:
     """Below it a run must have lasted for `lasting_s` and `lasting_rows`."""
     lasting_s: float = 0.0
     lasting_rows: int = 0
+    large_s: float = 0.0
+    """From it on, it must have lasted for this long."""
 
 
 class Witness(Stateful):
@@ -166,8 +168,10 @@ class Witness(Stateful):
     def _lasts(self, crossing: Crossing) -> bool:
         """Whether a run is large, or long enough for its size."""
         config = self._config
-        large = abs(crossing.effect) >= math.log(config.lasting_ratio)
-        return large or (crossing.rows >= config.lasting_rows and crossing.rows * self.step_s >= config.lasting_s)
+        lasted_s = crossing.rows * self.step_s
+        if abs(crossing.effect) >= math.log(config.lasting_ratio):
+            return lasted_s >= config.large_s
+        return crossing.rows >= config.lasting_rows and lasted_s >= config.lasting_s
 
     def _moved_itself(self, crossing: Crossing) -> bool:
         """With only one peer: whether this rank became slow, and not its peer fast."""

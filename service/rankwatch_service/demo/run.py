@@ -38,6 +38,7 @@ from rankwatch_service.demo.services.backing import Backing, BackingError, stand
 from rankwatch_service.demo.services.receiver import WebhookReceiver
 from rankwatch_service.demo.services.service import ServiceError, ServiceProcess
 from rankwatch_service.demo.stage import NotInTimeError, Stage
+from rankwatch_service.demo.throttled import TOLD_LIMIT_S, ThrottledJob
 from rankwatch_service.demo.view import DemoView, table, verdict
 from rankwatch_service.supervise import python_module
 
@@ -149,13 +150,17 @@ def opened_stage(options: DemoOptions, view: DemoView) -> Iterator[Stage]:
         command = python_module("rankwatch_service.demo.job.training", *arguments)
         launcher = Launcher(command, WORLD_SIZE, JOB, folder / "ranks", environment)
         stack.callback(launcher.stop)
+        beside = ThrottledJob(folder, service, environment, view) if options.faults else None
+        if beside is not None:
+            stack.callback(beside.stop)
         journals = JournalReader(folder / "journal", WORLD_SIZE)
-        yield Stage(folder.name, JOB, launcher, journals, service, receiver, FaultFile(folder / "faults"), view)
+        faults = FaultFile(folder / "faults")
+        yield Stage(folder.name, JOB, launcher, journals, service, receiver, faults, view, beside)
 
 
 def _configure(service: ServiceProcess, receiver: WebhookReceiver, secret: str) -> None:
     """Configure the receiver and the policy."""
-    service.write("POST", "/api/v1/receivers", {"name": "demo", "url": receiver.url, "secret": secret})
+    service.write("POST", "/api/v1/receivers", {"name": "demo", "url": receiver.url, "secret": secret, "jobs": [JOB]})
     rules = [{"id": scene.kind, "kind": scene.kind, "mode": "act", "action": scene.action} for scene in BY_POLICY]
     # The script needs three actions in two minutes, far more than a real job should allow.
     limits = {"actions_per_hour": 10, "cool_down_s": 5.0}
@@ -167,6 +172,8 @@ def _train(options: DemoOptions, stage: Stage, outcomes: list[SceneResult]) -> l
     results: list[SceneCheck] = []
     try:
         stage.launcher.start()
+        if stage.beside is not None:
+            stage.beside.start()
         stage.wait_for_step(0, START_LIMIT_S)
         stage.wait_for_step(WARM_UP_STEPS, STEP_LIMIT_S)
         for outcome in outcomes:
@@ -178,6 +185,9 @@ def _train(options: DemoOptions, stage: Stage, outcomes: list[SceneResult]) -> l
         stage.wait_for("end of all ranks", FOUND_LIMIT_S, lambda: stage.launcher.finished)
         if outcomes:
             stage.wait_for("last webhook", FOUND_LIMIT_S, lambda: _all_told(stage, outcomes))
+        if stage.beside is not None:
+            stage.wait_for("end of the second job", TOLD_LIMIT_S, lambda: stage.beside is None or stage.beside.done)
+            results += stage.beside.results
         stage.wait_for_time(2.0)
     except (NotInTimeError, JobFailedError, ServiceError) as error:
         results.append(SceneCheck("the job trains to its end", False, str(error)))

@@ -12,6 +12,7 @@ from rankwatch_service.demo.job.launcher import Launcher
 from rankwatch_service.demo.journal import JournalReader
 from rankwatch_service.demo.services.receiver import WebhookReceiver
 from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.throttled import ThrottledJob
 from rankwatch_service.demo.view import DemoView
 
 POLL_S = 0.02
@@ -38,6 +39,8 @@ class Stage:
     receiver: WebhookReceiver
     faults: FaultFile
     view: DemoView
+    beside: ThrottledJob | None = None
+    """The second job, which is polled too."""
     seen: Mapping[str, Any] = field(default_factory=dict)
     """The job as the service reports it; empty until it knows the job."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +54,10 @@ class Stage:
         """
         if self.launcher.poll():
             self.view.event(f"launcher: a rank died, all ranks start again as {self.launcher.launch}")
+        if self.beside is not None:
+            self.beside.poll()
+            if self.beside.done:
+                self.beside.stop()  # the cores are for the first job now
         self.journals.look()
         now_s = time.monotonic()
         if now_s - self._refreshed_s >= REFRESH_S:

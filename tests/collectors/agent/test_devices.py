@@ -16,9 +16,9 @@ from rankwatch.agent.devices.readings import DeviceError, DeviceIdentity, Readin
 from rankwatch.agent.devices.sampler import DeviceSampler
 from rankwatch.agent.lock import take_lock
 from rankwatch.wire import DeviceSample, Event
+from rankwatch_service.demo.accelerator import DRIVER
 from tests.support.agent.service import until
 
-NVML = Path(__file__).parents[2] / "support/nvml"
 Spoil = Callable[..., None]
 
 
@@ -39,8 +39,8 @@ def spoil(tmp_path: Path) -> Spoil:
 @pytest.fixture
 def sampler(tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceSampler]:
     monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(NVML))
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+    monkeypatch.setenv("PYTHONPATH", str(DRIVER))
+    monkeypatch.setenv("SIMULATED_NVML", str(tmp_path / "nvml.json"))
     sampler = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
     yield sampler
     spoil()

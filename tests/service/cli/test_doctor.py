@@ -1,12 +1,12 @@
 """What `rankwatch doctor` says of the data folder and of the OIDC provider; the rest is in `test_commands.py`."""
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
+from rankwatch_service.demo.accelerator import DRIVER
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.store.database import new_database
 
@@ -52,8 +52,8 @@ def driver(tmp_path, monkeypatch):
     def say(**wrong):
         (tmp_path / "nvml.json").write_text(json.dumps(wrong))
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support/nvml"))
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+    monkeypatch.setenv("PYTHONPATH", str(DRIVER))
+    monkeypatch.setenv("SIMULATED_NVML", str(tmp_path / "nvml.json"))
     say()
     return say
 
@@ -69,7 +69,7 @@ def test_gpus_tell_what_they_can_and_why_not_the_rest(driver):
     assert found["GPU driver"] == ("ok", "version 999.1, 8 devices")
     assert found["GPU 5"] == ("finding", "a device that cannot be opened: the driver has lost it")
     verdict, told = found["GPU 3"]
-    assert (verdict, told.startswith("Fake H100, GPU-3; does not tell: ")) == ("ok", True)
+    assert (verdict, told.startswith("Simulated H100, GPU-3; does not tell: ")) == ("ok", True)
     assert "TotalEccErrors" in told
     assert "TotalEccErrors" not in found["GPU 2"][1]
     assert "pcie_replays" in told

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankwatch.torch_probe import TorchProbe, gradients
 from rankwatch_service.demo.accelerator.clocks import VirtualClock
 from rankwatch_service.demo.accelerator.simulated import HostTensor, SimulatedDevice
-from rankwatch_service.demo.accelerator.torch_work import DeviceWork, StoreMeeting
+from rankwatch_service.demo.accelerator.torch_work import DeviceWork, store_of_ranks
 from tests.support.ranks.sink import FakeSink
 
 WIDTH = 8
@@ -61,7 +60,7 @@ class Machine:
         self._random = random.Random(rank)
         self._noise = noise
         self.clock = VirtualClock()
-        meeting = StoreMeeting(own_store(rank, world_size), rank, world_size) if world_size > 1 else None
+        meeting = store_of_ranks(rank, world_size) if world_size > 1 else None
         self.device = SimulatedDevice(
             f"GPU-{rank}", self.clock, meeting, slowness=self._slowness, launch_s=self._launch_s
         )
@@ -80,16 +79,6 @@ class Machine:
     def host_work(self) -> None:
         """What the host does in a step beside launches."""
         self.clock.work(HOST_S + (self._part.host_s if self._differs else 0.0))
-
-
-def own_store(rank: int, world_size: int) -> Any:
-    """A store for these ranks alone; the first one serves it."""
-    port: list[Any] = [None]
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port[0] = store.port
-    dist.broadcast_object_list(port, src=0)
-    return store if rank == 0 else dist.TCPStore("127.0.0.1", port[0], world_size, is_master=False)
 
 
 def layers(device: SimulatedDevice, count: int = 3) -> nn.Sequential:

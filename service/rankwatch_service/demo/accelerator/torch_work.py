@@ -30,6 +30,18 @@ class StoreMeeting:
         return max(float(self._store.get(f"{name}/{rank}")) for rank in range(self._world_size))
 
 
+def store_of_ranks(rank: int, world_size: int) -> StoreMeeting:
+    """A meeting of all ranks of the default group, in a store of its own, which the first one serves."""
+    port: list[Any] = [None]
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        port[0] = store.port
+    dist.broadcast_object_list(port, src=0)
+    if rank:
+        store = dist.TCPStore("127.0.0.1", port[0], world_size, is_master=False)  # type: ignore[attr-defined]
+    return StoreMeeting(store, rank, world_size)
+
+
 class DeviceWork(nn.Module):
     """A layer that changes nothing, and gives the device work of this length in forward and twice that in backward."""
 

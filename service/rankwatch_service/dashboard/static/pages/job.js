@@ -10,6 +10,7 @@ import { able, direct, DIRECTIVES, outcome, people } from "../components/directi
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
 import { HeatMap, KIND } from "../charts/heat_map.js";
+import { OF_TIME } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, grid, mean, metricsOf } from "../charts/series.js";
 import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
@@ -34,7 +35,8 @@ const waiting = h("div", { class: "approvals" });
 const strip = h("div", { class: "card tiles strip" });
 const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
-const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => drawMap() });
+let picked = "";
+const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => { picked = metricPick.value; drawMap(); } });
 const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "relative to peers"), h("option", { value: "absolute" }, "absolute"));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
@@ -192,7 +194,7 @@ function outlines() {
 async function drawMap() {
   const metrics = await metricsOf(name);
   if (metrics.join() !== [...metricPick.options].map((option) => option.value).join()) {
-    const chosen = [metricPick.value, "busy_s", "step_time_s"].find((metric) => metrics.includes(metric));
+    const chosen = [picked, ...OF_TIME].find((metric) => metrics.includes(metric));
     fill(metricPick, metrics.map((metric) => h("option", { value: metric, selected: metric === chosen }, words(metric))));
   }
   const metric = metricPick.value;

@@ -1,10 +1,9 @@
-# ruff: noqa: N802, N816
-"""Stands in for the module `pynvml` of a host with eight devices; a test puts this folder on the agent's path.
+"""The module `pynvml` of a simulated host with eight devices; an agent with this folder on its path reads them.
 
-Device 3 has no ECC counter, as consumer devices do not. The file that FAKE_NVML names, read anew at each call, says
-what is wrong, as JSON: `no_driver`, `hangs` (each call blocks until it is over), `lost` (indices), `missing` (functions
-that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once), `celsius` (by
-index).
+Device 3 has no ECC counter, as consumer devices do not. The file that SIMULATED_NVML names, read anew at each call,
+says what is wrong, as JSON: `no_driver`, `hangs` (each call blocks until it is over), `lost` (indices), `missing`
+(functions that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once),
+`celsius` and `megahertz` (by index), `clock_reasons` (by index: bits of NVML's clocks event reasons).
 """
 
 import json
@@ -12,6 +11,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 NVML_TEMPERATURE_GPU = 0
 NVML_CLOCK_SM = 1
@@ -26,116 +26,116 @@ _delivered: list[list[int]] = []
 
 
 class NVMLError(Exception):
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         super().__init__(f"NVML error {value}")
         self.value = value
 
 
-def wrong(what, default=None):
-    path = os.environ.get("FAKE_NVML")
+def wrong(what: Any, default: Any = None) -> Any:
+    path = os.environ.get("SIMULATED_NVML")
     return json.loads(Path(path).read_text()).get(what, default) if path else default
 
 
-def _call(handle=None):
+def _call(handle: Any = None) -> Any:
     while wrong("hangs"):
         time.sleep(0.01)
     if handle is not None and handle in wrong("lost", []):
         raise NVMLError(15)
 
 
-def __getattr__(name):
+def __getattr__(name: Any) -> Any:
     function = globals().get(f"_{name}")
     if function is None or name in wrong("missing", []):
         raise AttributeError(name)
     return function
 
 
-def _nvmlInit():
+def _nvmlInit() -> Any:
     _call()
     if wrong("no_driver"):
         raise NVMLError(9)
 
 
-def _nvmlShutdown():
+def _nvmlShutdown() -> Any:
     pass
 
 
-def _nvmlDeviceGetCount():
+def _nvmlDeviceGetCount() -> Any:
     return COUNT
 
 
-def _nvmlDeviceGetHandleByIndex(index):
+def _nvmlDeviceGetHandleByIndex(index: Any) -> Any:
     _call(index)
     return index
 
 
-def _nvmlDeviceGetHandleByUUID(uuid):
+def _nvmlDeviceGetHandleByUUID(uuid: Any) -> Any:
     return _nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-")))
 
 
-def _nvmlSystemGetDriverVersion():
+def _nvmlSystemGetDriverVersion() -> Any:
     return "999.1"
 
 
-def _nvmlDeviceGetName(handle):
-    return "Fake H100"
+def _nvmlDeviceGetName(handle: Any) -> Any:
+    return "Simulated H100"
 
 
-def _nvmlDeviceGetUUID(handle):
+def _nvmlDeviceGetUUID(handle: Any) -> Any:
     return f"GPU-{handle}"
 
 
-def _nvmlDeviceGetSerial(handle):
+def _nvmlDeviceGetSerial(handle: Any) -> Any:
     return f"S{handle}"
 
 
-def _nvmlDeviceGetPciInfo(handle):
+def _nvmlDeviceGetPciInfo(handle: Any) -> Any:
     return SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode())
 
 
-def _nvmlDeviceGetTemperature(handle, sensor):
+def _nvmlDeviceGetTemperature(handle: Any, sensor: Any) -> Any:
     _call(handle)
     assert sensor == NVML_TEMPERATURE_GPU
     return wrong("celsius", {}).get(str(handle), 40 + handle)
 
 
-def _nvmlDeviceGetPowerUsage(handle):
+def _nvmlDeviceGetPowerUsage(handle: Any) -> Any:
     return 300_000 + handle
 
 
-def _nvmlDeviceGetClockInfo(handle, clock):
+def _nvmlDeviceGetClockInfo(handle: Any, clock: Any) -> Any:
+    assert clock == NVML_CLOCK_SM
+    return wrong("megahertz", {}).get(str(handle), 1980)
+
+
+def _nvmlDeviceGetMaxClockInfo(handle: Any, clock: Any) -> Any:
     assert clock == NVML_CLOCK_SM
     return 1980
 
 
-def _nvmlDeviceGetMaxClockInfo(handle, clock):
-    assert clock == NVML_CLOCK_SM
-    return 1980
-
-
-def _nvmlDeviceGetCurrPcieLinkWidth(handle):
+def _nvmlDeviceGetCurrPcieLinkWidth(handle: Any) -> Any:
     return 16
 
 
-def _nvmlDeviceGetUtilizationRates(handle):
+def _nvmlDeviceGetUtilizationRates(handle: Any) -> Any:
     return SimpleNamespace(gpu=97, memory=50)
 
 
-def _nvmlDeviceGetMemoryInfo(handle):
+def _nvmlDeviceGetMemoryInfo(handle: Any) -> Any:
     return SimpleNamespace(total=80 * 2**30, used=2**30, free=79 * 2**30)
 
 
-def _nvmlDeviceGetCurrentClocksEventReasons(handle):
-    return 0x4
+def _nvmlDeviceGetCurrentClocksEventReasons(handle: Any) -> Any:
+    return wrong("clock_reasons", {}).get(str(handle), 0x4)
 
 
-def _nvmlDeviceGetTotalEccErrors(handle, kind, counter):
+def _nvmlDeviceGetTotalEccErrors(handle: Any, kind: Any, counter: Any) -> Any:
     if handle == 3:
         raise NVMLError(3)
     return 0
 
 
-def _nvmlDeviceGetFieldValues(handle, fields):
+def _nvmlDeviceGetFieldValues(handle: Any, fields: Any) -> Any:
     failing = wrong("failing_fields", [])
     return [
         SimpleNamespace(
@@ -148,15 +148,15 @@ def _nvmlDeviceGetFieldValues(handle, fields):
     ]
 
 
-def _nvmlEventSetCreate():
+def _nvmlEventSetCreate() -> Any:
     return object()
 
 
-def _nvmlDeviceRegisterEvents(handle, kinds, events):
+def _nvmlDeviceRegisterEvents(handle: Any, kinds: Any, events: Any) -> Any:
     assert kinds == nvmlEventTypeXidCriticalError
 
 
-def _nvmlEventSetWait_v2(events, timeout_ms):
+def _nvmlEventSetWait_v2(events: Any, timeout_ms: Any) -> Any:
     until_s = time.monotonic() + timeout_ms / 1e3
     while time.monotonic() < until_s:
         waiting = wrong("xids", [])[len(_delivered) :]
