@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from rankwatch.torch_probe.device_timer import BLOCKS_MAX, DeviceTimer, TimedMoment
-from rankwatch.torch_probe.fsdp import Block, blocks
+from rankwatch.torch_probe.fsdp import FsdpBlock, blocks
 from rankwatch.torch_probe.phases import OUTPUTS_MAX, Mark, is_recomputed, with_graph
 
 
@@ -50,7 +50,7 @@ class BlockMarks:
             self.handles += _MarkedBlock(timer, failed).watch(block)
 
 
-def _spread(blocks: Sequence[Block]) -> Sequence[Block]:
+def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:
     """At most `BLOCKS_MAX` of them, evenly spaced."""
     if len(blocks) <= BLOCKS_MAX:
         return blocks
@@ -66,7 +66,7 @@ class _MarkedBlock:
         self._forward: TimedMoment | None = None
         self._backward: TimedMoment | None = None
 
-    def watch(self, block: Block) -> list[RemovableHandle]:
+    def watch(self, block: FsdpBlock) -> list[RemovableHandle]:
         return [
             block.inner.register_forward_pre_hook(Mark(self._forward_begins, self._failed), with_kwargs=True),
             block.outer.register_forward_hook(Mark(self._forward_ends, self._failed)),

@@ -35,7 +35,7 @@ class Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FsdpBlock:
     """A module whose parameters FSDP gathers together, without further such modules within it."""
 
     outer: torch.nn.Module
@@ -46,10 +46,10 @@ class Block:
     """Whether its parameters are divided over, or replicated on, all ranks of the job."""
 
 
-def blocks(module: torch.nn.Module) -> list[Block]:
+def blocks(module: torch.nn.Module) -> list[FsdpBlock]:
     """The blocks within a module, of both forms of FSDP."""
     return [
-        Block(part, getattr(part, "_fsdp_wrapped_module", part), _ranks_of(part) == _world_size())
+        FsdpBlock(part, getattr(part, "_fsdp_wrapped_module", part), _ranks_of(part) == _world_size())
         for part in module.modules()
         if _is_managed(part) and not any(_is_managed(inner) for inner in part.modules() if inner is not part)
     ]

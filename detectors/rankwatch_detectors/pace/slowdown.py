@@ -118,8 +118,7 @@ class SlowdownDetector(DispatchingDetector):
         self.version = 7
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
-        levels = tuple(math.log(ratio) for ratio in config.ratios)
-        self._bank = ShiftBank(levels, config.baseline.clip_sigmas, config.rows_min)
+        self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
         self._anchor = Anchor(config.anchor)
         self._schedule = Schedule(config.schedule)
         self._accelerated = False

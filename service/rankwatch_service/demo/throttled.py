@@ -23,8 +23,8 @@ JOB: Final = "gpu-demo"
 RANK: Final = 2
 """The rank whose device becomes hot."""
 WORLD_SIZE: Final = 4
-WARM_UP_STEPS: Final = 80
-"""Steps before, from which it is learned what is usual: a quarter of a minute."""
+WARM_UP_STEPS: Final = 60
+"""Steps before, from which it is learned what is usual: a third of a minute."""
 SLOWNESS: Final = 1.25
 HOT: Final[Mapping[str, Any]] = {
     "slowness": {str(RANK): SLOWNESS},

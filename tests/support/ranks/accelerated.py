@@ -27,8 +27,8 @@ LAYER_S = 0.004
 """Device time of a layer's forward."""
 TRANSFER_S = 0.002
 """Device time of a collective."""
-LAUNCH_S = 0.00002
-"""Host time of one launch: a layer's forward has 8 launches, so hosts need 4 % of the time of their devices."""
+LAUNCH_S = 0.00004
+"""Host time of one launch: a layer's forward has 4 launches, so hosts need 4 % of the time of their devices."""
 HOST_S = 0.002
 """Host time of a step beside launches."""
 

@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 
-class HostClock(Protocol):
+class SimulatedClock(Protocol):
     """When a host gives its device work, and how it waits for it."""
 
     def now_s(self) -> float:
@@ -26,15 +26,15 @@ class MachineClock:
     """The machine's monotonic clock. A host takes the time that it really takes."""
 
     def now_s(self) -> float:
-        """See `HostClock.now_s`."""
+        """See `SimulatedClock.now_s`."""
         return time.monotonic()
 
     def wait_until(self, at_s: float) -> None:
-        """See `HostClock.wait_until`."""
+        """See `SimulatedClock.wait_until`."""
         time.sleep(max(at_s - time.monotonic(), 0.0))
 
     def work(self, seconds: float) -> None:
-        """See `HostClock.work`."""
+        """See `SimulatedClock.work`."""
         time.sleep(seconds)
 
 
@@ -45,13 +45,13 @@ class VirtualClock:
         self._now_s = 0.0
 
     def now_s(self) -> float:
-        """See `HostClock.now_s`."""
+        """See `SimulatedClock.now_s`."""
         return self._now_s
 
     def wait_until(self, at_s: float) -> None:
-        """See `HostClock.wait_until`."""
+        """See `SimulatedClock.wait_until`."""
         self._now_s = max(self._now_s, at_s)
 
     def work(self, seconds: float) -> None:
-        """See `HostClock.work`."""
+        """See `SimulatedClock.work`."""
         self._now_s += seconds

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from rankwatch_service.demo.accelerator.clocks import HostClock
+from rankwatch_service.demo.accelerator.clocks import SimulatedClock
 
 QUEUE_MAX: Final = 1024
 """Pieces of work that a host may be ahead of its device, as with CUDA."""
@@ -113,7 +113,7 @@ class SimulatedDevice:
     def __init__(
         self,
         uuid: str,
-        clock: HostClock,
+        clock: SimulatedClock,
         meeting: Meeting | None = None,
         *,
         slowness: Callable[[], float] = lambda: 1.0,

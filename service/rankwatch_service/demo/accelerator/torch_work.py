@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch_service.demo.accelerator.simulated import SimulatedDevice
 
-KERNELS: Final = 8
+KERNELS: Final = 4
 """Pieces of work in one layer's forward; a backward has twice as many."""
 
 

@@ -21,8 +21,8 @@ from rankwatch_service.demo.accelerator.torch_work import DeviceWork, reduce_on,
 from rankwatch_service.supervise import die_with_parent
 
 LAYERS: Final = 3
-LAYER_S: Final = 0.02
-"""Device time of a layer's forward; with the backward a step takes 0.18 s. The host needs some milliseconds of it."""
+LAYER_S: Final = 0.04
+"""Device time of a layer's forward; with the backward a step takes 0.36 s. The host needs some milliseconds of it."""
 TRANSFER_S: Final = 0.005
 WIDTH: Final = 32
 BATCH: Final = 16

@@ -21,9 +21,10 @@ export function aroundIncident(holder, card) {
   let map = null;
   return {
     async show(incident) {
-      card.hidden = incident.onset_step === null;
+      const felt = whereFelt(incident);
+      card.hidden = felt === null;
       if (card.hidden) return;
-      const found = await firstMeasured(incident);
+      const found = await firstMeasured(incident, felt);
       card.hidden = found === null;
       if (card.hidden) return;
       map ??= new HeatMap(holder, { height: HEIGHT_PX });
@@ -31,17 +32,23 @@ export function aroundIncident(holder, card) {
       map.show(found.grid, {
         metric: found.metric,
         relative: OF_TIME.includes(found.metric),
-        outlines: [{ from: incident.onset_step, to: lastStep(incident), ranks: incident.ranks, severity: incident.severity }],
+        outlines: [{ from: felt.step, to: lastStep(incident), ranks: felt.ranks, severity: incident.severity }],
       });
     },
   };
 }
 
+// The step at which training felt it: its own onset, or, where it has none, as trouble of a device, a consequence's.
+function whereFelt(incident) {
+  if (incident.onset_step !== null) return { kind: incident.kind, step: incident.onset_step, ranks: incident.ranks };
+  return incident.consequences.find((one) => one.step !== null) ?? null;
+}
+
 // The first metric of the kind that this job reports, or null.
-async function firstMeasured(incident) {
-  for (const metric of METRICS[incident.kind] ?? OF_TIME) {
-    const last = Math.max(incident.detected_step ?? 0, incident.onset_step) + AFTER;
-    const found = await grid(incident.job, metric, 2 * (BEFORE + AFTER), { from: Math.max(0, incident.onset_step - BEFORE), to: last });
+async function firstMeasured(incident, felt) {
+  for (const metric of METRICS[felt.kind] ?? OF_TIME) {
+    const last = Math.max(incident.detected_step ?? 0, felt.step) + AFTER;
+    const found = await grid(incident.job, metric, 2 * (BEFORE + AFTER), { from: Math.max(0, felt.step - BEFORE), to: last });
     if (found) return { metric, grid: found };
   }
   return null;
