@@ -185,6 +185,7 @@ EVENT_KINDS: Final = (
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds, mode
     "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
+    "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
     "agent_start",

@@ -41,6 +41,7 @@ class Kind(StrEnum):
     DEVICE_DEGRADED = "device_degraded"
     NETWORK_DEGRADED = "network_degraded"
     RESTART_LOOP = "restart_loop"
+    CHECKPOINT_OVERDUE = "checkpoint_overdue"
     LIMIT_REACHED = "limit_reached"
     FORGED_TELEMETRY = "forged_telemetry"
 

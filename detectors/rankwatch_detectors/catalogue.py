@@ -14,6 +14,7 @@ from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
 from rankwatch_detectors.progress.patience import HangConfig
@@ -46,6 +47,7 @@ class CatalogueConfig:
             "grad_norm", LevelConfig(logarithmic=True, ratio_jump=10.0, scale_floor_ratio=0.07), 4.0
         )
     )
+    checkpoint_overdue: CheckpointOverdueConfig = field(default_factory=CheckpointOverdueConfig)
     restart_loop: RestartLoopConfig = field(default_factory=RestartLoopConfig)
     refusals: RefusalConfig = field(default_factory=RefusalConfig)
 
@@ -71,6 +73,7 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),
         RestartLoopDetector(config.restart_loop),
+        CheckpointOverdueDetector(config.checkpoint_overdue),
         RefusalDetector(Kind.LIMIT_REACHED, config.refusals),
         RefusalDetector(Kind.FORGED_TELEMETRY, config.refusals),
     ]

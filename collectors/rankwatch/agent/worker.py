@@ -308,7 +308,8 @@ class Worker:
             return
         refused = [("location_refused", one._asdict()) for one in self._relay.take_refused()]
         gone = [("checkpoint_gone", one._asdict()) for one in self._saved.missing()]
-        for kind, fields in refused + gone:
+        disks = [("checkpoint_disk", one._asdict()) for one in self._saved.disks()]
+        for kind, fields in refused + gone + disks:
             self._draft(self._newest_attempt).tell(wire.Event(kind, self._clock.unix_ns(), fields=fields))
 
     def _tell_losses(self) -> None:

@@ -244,6 +244,17 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_lasting=True,
         spans_attempts=True,
     ),
+    Kind.CHECKPOINT_OVERDUE: KindTraits(
+        label="Checkpoint overdue",
+        may_cause=frozenset(),
+        first_steps=(
+            "Order a checkpoint now: a save that fails says why.",
+            "Look at the disk of the checkpoints (`df`, quota, mount), and at the log of rank 0 for errors of a save.",
+            "If the job saves less often intentionally, resolve the incident: its pace is learned anew.",
+        ),
+        first_step="save a checkpoint now, and look at the disk of the checkpoints",
+        actions=("checkpoint", "wait"),
+    ),
     Kind.FORGED_TELEMETRY: KindTraits(
         label="Forged telemetry",
         may_cause=frozenset(),

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rankwatch import wire
 from rankwatch.agent.access import saved_checkpoints
-from rankwatch.agent.access.saved_checkpoints import LOOK_EVERY_S, WATCHED_MAX, SavedCheckpoints
+from rankwatch.agent.access.saved_checkpoints import LOOK_EVERY_S, WATCHED_MAX, CheckpointDisk, SavedCheckpoints
 from rankwatch.reader import Note
 from tests.support.clock import FakeClock
 
@@ -127,3 +128,42 @@ def test_only_the_newest_saves_are_watched(host: Host) -> None:
     for step in range(WATCHED_MAX + 2):
         os.rmdir(host.folder / f"out/{step}")
     assert host.missing(5) == names[2:]
+
+
+def disks(host: Host) -> list[CheckpointDisk]:
+    host.missing(1)
+    return host.saved.disks()
+
+
+def test_the_file_system_of_the_newest_save_is_reported_with_the_size_of_the_save(host: Host) -> None:
+    host.save(5, "out/5")
+    (host.folder / "out/5/part-0").write_bytes(b"x" * 3000)
+    (host.folder / "out/5/sub").mkdir()
+    (host.folder / "out/5/sub/part-1").write_bytes(b"x" * 500)
+    (disk,) = disks(host)
+    assert (disk.path, disk.save_bytes) == (str(host.folder / "out/5"), 3500)
+    assert 0 < disk.free_bytes < disk.total_bytes
+    assert disks(host) == []
+
+
+def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_does_not_fit_any_more(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = {"f_bavail": 500, "f_frsize": 10, "f_blocks": 1000}
+    monkeypatch.setattr(saved_checkpoints.os, "statvfs", lambda _path: SimpleNamespace(**blocks))
+    host.save(5, "out/5", there=False)
+    (host.folder / "out").mkdir()
+    (host.folder / "out/5").write_bytes(b"x" * 3996)
+    assert [disk.free_bytes for disk in disks(host)] == [5000]
+    blocks["f_bavail"] = 495
+    assert disks(host) == []
+    blocks["f_bavail"] = 400
+    assert [disk.free_bytes for disk in disks(host)] == [4000]
+    blocks["f_bavail"] = 399
+    assert [disk.free_bytes for disk in disks(host)] == [3990]
+
+
+@pytest.mark.parametrize("location", ["", "s3://bucket/5"])
+def test_of_a_save_that_is_on_no_file_system_nothing_is_reported(host: Host, location: str) -> None:
+    host.save(5, location, there=False)
+    assert disks(host) == []

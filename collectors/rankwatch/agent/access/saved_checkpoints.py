@@ -1,4 +1,5 @@
-"""Notices when checkpoints that the ranks of this host have saved disappear from its file systems.
+"""Notices when checkpoints that the ranks of this host have saved disappear from its file systems, and how full these
+are.
 
 Only what this agent has seen itself can disappear: a path that this host never had, as on another host's own disk, says
 nothing. A file system that is unmounted or does not answer says nothing either, and URLs are never looked up.
@@ -20,6 +21,10 @@ LOOK_EVERY_S: Final = 5.0
 """How often the paths are looked up, by a thread: one `stat` for each."""
 WATCHED_MAX: Final = 64
 """Newest saves that are watched, beside the one that is advised for a relaunch."""
+FREE_STEP: Final = 0.01
+"""Changes of the free space that are reported, as a share of the file system."""
+PARTS_MAX: Final = 4096
+"""Files that are added up to the size of a save; of one with more the size is not known."""
 MISSED_MIN: Final = 2
 """Looks in a row that must miss a checkpoint: a script may replace one by deleting it first."""
 
@@ -29,6 +34,24 @@ class MissingCheckpoint(NamedTuple):
 
     checkpoint: str
     reason: str
+
+
+class CheckpointDisk(NamedTuple):
+    """The file system of the newest save."""
+
+    path: str
+    free_bytes: int
+    """For users without privileges."""
+    total_bytes: int
+    save_bytes: int
+    """Size of the newest save; 0: not known."""
+
+    def differs_from(self, told: CheckpointDisk | None) -> bool:
+        """Whether it is worth another report."""
+        if told is None or os.path.dirname(told.path) != os.path.dirname(self.path):
+            return True
+        fits, fitted = (one.free_bytes >= one.save_bytes for one in (self, told))
+        return fits != fitted or abs(self.free_bytes - told.free_bytes) >= FREE_STEP * self.total_bytes
 
 
 @dataclass(slots=True)
@@ -61,6 +84,8 @@ class SavedCheckpoints:
         self._saved: OrderedDict[str, _Watched] = OrderedDict()
         self._advised: dict[str, _Watched] = {}
         self._looking = threading.Event()
+        self._disk: CheckpointDisk | None = None
+        self._told: CheckpointDisk | None = None
         self._next_s = 0.0
 
     def learn(self, note: Note) -> None:
@@ -85,17 +110,26 @@ class SavedCheckpoints:
         if self._looking.is_set():
             return []
         found = [*_taken_from(self._saved), *_taken_from(self._advised)]
-        watching = [*self._saved.values(), *self._advised.values()]
+        watching = [*self._advised.values(), *self._saved.values()]
         if watching and self._now_s() >= self._next_s:
             self._next_s = self._now_s() + LOOK_EVERY_S
             self._looking.set()
             self._begin(lambda: self._look(watching))
         return found
 
+    def disks(self) -> list[CheckpointDisk]:
+        """The file system of the newest save, if it has changed since it was returned."""
+        disk = self._disk
+        if self._looking.is_set() or disk is None or not disk.differs_from(self._told):
+            return []
+        self._told = disk
+        return [disk]
+
     def _look(self, watching: list[_Watched]) -> None:
         try:
             for one in watching:
                 _look_at(one)
+            self._disk = _disk_of(watching[-1], self._disk)
         finally:
             self._looking.clear()
 
@@ -115,6 +149,35 @@ def _look_at(one: _Watched) -> None:
             one.missed += 1
     except OSError:
         return
+
+
+def _disk_of(newest: _Watched, before: CheckpointDisk | None) -> CheckpointDisk | None:
+    if newest.device is None:
+        return before
+    try:
+        found = os.statvfs(os.path.dirname(newest.path))
+        known = before is not None and before.path == newest.path and before.save_bytes
+        return CheckpointDisk(
+            newest.path,
+            found.f_bavail * found.f_frsize,
+            found.f_blocks * found.f_frsize,
+            known or _size_of(newest.path),
+        )
+    except OSError:
+        return before
+
+
+def _size_of(path: str) -> int:
+    """Bytes of a file, or of all files in a folder; 0 if there are too many."""
+    if not os.path.isdir(path):
+        return os.stat(path).st_size
+    size, parts = 0, 0
+    for folder, _, names in os.walk(path):
+        parts += len(names)
+        if parts > PARTS_MAX:
+            return 0
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+    return size
 
 
 def _device_above(path: str) -> int | None:

@@ -118,6 +118,7 @@ const KINDS = {
   device_degraded: "Device degraded",
   network_degraded: "Network degraded",
   restart_loop: "Restart loop",
+  checkpoint_overdue: "Checkpoint overdue",
   limit_reached: "Limit reached",
   forged_telemetry: "Forged telemetry",
 };
