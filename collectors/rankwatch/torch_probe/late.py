@@ -120,10 +120,18 @@ class LateValues:
     def _hand_on(self, row: _Row, words: list[int]) -> None:
         bits = (_FLOAT.unpack(_WORD.pack(word))[0] for word in words)
         floats = dict(zip(row.floats, bits, strict=False))
-        floats |= row.spans.read(row.done)
+        floats |= self._times(row)
         ints = dict(zip(row.ints, words[len(row.floats) :], strict=False))
         self._free(row)
         self._arrived(row.step, row.k, floats, ints)
+
+    def _times(self, row: _Row) -> dict[str, float]:
+        """What was marked of the device; empty, and counted, if some of it lies on a stream that is behind."""
+        try:
+            return row.spans.read(row.done)
+        except RuntimeError:
+            self._dropped(1)
+            return {}
 
     def _free(self, row: _Row) -> None:
         for moment in (*row.spans.moments, row.done):

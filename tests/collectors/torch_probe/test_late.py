@@ -145,6 +145,20 @@ def test_the_moments_of_a_step_are_recorded_again_once_it_was_read_or_dropped(la
     assert device.made == made
 
 
+def test_times_on_a_stream_that_has_not_come_so_far_are_dropped_and_counted_and_the_values_stay(
+    late, device, arrived, dropped, monkeypatch
+):
+    def raises(self, end):
+        raise RuntimeError("device not ready")
+
+    monkeypatch.setattr(type(device.now()), "elapsed_time", raises)
+    late.send(0, 0, {"loss": torch.tensor(1.0)}, {}, marked(device))
+    device.finish()
+    late.collect()
+    assert arrived == [(0, 0, {"loss": 1.0}, {})]
+    assert dropped == [1]
+
+
 def marked(device: FakeDevice) -> StepSpans:
     begin, *moments = [TimedMoment(device.now(), 0.0) for _ in range(5)]
     return StepSpans(begin, (Span("loss", *moments[:2]), Span("loss", *moments[2:])))
