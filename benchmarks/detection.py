@@ -1,6 +1,7 @@
 """How well the detectors find injected faults, and how often they report a fault that is not there.
 
     python benchmarks/detection.py [--seeds 5] [--sizes 8,64,1024,16384] [--only TEXT] [--markdown FILE] [--processes N]
+    python benchmarks/detection.py --accelerators [--seeds 5]      faults in jobs whose devices measure their steps
     python benchmarks/detection.py --beside [--seeds 5]            faults in jobs with a standing condition
     python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
     python benchmarks/detection.py --clean 8=20,64=10,1024=4,16384=1 [--step-s 20]      job-weeks without a fault
@@ -30,6 +31,7 @@ from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
+from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, stragglers
 from suite.clean_jobs import BUDGETS, calibration, false_rates
 from suite.conditions import combined, conditions_alone, wandering_pace
@@ -112,7 +114,8 @@ def _measured(
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
     """A case holds functions, which cannot be pickled for another process; its name can."""
-    every = (*stragglers((8, 64, 1024, 16_384)), *FAULTS, *SILENT, *in_conditions())
+    plain = (*stragglers((8, 64, 1024, 16_384)), *FAULTS)
+    every = (*plain, *SILENT, *in_conditions(), *on_accelerators(plain))
     return line(next(case for case in every if case.name == name), range(seeds))
 
 
@@ -136,6 +139,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=_sizes, default=[8, 64, 1024], help="ranks of the slow-rank lines")
     parser.add_argument("--only", default="", help="only lines with this in their name, and nothing else")
+    parser.add_argument("--accelerators", action="store_true", help="faults in jobs whose devices measure their steps")
     parser.add_argument("--beside", action="store_true", help="faults in jobs with a standing condition")
     parser.add_argument("--peers", action="store_true", help="beside other projects' rules")
     parser.add_argument("--clean", type=_weeks, metavar="RANKS=WEEKS,…", help="job-weeks without a fault, by size")
@@ -161,6 +165,11 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         yield "### In jobs with a standing condition\n\n" + table(
             HEAD, _measured(fault_line, cases, chosen.seeds, pool)
         )
+        return
+    if chosen.accelerators:
+        every = on_accelerators((*stragglers(chosen.sizes), *FAULTS))
+        cases = [case for case in every if chosen.only in case.name]
+        yield "### On accelerators\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
         return
     if chosen.clean:
         head = ["ranks", "job-weeks", "false incidents", "per job-week", "95 % upper bound", "all that was told"]

@@ -10,17 +10,19 @@ import math
 
 import pytest
 
+from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
 from suite.conditions import combined, conditions_alone, wandering_pace
 from suite.scoring import score
 from suite.slow_changes import slow_changes
 
 LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]
+DEVICE_LINES = [*on_accelerators([*stragglers((8, 1024)), *FAULTS])]
 TOLD_PER_CAUSE_MAX = 3.0
 """What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
 
 
-@pytest.mark.parametrize("case", LINES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*LINES, *DEVICE_LINES], ids=lambda case: case.name)
 def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)
