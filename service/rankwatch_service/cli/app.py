@@ -11,6 +11,7 @@ from rankwatch_service.cli.commands import (
     checkpoints,
     commands,
     directives,
+    flight_recorder,
     health,
     incidents,
     jobs,
@@ -52,6 +53,7 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
 app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)
+app.command("flight-recorder", rich_help_panel=WATCH)(flight_recorder.flight_recorder)
 
 for action in directives.ACTIONS:
     app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)

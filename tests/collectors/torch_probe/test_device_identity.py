@@ -13,6 +13,7 @@ from rankwatch.torch_probe.arguments import Handed
 from rankwatch.torch_probe.device_identity import describe_device
 from rankwatch.torch_probe.watched_model import WatchedModels
 from rankwatch.watch import Watch
+from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.recorders import Rank, a_recorder
 
 UUID = "5e0d4f3c-9d7e-1f07-2a55-b83e8f6e9a10"
@@ -104,9 +105,9 @@ def test_a_probe_declares_the_device_of_its_parameters(sink, model, optimizer):
 
 
 def test_the_watch_tells_the_probe_which_uuid_is_known(tmp_path, model, optimizer, monkeypatch):
-    known = []
-    monkeypatch.setattr("rankwatch.torch_probe.probe.describe_device", lambda *told: known.append(told[1]) or {})
-    Watch(RankIdentity("gpt", "l", device_uuid="GPU-7"), a_recorder(tmp_path)).torch(model, optimizer)
+    known, device = [], FakeDevice()
+    monkeypatch.setattr(device, "describe", lambda uuid, _failed: known.append(uuid) or {})
+    Watch(RankIdentity("gpt", "l", device_uuid="GPU-7"), a_recorder(tmp_path)).torch(model, optimizer, device=device)
     assert known == ["GPU-7"]
 
 

@@ -1,0 +1,1 @@
+"""Who a hang waits for, from the dumps of torch's flight recorder."""
