@@ -1,0 +1,117 @@
+"""Counters of devices: what each second of them costs stream, and the table of a job's page.
+
+    python benchmarks/devices.py [--hosts 8,128,2048] [--seconds 60]
+
+Hosts of eight devices with twelve counters each, read once a second. Stream takes them into slots, judges them and
+stores them as series; the table reads the newest values of a page of 500 devices. CPU time of one process, SQLite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart
+from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.job.boards.device_board import DeviceBoard, as_frame
+from rankwatch_service.names import series_of_devices
+from rankwatch_service.series.last_values import last_values
+from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.store.engine import open_engine
+from rankwatch_service.store.migrate import upgrade
+
+DEVICES = 8
+PAGE = 500
+START_S = 1_800_000_000.0
+ATTEMPT = "l.0"
+
+
+def batches(hosts: int, now_s: float, rng: np.random.Generator) -> Iterator[wire.Batch]:
+    """One second's message of each host."""
+    for host in range(hosts):
+        celsius, watts = 60 + rng.normal(0, 2, DEVICES), 600 + rng.normal(0, 20, DEVICES)
+        samples = tuple(
+            wire.DeviceSample(
+                f"GPU-{host}-{index}",
+                int(now_s * 1e9),
+                index,
+                float(celsius[index]),
+                float(watts[index]),
+                1.98e9,
+                0.98,
+                68 * 10**9,
+                80 * 10**9,
+                4,
+                0,
+                None,
+                {"memory_temperature_celsius": float(celsius[index]) + 8, "power_now_w": float(watts[index])},
+            )
+            for index in range(DEVICES)
+        )
+        yield wire.Batch(1, "job", ATTEMPT, f"node-{host}", "boot", int(now_s), int(now_s * 1e9), devices=samples)
+
+
+def measured(hosts: int, seconds: int) -> list[str]:
+    """The cells of a line: CPU milliseconds for each second of telemetry, and for the table."""
+    rng = np.random.default_rng(hosts)
+    board, detector = DeviceBoard(), DeviceDegradedDetector(DeviceDegradedConfig())
+    detector.observe(AttemptStart(ATTEMPT, RankPlacement().topology(hosts * DEVICES), START_S))
+    spent = {"slots": 0.0, "judged": 0.0, "stored": 0.0}
+    with tempfile.TemporaryDirectory() as folder:
+        engine = open_engine(f"sqlite:///{Path(folder)}/rankwatch.db")
+        upgrade(engine)
+        writer, series = SeriesWriter(engine, SystemClock()), series_of_devices("job")
+        for second in range(seconds):
+            now_s = START_S + second
+            sent = list(batches(hosts, now_s, rng))
+            began_s = time.process_time()
+            board.take(sent, hosts * DEVICES, now_s)
+            due = list(board.due(now_s))
+            spent["slots"] += time.process_time() - began_s
+            for counters in due:
+                began_s = time.process_time()
+                detector.observe(counters)
+                spent["judged"] += time.process_time() - began_s
+                began_s = time.process_time()
+                writer.add(series, as_frame(counters))
+                spent["stored"] += time.process_time() - began_s
+        began_s = time.process_time()
+        writer.flush("job")
+        spent["stored"] += time.process_time() - began_s
+        page = list(range(min(PAGE, hosts * DEVICES)))
+        times = []
+        for _ in range(5):
+            began_s = time.process_time()
+            last_values(engine, series, page)
+            times.append(time.process_time() - began_s)
+        engine.dispose()
+    each = [f"{1e3 * one / seconds:.2f}" for one in spent.values()]
+    return [f"{hosts * DEVICES:,}", *each, f"{1e3 * statistics.median(times):.0f}"]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=lambda text: [int(one) for one in text.split(",")], default=[8, 128, 2048])
+    parser.add_argument("--seconds", type=int, default=60)
+    chosen = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print("| devices | into slots, ms a second | judged | stored | table of 500, ms |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for hosts in chosen.hosts:
+        print(f"| {' | '.join(measured(hosts, chosen.seconds))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
