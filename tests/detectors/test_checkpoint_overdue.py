@@ -57,12 +57,32 @@ def test_the_disk_of_the_saves_is_named_and_is_the_cause_if_another_save_does_no
     assert "/data/step-1000.pt on node-1" in finding.summary
 
 
-@pytest.mark.parametrize("fields", [{}, {"free_bytes": "no", "total_bytes": None, "save_bytes": 3}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"free_bytes": "no", "total_bytes": None, "save_bytes": 3},
+        {"free_bytes": -1, "total_bytes": 2, "save_bytes": 3},
+    ],
+)
 def test_what_an_agent_reports_of_a_disk_and_cannot_be_read_says_nothing(fields: dict[str, Any]) -> None:
     observations = job(2000, range(200, 1001, 200))
     observations.insert(1200, Occurrence("checkpoint_disk", ATTEMPT, "node-1", 2400.0, None, None, fields))
     (finding,) = found(observations)
     assert finding.summary.endswith("min).")
+
+
+def test_a_full_disk_counts_until_its_own_host_reports_another() -> None:
+    observations = job(2000, range(200, 1001, 200))
+    for place, (host, free) in enumerate([("node-7", 10), ("node-1", 900_000)]):
+        fields = {"path": "/local/1000", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": 5_000}
+        told = Occurrence("checkpoint_disk", ATTEMPT, host, 2400.0, None, None, {**fields, "host": "another"})
+        observations.insert(1200 + place, told)
+    (finding,) = found(observations)
+    assert (finding.cause, finding.evidence["disk"]["host"]) == ("disk", "node-7")
+    room = Occurrence("checkpoint_disk", ATTEMPT, "node-7", 2400.0, None, None, {**fields, "free_bytes": 800_000})
+    (finding,) = found([*observations[:1202], room, *observations[1202:]])
+    assert finding.cause == ""
 
 
 def test_the_next_save_ends_it_and_is_learned() -> None:

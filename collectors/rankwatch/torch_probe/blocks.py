@@ -1,4 +1,4 @@
-"""Marks the work of a sharded model's blocks on the device, without the waits for parameters of other ranks.
+"""Marks the work of a sharded model's blocks on the device, without its waits for other ranks' parameters.
 
 FSDP makes the device wait before a block's forward and backward, until its parameters are gathered, and where reduced
 gradients are needed. In a forward its wait is over when a hook runs that follows its own. In a backward its wait is a
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankwatch.torch_probe.device_timer import BLOCKS_MAX, DeviceTimer, TimedMoment
 from rankwatch.torch_probe.fsdp import FsdpBlock, blocks
-from rankwatch.torch_probe.phases import OUTPUTS_MAX, Mark, is_recomputed, with_graph
+from rankwatch.torch_probe.phases import FORWARD, OUTPUTS_MAX, Mark, is_recomputed, with_graph
 
 
 class BlockMarks:
@@ -26,9 +26,10 @@ class BlockMarks:
     def __init__(
         self, modules: Iterable[torch.nn.Module], timer: DeviceTimer, failed: Callable[[Exception], None]
     ) -> None:
-        """Register the hooks, of the blocks that can be told; `failed` gets what their reading raises."""
-        self.each = 0.0
-        """How many blocks each measured one stands for; 0: no model is sharded."""
+        """Register the hooks. `failed` gets what finding the blocks raises; then there are none."""
+        self._count = 0
+        self._marked: list[_MarkedBlock] = []
+        self._sharded = False
         self.all_ranks = False
         """Whether the blocks are divided over all ranks of the job."""
         self.handles: list[RemovableHandle] = []
@@ -37,17 +38,24 @@ class BlockMarks:
         except Exception as error:  # noqa: BLE001 -- private names of a torch that is not known
             failed(error)
             found = []
-            self.each = 1.0
-        if any(found):
-            self.each = 1.0
+            self._sharded = True
+        self._sharded |= any(found)
         if not all(found):
             return  # where only some models are sharded, their work cannot be told from the others'
         together = [block for one in found for block in one]
-        chosen = _spread(together)
-        self.each = len(together) / len(chosen) if chosen else self.each
+        self._count = len(together)
         self.all_ranks = bool(together) and all(block.all_ranks for block in together)
-        for block in chosen:
-            self.handles += _MarkedBlock(timer, failed).watch(block)
+        for block in _spread(together):
+            marked = _MarkedBlock(timer, failed)
+            self._marked.append(marked)
+            self.handles += marked.watch(block)
+
+    @property
+    def each(self) -> float:
+        """How many blocks each measured one stands for; 0: no model is sharded."""
+        if not self._sharded:
+            return 0.0
+        return self._count / max(sum(one.takes_part for one in self._marked), 1)
 
 
 def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:
@@ -63,6 +71,8 @@ class _MarkedBlock:
     def __init__(self, timer: DeviceTimer, failed: Callable[[Exception], None]) -> None:
         self._timer = timer
         self._failed = failed
+        self.takes_part = True
+        """Its backward ends where the gradient of its input is complete; without such a gradient it is not measured."""
         self._forward: TimedMoment | None = None
         self._backward: TimedMoment | None = None
 
@@ -77,15 +87,17 @@ class _MarkedBlock:
         if is_recomputed() or not torch.is_grad_enabled():
             return
         self._backward = None
-        self._forward = self._timer.mark()
-        for tensor in islice(with_graph((args, kwargs)), 1):
-            tensor.register_hook(Mark(self._backward_ends, self._failed))  # type: ignore[no-untyped-call]
+        entering = next(with_graph((args, kwargs)), None)
+        self.takes_part = entering is not None
+        if entering is not None:
+            self._forward = self._timer.mark()
+            entering.register_hook(Mark(self._backward_ends, self._failed))  # type: ignore[no-untyped-call]
 
     def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         begun, self._forward = self._forward, None
         if begun is None or is_recomputed():
             return
-        self._timer.block_ends(begun)
+        self._timer.block_ends(FORWARD, begun)
         for tensor in islice(with_graph(output), OUTPUTS_MAX):
             tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
 
@@ -96,4 +108,4 @@ class _MarkedBlock:
     def _backward_ends(self, *_: Any) -> None:
         begun, self._backward = self._backward, None
         if begun is not None:
-            self._timer.block_ends(begun)
+            self._timer.block_ends("backward", begun)

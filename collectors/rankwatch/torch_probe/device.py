@@ -47,11 +47,11 @@ class Device(Protocol):
         ...
 
     def free(self, moment: Moment) -> None:
-        """Return a moment that nobody asks any more, to be recorded again."""
+        """Return a moment that is needed no more, to be recorded again."""
         ...
 
     def captures(self) -> bool:
-        """Whether work of the current stream is captured into a graph; then moments may not be recorded or asked."""
+        """Whether work of the current stream is captured into a graph: then no moment may be recorded or queried."""
         ...
 
 
@@ -74,7 +74,7 @@ class CudaDevice:
     def now(self) -> torch.cuda.Event:
         """See `Device.now`."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._home))
         return event
 
     def host_s(self) -> float:
@@ -88,4 +88,5 @@ class CudaDevice:
 
     def captures(self) -> bool:
         """See `Device.captures`."""
-        return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.device(self._home):  # scripts need not make it the current one
+            return torch.cuda.is_current_stream_capturing()

@@ -9,15 +9,16 @@ what it takes the host.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rankwatch.sink import Sink
 from rankwatch.torch_probe.device import Device, Moment
 
-SPANS_MAX: Final = 128
-"""Parts measured in one step: 32 micro-batches of 4 phases. Reading one takes six calls of the driver. Further ones are
-dropped and counted, on all ranks alike."""
+SPANS_MAX: Final = 512
+"""Parts of each kind measured in one step: of 8 blocks in 32 micro-batches. Reading one takes six calls of the driver.
+Of a step with more only its length is reported, and they are counted."""
 BLOCKS_MAX: Final = 8
 """Blocks of a sharded model that are measured, evenly spaced; their time stands for all blocks."""
 LAG_SHARE: Final = 0.1
@@ -27,6 +28,8 @@ STARVED_SHARE: Final = 0.5
 
 WAIT: Final = "collective"
 WORK: Final = ("forward", "backward", "optimizer")
+PASSES: Final = frozenset({"forward", "backward"})
+"""Without these a step's own work is not known, as in the replay of a captured graph, in which no hook runs."""
 
 
 class TimedMoment(NamedTuple):
@@ -56,6 +59,8 @@ class StepSpans(NamedTuple):
     """How many blocks each measured one stands for; 0: the model has none, and its phases hold no waits."""
     knows_waits: bool = False
     """Whether all waits for other ranks lie in what is marked."""
+    is_cut: bool = False
+    """There were more parts than are measured."""
 
     @property
     def moments(self) -> list[Moment]:
@@ -70,7 +75,7 @@ class StepSpans(NamedTuple):
             end: of the step, which the device must have passed.
 
         Returns:
-            `device.PHASE`; `device_step_s`, from the step's begin to its end; `device_busy_s`, the device's own work,
+            `device.PHASE`; `device_step_s`, from the step's start to its end; `device_busy_s`, the device's own work,
             unless most of it was given late; `device_wait_s`, its wait for other ranks, if all of it is known.
         """
         if self.begin is None:
@@ -79,7 +84,7 @@ class StepSpans(NamedTuple):
         found = {f"device.{name}": seconds for name, seconds in phases.items()}
         found["device_step_s"] = _seconds(self.begin.moment, end)
         marked_s = sum(phases.get(name, 0.0) for name in WORK)
-        if not marked_s or (self.blocks_each and not self.blocks):
+        if self.is_cut or not phases.keys() >= PASSES or not self._has_both_passes_of_blocks():
             return found
         gathering_s = self._gathering_s(phases)
         if starved_s <= STARVED_SHARE * marked_s:
@@ -108,6 +113,10 @@ class StepSpans(NamedTuple):
             before_s, before = end_s, span.end
         return phases, starved_s
 
+    def _has_both_passes_of_blocks(self) -> bool:
+        counts = Counter(span.name for span in self.blocks)
+        return not self.blocks_each or 0 < counts["forward"] == counts["backward"]
+
     def _gathering_s(self, phases: Mapping[str, float]) -> float:
         """Seconds of forward and backward that are no work of blocks: waits for parameters and gradients of others."""
         if not self.blocks_each:
@@ -120,7 +129,7 @@ NO_SPANS: Final = StepSpans(None)
 
 
 class DeviceTimer:
-    """Marks the parts of one step at a time. Nothing is recorded or asked while a graph is captured."""
+    """Marks the parts of one step at a time. Nothing is recorded or queried while a graph is captured."""
 
     def __init__(self, device: Device, sink: Sink) -> None:
         self._device = device
@@ -128,17 +137,18 @@ class DeviceTimer:
         self._begin: TimedMoment | None = None
         self._phases: list[Span] = []
         self._blocks: list[Span] = []
+        self._is_cut = False
         self._newest: TimedMoment | None = None
-        """The newest mark, unless it is the begin of something."""
+        """The newest mark, unless it is the start of something."""
 
     def step_begins(self) -> None:
-        """Mark the begin of a step; what is left of an earlier one is discarded."""
+        """Mark the start of a step; what is left of an earlier one is discarded."""
         for moment in self.take().moments:
             self._device.free(moment)
         self._begin = self._newest = self.mark()
 
     def mark(self) -> TimedMoment | None:
-        """The begin of a part; None in a capture."""
+        """The start of a part; None in a capture."""
         if self._device.captures():
             return None
         newest, self._newest = self._newest, None
@@ -149,15 +159,16 @@ class DeviceTimer:
         """A phase ends that began at this mark."""
         self._newest = self._ends(self._phases, name, begin)
 
-    def block_ends(self, begin: TimedMoment) -> None:
-        """The work of a block ends, in a forward or a backward."""
-        self._ends(self._blocks, "block", begin)
+    def block_ends(self, name: str, begin: TimedMoment) -> None:
+        """The work of a block ends, in this pass."""
+        self._ends(self._blocks, name, begin)
 
     def _ends(self, spans: list[Span], name: str, begin: TimedMoment) -> TimedMoment | None:
         if self._device.captures():
             return None
         if len(spans) >= SPANS_MAX:
             self._device.free(begin.moment)
+            self._is_cut = True
             self._sink.drop("spans")
             return None
         end = TimedMoment(self._device.now(), self._device.host_s())
@@ -166,8 +177,8 @@ class DeviceTimer:
 
     def take(self, **known: Any) -> StepSpans:
         """What was marked in the step, to be read once its end has come; `known`: further fields of `StepSpans`."""
-        taken = StepSpans(self._begin, tuple(self._phases), tuple(self._blocks), **known)
-        self._begin, self._newest, self._phases, self._blocks = None, None, [], []
+        taken = StepSpans(self._begin, tuple(self._phases), tuple(self._blocks), is_cut=self._is_cut, **known)
+        self._begin, self._newest, self._phases, self._blocks, self._is_cut = None, None, [], [], False
         return taken
 
 

@@ -39,7 +39,7 @@ class FsdpBlock:
     """A module whose parameters FSDP gathers together, without further such modules within it."""
 
     outer: torch.nn.Module
-    """The module whose output FSDP watches for the begin of its backward."""
+    """The module whose output FSDP watches for the start of its backward."""
     inner: torch.nn.Module
     """The module whose forward begins when the parameters are gathered."""
     all_ranks: bool

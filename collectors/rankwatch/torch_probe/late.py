@@ -80,7 +80,7 @@ class LateValues:
         """Start the copy of one step's values: 0-d tensors on any device, and what was marked of its device time."""
         words = [torch.as_tensor(value).reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]
         words += [torch.as_tensor(value).reshape(()).to(torch.int64) for value in ints.values()]
-        if not words and spans is NO_SPANS:
+        if (not words and spans is NO_SPANS) or self._captured(len(words)):
             return
         place = self._next % ROWS
         late = self._rows.pop(place, None)
@@ -100,6 +100,8 @@ class LateValues:
 
     def collect(self) -> None:
         """Hand on the steps that have arrived, oldest first; queries the device, never waits for it."""
+        if self._device.captures():
+            return
         for number in range(self._next - ROWS, self._next):
             row = self._rows.get(number % ROWS)
             if row is None:
@@ -124,6 +126,13 @@ class LateValues:
         ints = dict(zip(row.ints, words[len(row.floats) :], strict=False))
         self._free(row)
         self._arrived(row.step, row.k, floats, ints)
+
+    def _captured(self, count: int) -> bool:
+        """Whether a graph is captured, into which a copy would go; so many values are then dropped."""
+        if not self._device.captures():
+            return False
+        self._dropped(count)
+        return True
 
     def _times(self, row: _Row) -> dict[str, float]:
         """What was marked of the device; empty, and counted, if some of it lies on a stream that is behind."""

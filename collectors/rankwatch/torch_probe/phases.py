@@ -17,13 +17,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from rankwatch.sink import Sink
-from rankwatch.torch_probe.device_timer import DeviceTimer, TimedMoment
+from rankwatch.torch_probe.device_timer import WAIT, DeviceTimer, TimedMoment
 
 OUTPUTS_MAX: Final = 4
 """Tensors in a model's output that are watched for the start of backward: it need not begin at the first, such as a
 loss that the loop does not use. One takes 2 us."""
 
 EVAL: Final = "eval"
+FORWARD: Final = "forward"
 
 _Open = tuple[str, AbstractContextManager[None], TimedMoment | None]
 
@@ -68,9 +69,12 @@ class AutomaticPhases:
         """A phase begins; no effect if it is open already, also by the loop."""
         if self._is_open(name):
             return
+        # A forward without gradients, such as a teacher's, is followed by no backward.
+        timed = name != EVAL and (name != FORWARD or torch.is_grad_enabled())
+        begun = self._timer.mark() if self._timer and timed else None
         phase = self._sink.phase(name)
         phase.__enter__()
-        self._open.append((name, phase, self._timer.mark() if self._timer and name != EVAL else None))
+        self._open.append((name, phase, begun))
 
     def leave(self, name: str) -> None:
         """A phase ends; no effect if it is not open."""
@@ -90,11 +94,18 @@ class AutomaticPhases:
             self._evaluates()
             return
         self.leave(EVAL)
-        self.enter("forward")
+        self.enter(FORWARD)
 
     def _bare_forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
+        if is_recomputed():
+            return
         if _is_evaluation(module):
             self._evaluates()
+        elif self._timer is not None and self._open and self._open[-1][0] == FORWARD:
+            name, phase, begun = self._open.pop()
+            if begun is not None:  # before it, DDP broadcasts the model's buffers
+                self._timer.phase_ends(WAIT, begun)
+            self._open.append((name, phase, None if begun is None else self._timer.mark()))
 
     def _evaluates(self) -> None:
         seldom = self._evaluated_in < self._step - 1
@@ -105,7 +116,7 @@ class AutomaticPhases:
     def _forward_ends(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         if is_recomputed():
             return
-        self.leave("forward")
+        self.leave(FORWARD)
         for tensor in islice(with_graph(output), OUTPUTS_MAX):
             tensor.register_hook(Mark(self._backward_begins, self._failed))  # type: ignore[no-untyped-call]
 
@@ -155,9 +166,9 @@ def _silent(*_: Any) -> None:
 
 
 def with_graph(output: Any) -> Iterator[torch.Tensor]:
-    """Tensors in a module's input or output through which a backward goes."""
+    """Tensors in a module's input or output through which a backward goes on: no leaves, whose hooks would stay."""
     if isinstance(output, torch.Tensor):
-        if output.requires_grad:
+        if output.grad_fn is not None:
             yield output
     elif isinstance(output, Mapping):
         for part in output.values():

@@ -135,7 +135,7 @@ class WatchedModels:
     @property
     def waits_in_ddp(self) -> bool:
         """Whether DDP's reductions are where this rank waits for all others: no other axis divides the job."""
-        return all(model.ddp is not None for model in self.each) and not self.divided
+        return is_distributed() and all(model.ddp is not None for model in self.each) and not self.divided
 
     @property
     def reduced_by_ddp(self) -> bool:

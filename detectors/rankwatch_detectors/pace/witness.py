@@ -43,7 +43,7 @@ class WitnessConfig:
     lasting_s: float = 0.0
     lasting_rows: int = 0
     large_s: float = 0.0
-    """From it on, it must have lasted for this long."""
+    """Runs of `lasting_ratio` and more must have lasted for this long."""
 
 
 class Witness(Stateful):

@@ -5,7 +5,7 @@ How often a job saves is learned from its own saves to disk; captures in memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,6 +32,10 @@ FULL_SHARE = 0.001
 """A file system with less free space counts as full, whatever a save takes."""
 
 
+SIZES = ("free_bytes", "total_bytes", "save_bytes")
+PATH_CHARS_MAX = 512
+
+
 class CheckpointOverdueDetector(DispatchingDetector):
     """Scope "job". Memory: constant."""
 
@@ -51,7 +55,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
         self._saved = False
         """The attempt has saved."""
         self._disk: dict[str, Any] = {}
-        """The file system of the newest save, as its host last reported it."""
+        """The file system of a host's newest save, as it last reported it: of a full one, else of any."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         del start, new_launch
@@ -64,7 +68,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
             self._gaps = []
             return self._end(None, "The pace of saves was accepted.")
         if occurrence.kind == "checkpoint_disk":
-            self._disk = {"host": occurrence.host, **occurrence.fields}
+            self._take_disk(occurrence)
             return ()
         of_disk = occurrence.kind == "checkpoint_saved" and occurrence.fields.get("tier") != "memory"
         if not of_disk or occurrence.step is None or occurrence.attempt != self.attempt:
@@ -117,12 +121,25 @@ class CheckpointOverdueDetector(DispatchingDetector):
             cause="disk" if is_full else "",
         )
 
+    def _take_disk(self, occurrence: Occurrence) -> None:
+        """Keep a host's report; that of a full file system until the same host reports another."""
+        sizes = {name: occurrence.fields.get(name) for name in SIZES}
+        if not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
+            return
+        told = {"host": occurrence.host, "path": str(occurrence.fields.get("path", ""))[:PATH_CHARS_MAX], **sizes}
+        if _is_full(told) or not _is_full(self._disk) or self._disk["host"] == occurrence.host:
+            self._disk = told
+
     def _told_of_disk(self) -> tuple[str, bool]:
         """A sentence about the file system of the saves, and whether another save does not fit on it."""
-        free, total, save = (self._disk.get(name) for name in ("free_bytes", "total_bytes", "save_bytes"))
-        if not (isinstance(free, int) and isinstance(total, int) and isinstance(save, int)):
+        disk = self._disk
+        if not disk:
             return "", False
-        is_full = free < max(save, FULL_SHARE * total)
-        state = "is full" if is_full else "has room"
-        where = f"{self._disk.get('path')} on {self._disk['host']}"
-        return f" The file system of {where} {state}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free.", is_full
+        state = "is full" if _is_full(disk) else "has room"
+        free, total = (disk[name] / 1e9 for name in ("free_bytes", "total_bytes"))
+        where = f"{disk['path']} on {disk['host']}"
+        return f" The file system of {where} {state}: {free:.1f} of {total:.1f} GB are free.", _is_full(disk)
+
+
+def _is_full(disk: Mapping[str, Any]) -> bool:
+    return bool(disk) and disk["free_bytes"] < max(disk["save_bytes"], FULL_SHARE * disk["total_bytes"])

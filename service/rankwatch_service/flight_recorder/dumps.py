@@ -9,13 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 BYTES_MAX: Final = 256 * 1024 * 1024
-"""Largest dump that is read: 2,000 entries of 16,384 ranks have a tenth of that, without stacks."""
+"""Largest dump that is read, unpacked: 2,000 entries of a rank have a two-hundredth of that, without stacks."""
+GZIP: Final = b"\x1f\x8b"
 
 DEFAULT: Final = "0"
 """Name of the group of all ranks; gloo leaves it out where it lists the groups."""
@@ -74,10 +76,14 @@ def read_dumps(paths: Sequence[Path]) -> list[RankDump]:
 
 def _loaded(path: Path) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP
+        with gzip.open(path) if packed else path.open("rb") as content:
+            raw = content.read(BYTES_MAX + 1)
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise DumpError(f"{path}: cut off, or damaged: {error}") from error
     if len(raw) > BYTES_MAX:
         raise DumpError(f"{path}: larger than {BYTES_MAX // 2**20} MiB")
     if raw[:1] == _PICKLE:

@@ -15,8 +15,8 @@ from typing import Final
 from rankwatch_service.flight_recorder.dumps import FlightEntry, RankDump
 
 _MESSAGE: Final = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
-_UNEVEN: Final = ("all_to_all", "allgather", "all_gather", "gather", "scatter", "broadcast", "barrier")
-"""Collectives whose ranks may have different sizes."""
+_UNEVEN: Final = re.compile(r":(alltoall|all_to_all|allgather|all_gather|gather|scatter|broadcast|barrier)(_v|v)?$")
+"""Collectives whose ranks may have different sizes; not their forms for one flat tensor (`_all_gather_base`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,32 @@ def _awaited(waits_for: Mapping[int, set[int]], waiting: Sequence[Waiting]) -> t
 def _follow_messages(
     dumps: Sequence[RankDump], members: Mapping[str, tuple[int, ...]], waits_for: dict[int, set[int]]
 ) -> None:
-    """Add the waits for messages whose other end has not been launched."""
-    ends: Counter[tuple[str, str, int, int]] = Counter()
-    opened: list[tuple[int, str, str, int, int]] = []
+    """Add the waits for messages whose other end has not been launched.
+
+    The ends of a pair of ranks are counted from the newest backward: a ring may reach further back than the other. An
+    end that is done has had its other end.
+    """
+    opened: Counter[tuple[str, str, int, int]] = Counter()
+    launched: Counter[tuple[str, str, int, int]] = Counter()
     for dump in dumps:
         for entry in dump.entries:
-            found = _MESSAGE.search(entry.operation) if entry.is_message and not entry.is_done else None
+            found = _MESSAGE.search(entry.operation) if entry.is_message else None
             ranks = members.get(entry.group, ())
             if found is None or max(int(found[2]), int(found[3])) >= len(ranks):
                 continue
-            own, other = ranks[int(found[2])], ranks[int(found[3])]
-            ends[entry.group, found[1], own, other] += 1
-            opened.append((dump.rank, entry.group, found[1], own, other))
-    for rank, group, way, own, other in opened:
-        opposite = "recv" if way == "send" else "send"
-        if ends[group, way, own, other] > ends[group, opposite, other, own]:
-            waits_for[rank].add(other)
+            end = entry.group, found[1], ranks[int(found[2])], ranks[int(found[3])]
+            launched[end] += 1
+            opened[end] += not entry.is_done
+    for (group, way, own, other), count in opened.items():
+        opposite = group, "recv" if way == "send" else "send", other, own
+        if count and launched[group, way, own, other] > launched[opposite]:
+            waits_for[own].add(other)
 
 
 def _mismatch(entries: Mapping[int, FlightEntry], sequence: int) -> Mismatch | None:
     first = next(iter(entries.values()))
     names = Counter(entry.operation for entry in entries.values())
-    uneven = len(names) == 1 and any(word in first.operation for word in _UNEVEN)
+    uneven = len(names) == 1 and _UNEVEN.search(first.operation) is not None
     forms = {rank: (entry.operation,) if uneven else entry.form for rank, entry in entries.items()}
     counts = Counter(forms.values())
     if len(counts) == 1:

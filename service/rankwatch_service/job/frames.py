@@ -31,6 +31,10 @@ MISSES_MAX: Final = 16
 STREAK: Final = 4
 """A frame waits for a late value of a rank that came in this many frames in a row."""
 
+LEFT_OUT: Final = "device_busy_s"
+"""A late value that is never waited for: ranks leave it out in steps that say nothing about their device, and send
+others beside it."""
+
 OPEN_MAX: Final = 1_024
 OPEN_BYTES_MAX: Final = 256 * 1024 * 1024
 """Limits on the open frames of one family, and on the late frames of one bundle. Beyond either, the oldest open frame
@@ -259,6 +263,8 @@ class FrameWindow:
             size = len(frame.values)
             self._streak[size:] = 0
             self._streak[:size] = np.where(frame.measured(), np.minimum(self._streak[:size], STREAK) + 1, 0)
+            if (left_out := self._index.get(LEFT_OUT)) is not None:
+                self._streak[left_out] = 0
         return [frame.closed(self.attempt, self.family, self._names, now_s)]
 
     # ---- snapshot --------------------------------------------------------------------------------------------------

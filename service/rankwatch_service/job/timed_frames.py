@@ -11,11 +11,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rankwatch_detectors.base import AttemptStart, Frame, Observation, StepKind
+import numpy as np
 
-HELD_MAX: Final = 16
-"""Steps that wait for their device times; ranks keep 8 steps in flight. Of 16,384 ranks 16 steps take 24 MB."""
-EXPECTED_STEPS: Final = 64
+from rankwatch_detectors.base import AttemptStart, Bools, Frame, Observation, StepKind
+
+HELD_MAX: Final = 64
+"""Steps that wait for their device times: what ranks have in flight (8 steps) and agents have not sent (a second). Of
+16,384 ranks 64 steps take 96 MB."""
+EXPECTED_STEPS: Final = 128
 """After so many steps without device times none are expected any more, and steps are judged by their host's times."""
 
 _MARK: Final = "device_step_s"
@@ -30,21 +33,22 @@ class TimedFrames:
         self._attempt = ""
         self._lockstep = True
         self._held: dict[int, Frame] = {}
+        """In step order; device times are added as they come."""
         self._without = EXPECTED_STEPS
-        """Steps since the newest device times."""
+        """Steps since the newest timed frame."""
 
     def observe(self, observation: Observation) -> Iterator[Observation]:
-        """Pass an observation on, and after it the frame that it completes."""
+        """Pass an observation on, and after it the frames that it completes."""
         if isinstance(observation, AttemptStart):
             self._begin(observation)
-        if not isinstance(observation, Frame) or observation.late or not self._lockstep:
+        if not isinstance(observation, Frame) or not self._lockstep:
             yield observation
         elif observation.family == "steps":
-            yield self._hold(observation)
+            yield observation if observation.late else self._hold(observation)
         else:
             yield observation
-            if _MARK in observation.values and (held := self._take(observation.step)) is not None:
-                yield _joined(held, observation)
+            if _MARK in observation.values:
+                yield from self._add(observation)
 
     def _begin(self, start: AttemptStart) -> None:
         if start.attempt != self._attempt:
@@ -63,17 +67,29 @@ class TimedFrames:
             del self._held[min(self._held)]
         return dataclasses.replace(frame, awaits_times=True)
 
-    def _take(self, step: int) -> Frame | None:
-        self._without = 0
-        held = self._held.pop(step, None)
-        for earlier in [one for one in self._held if one < step]:
-            del self._held[earlier]  # values come in the order of steps, so these will have none
-        return held
+    def _add(self, late: Frame) -> Iterator[Frame]:
+        """Add device times to their step, and give out what is complete, in step order.
+
+        A frame that came in time has all that ranks are known to report. Of others, as where a rank's values come in
+        several messages, more may follow, until they do for a later step.
+        """
+        if self._without >= EXPECTED_STEPS:
+            self._without = 0
+        if late.step not in self._held:
+            return
+        held = self._held[late.step] = _joined(self._held[late.step], late)
+        whole = not late.late or bool(np.all(held.present[_MARK] | ~_reported(held)))
+        for step in [step for step in sorted(self._held) if step < late.step or (whole and step == late.step)]:
+            frame = self._held.pop(step)
+            if frame.family == "timed":
+                self._without = 0
+                yield frame
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types and arrays. Copy it before the next call."""
         held = [
             {
+                "family": frame.family,
                 "step": frame.step,
                 "kind": frame.kind.value,
                 "time_s": frame.time_s,
@@ -92,7 +108,7 @@ class TimedFrames:
         self._held = {
             one["step"]: Frame(
                 self._attempt,
-                "steps",
+                one["family"],
                 one["step"],
                 StepKind(one["kind"]),
                 one["time_s"],
@@ -113,15 +129,27 @@ def _slim(frame: Frame) -> Frame:
 
 
 def _joined(held: Frame, late: Frame) -> Frame:
-    names = [name for name in late.values if name in _OF_DEVICES]
+    values, present = dict(held.values), dict(held.present)
+    for name in [name for name in late.values if name in _OF_DEVICES]:
+        if name in values:
+            values[name] = np.where(late.present[name], late.values[name], values[name])
+            present[name] = present[name] | late.present[name]
+        else:
+            values[name], present[name] = late.values[name], late.present[name]
     return dataclasses.replace(
         held,
         family="timed",
         time_s=max(held.time_s, late.time_s),
-        values={**held.values, **{name: late.values[name] for name in names}},
-        present={**held.present, **{name: late.present[name] for name in names}},
+        values=values,
+        present=present,
         finite=held.finite and late.finite,
     )
+
+
+def _reported(frame: Frame) -> Bools:
+    """The ranks whose row of the step has come."""
+    rows = [here for name, here in frame.present.items() if name not in _OF_DEVICES]
+    return np.logical_or.reduce(rows) if rows else np.zeros(_ranks(frame), dtype=np.bool_)
 
 
 def _ranks(frame: Frame) -> int:

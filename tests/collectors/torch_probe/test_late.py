@@ -159,6 +159,17 @@ def test_times_on_a_stream_that_has_not_come_so_far_are_dropped_and_counted_and_
     assert dropped == [1]
 
 
+def test_in_a_capture_nothing_is_sent_or_queried(late, device, arrived, dropped):
+    late.send(0, 0, {"loss": torch.tensor(1.0)}, {})
+    device.finish()
+    device.capturing = True
+    late.collect()
+    late.send(1, 0, {"loss": torch.tensor(1.0)}, {})
+    device.capturing = False
+    late.collect()
+    assert ([step for step, *_ in arrived], dropped) == ([0], [1])
+
+
 def marked(device: FakeDevice) -> StepSpans:
     begin, *moments = [TimedMoment(device.now(), 0.0) for _ in range(5)]
     return StepSpans(begin, (Span("loss", *moments[:2]), Span("loss", *moments[2:])))

@@ -100,6 +100,19 @@ def test_another_operation_or_size_is_named(tmp_path: Path) -> None:
     assert list(differs.others) == [1]
 
 
+def test_a_size_of_its_own_in_a_reduce_scatter_is_a_mismatch(tmp_path: Path) -> None:
+    name = "nccl:_reduce_scatter_base"
+    ranks = [dump(collective(5, name=name, input_sizes=[[size]])) for size in (8, 8, 12, 8)]
+    (differs,) = verdict(tmp_path, *ranks).mismatches
+    assert list(differs.others) == [2]
+
+
+def test_a_message_that_was_sent_and_buffered_keeps_nobody_waiting(tmp_path: Path) -> None:
+    ahead = dump(collective(5))
+    sent = dump(message(1, "nccl:send 3->1") | {"state": "completed"})
+    assert verdict(tmp_path, ahead, dump(message(1, "nccl:recv 1<-3")), ahead, sent).awaited == (1, 3)
+
+
 def test_uneven_sizes_of_an_all_to_all_are_no_mismatch(tmp_path: Path) -> None:
     ranks = [dump(collective(5, name="nccl:all_to_all", input_sizes=[[size]])) for size in (1, 2, 3, 4)]
     assert verdict(tmp_path, *ranks).mismatches == ()
@@ -122,6 +135,7 @@ def test_files_of_one_rank_each_also_compressed(tmp_path: Path) -> None:
     [
         ("rank_0", pickle.dumps({"entries": []}), "a pickle, which may run code"),
         ("rank_0", b"{", "not JSON"),
+        ("rank_0.gz", gzip.compress(b"{}" * 1000)[:20], "cut off, or damaged"),
         ("rank_0", b"[]", "no object"),
         ("rank_0", b'{"a": 1}', "neither a dump of a rank nor an object of ranks"),
         ("trace", b'{"entries": []}', "does not end in the rank"),

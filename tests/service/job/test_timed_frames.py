@@ -74,6 +74,28 @@ def test_a_step_whose_times_are_lost_is_not_judged_and_holds_up_nothing(timed: T
     assert families(timed, late(2)) == [("values", 2, False)]
 
 
+def test_times_that_come_in_parts_are_one_frame_once_all_ranks_have_told_them(timed: TimedFrames) -> None:
+    families(timed, step(1), late(1))
+    parts = [part(2, 0), part(2, 1)]
+    assert families(timed, step(2), parts[0]) == [("steps", 2, True), ("values", 2, False)]
+    (_, whole) = [one for one in timed.observe(parts[1]) if isinstance(one, Frame)]
+    assert whole.family == "timed"
+    np.testing.assert_array_equal(whole.values["device_busy_s"], [0.5, 0.6])
+
+
+def test_a_step_of_which_a_rank_tells_nothing_is_given_out_when_a_later_one_is_told(timed: TimedFrames) -> None:
+    families(timed, step(1), late(1))
+    assert families(timed, step(2), step(3), part(2, 0))[-1] == ("values", 2, False)
+    assert families(timed, part(3, 0)) == [("values", 3, False), ("timed", 2, False)]
+
+
+def part(number: int, rank: int) -> Frame:
+    """The device times of one rank, in a message that came after the others of the step."""
+    whole = late(number)
+    here = np.arange(2) == rank
+    return dataclasses.replace(whole, present=dict.fromkeys(whole.present, here), late=True)
+
+
 def test_when_no_more_device_times_come_steps_are_judged_by_their_hosts_again(timed: TimedFrames) -> None:
     families(timed, step(1), late(1))
     waiting = families(timed, *(step(2 + number) for number in range(EXPECTED_STEPS + 2)))

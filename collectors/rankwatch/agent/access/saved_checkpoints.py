@@ -62,6 +62,8 @@ class _Watched:
     device: int | None = None
     """Of the folder that it is in, once it was seen."""
     missed: int = 0
+    size: int | None = None
+    """Bytes, once they were added up; 0: too many files."""
 
 
 class SavedCheckpoints:
@@ -156,13 +158,10 @@ def _disk_of(newest: _Watched, before: CheckpointDisk | None) -> CheckpointDisk 
         return before
     try:
         found = os.statvfs(os.path.dirname(newest.path))
-        known = before is not None and before.path == newest.path and before.save_bytes
-        return CheckpointDisk(
-            newest.path,
-            found.f_bavail * found.f_frsize,
-            found.f_blocks * found.f_frsize,
-            known or _size_of(newest.path),
-        )
+        if newest.size is None:
+            newest.size = _size_of(newest.path)
+        free, total = (blocks * found.f_frsize for blocks in (found.f_bavail, found.f_blocks))
+        return CheckpointDisk(newest.path, free, total, newest.size)
     except OSError:
         return before
 

@@ -13,7 +13,7 @@ import typer
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
-    from rankwatch_service.flight_recorder.verdict import WaitVerdict, Waiting
+    from rankwatch_service.flight_recorder.verdict import Waiting, WaitVerdict
 
 FILES = Annotated[list[Path], typer.Argument(metavar="DUMP…", help="One for each rank, or one with all of them.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
