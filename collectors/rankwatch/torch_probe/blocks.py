@@ -55,7 +55,7 @@ class BlockMarks:
         """How many blocks each measured one stands for; 0: no model is sharded."""
         if not self._sharded:
             return 0.0
-        return self._count / max(sum(one.takes_part for one in self._marked), 1)
+        return max(self._count / max(sum(one.takes_part for one in self._marked), 1), 1.0)
 
 
 def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:

@@ -10,7 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.device_timer import SPANS_MAX, DeviceTimer
+from rankwatch.torch_probe.blocks import BlockMarks
+from rankwatch.torch_probe.device_timer import BLOCKS_MAX, SPANS_MAX, DeviceTimer
+from rankwatch.torch_probe.fsdp import FsdpBlock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
 
@@ -244,3 +246,25 @@ def test_a_hook_that_fails_leaves_no_phase_open(
     model(torch.ones(1, 4)).sum().backward()
     assert sink.open == []
     assert sink.dropped["probe_errors"] > 0
+
+
+def test_where_only_some_models_are_sharded_or_it_cannot_be_read_no_block_stands_for_the_work(
+    timer: DeviceTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharded, plain, errors = nn.Linear(2, 2), nn.Linear(2, 2), []
+    own = {sharded: [FsdpBlock(sharded, sharded, True)], plain: []}
+    monkeypatch.setattr("rankwatch.torch_probe.blocks.blocks", own.__getitem__)
+    assert BlockMarks([sharded], timer, errors.append).each == 1.0
+    some = BlockMarks([sharded, plain], timer, errors.append)
+    assert (some.each, some.handles) == (1.0, [])
+    assert BlockMarks([plain], timer, errors.append).each == 0.0
+    assert errors == []
+    unknown = BlockMarks([nn.Linear(2, 2)], timer, errors.append)
+    assert (unknown.each, unknown.handles, len(errors)) == (1.0, [], 1)
+
+
+def test_many_blocks_are_measured_in_part(timer: DeviceTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [FsdpBlock(module, module, True) for module in (nn.Linear(2, 2) for _ in range(80))]
+    monkeypatch.setattr("rankwatch.torch_probe.blocks.blocks", lambda _module: found)
+    marks = BlockMarks([nn.Linear(2, 2)], timer, [].append)
+    assert (marks.each, len(marks.handles)) == (10.0, 2 * BLOCKS_MAX)

@@ -130,6 +130,21 @@ def test_a_slow_device_is_the_cause_also_where_its_own_times_come_too_seldom_to_
     assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "device")
 
 
+def test_where_hosts_decide_how_long_steps_take_who_keeps_the_others_waiting_is_named_by_the_wait_alone() -> None:
+    """Devices are given their work late, so none says how long its own work takes; hosts run ahead unevenly."""
+    random = np.random.default_rng(3)
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(4, devices=False), 0.0)]
+    for step in range(260):
+        own = 0.8 * np.exp(0.01 * random.standard_normal(4))
+        own[2] *= 1.1 if step >= 200 else 1.0
+        step_s = float(own.max()) + 0.05
+        values = {"device_wait_s": [*(step_s - own)], "device_step_s": [step_s] * 4}
+        values |= {"step_time_s": [*(step_s * np.exp(0.3 * random.standard_normal(4)))]}
+        observations.append(frame(step, values, time_s=float(step)))
+    (finding,) = opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+    assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "host")
+
+
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_device_times_alone_tell_that_cpu_times_judge_nobody(lockstep: bool) -> None:
     """All of three ranks at one pace, or one of three at their own, take half again as long."""
