@@ -164,7 +164,15 @@ def test_names_are_unique_and_versions_are_positive() -> None:
 def test_the_troubled_job_of_one_stage_makes_every_detector_speak_that_can(observations: list[Observation]) -> None:
     said = answers(detectors(), observations)
     silent = [name for name in NAMES if not any(answer[name] for answer in said)]
-    assert silent == ["own_pace", "stage", "own_past", "restart_loop", "limit_reached", "forged_telemetry"]
+    assert silent == [
+        "own_pace",
+        "stage",
+        "own_past",
+        "restart_loop",
+        "checkpoint_overdue",
+        "limit_reached",
+        "forged_telemetry",
+    ]
 
 
 @settings(max_examples=10, phases=DRAWN, deadline=None)
