@@ -2,7 +2,7 @@
 
     python benchmarks/devices.py [--hosts 8,128,2048] [--seconds 60]
 
-Hosts of eight devices with twelve counters each, read once a second. Stream takes them into slots, judges them and
+Hosts of eight devices with ten counters each, read once a second. Stream takes them into slots, judges them and
 stores them as series; the table reads the newest values of a page of 500 devices. CPU time of one process, SQLite.
 """
 

@@ -11,8 +11,9 @@ import torch
 
 from rankwatch.torch_probe.device_identity import describe_device
 
-FREE_MAX: Final = 1024
-"""Events kept to be recorded again. The driver makes one in microseconds and keeps some hundred bytes for it."""
+FREE_MAX: Final = 4096
+"""Events kept to be recorded again: those of two steps in flight, with as many parts as are measured (`SPANS_MAX`). The
+driver makes one in microseconds and keeps some hundred bytes for it."""
 
 
 class Moment(Protocol):

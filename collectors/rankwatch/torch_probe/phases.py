@@ -102,10 +102,10 @@ class AutomaticPhases:
         if _is_evaluation(module):
             self._evaluates()
         elif self._timer is not None and self._open and self._open[-1][0] == FORWARD:
-            name, phase, begun = self._open.pop()
+            name, phase, begun = self._open[-1]
             if begun is not None:  # before it, DDP broadcasts the model's buffers
                 self._timer.phase_ends(WAIT, begun)
-            self._open.append((name, phase, None if begun is None else self._timer.mark()))
+                self._open[-1] = name, phase, self._timer.mark()
 
     def _evaluates(self) -> None:
         seldom = self._evaluated_in < self._step - 1

@@ -109,8 +109,8 @@ def _follow_messages(
 ) -> None:
     """Add the waits for messages whose other end has not been launched.
 
-    The ends of a pair of ranks are counted from the newest backward: a ring may reach further back than the other. An
-    end that is done has had its other end.
+    Sends and receives between two ranks are counted, done or not. Where one ring reaches further back than the other,
+    an open message may count although its other end was launched.
     """
     opened: Counter[tuple[str, str, int, int]] = Counter()
     launched: Counter[tuple[str, str, int, int]] = Counter()

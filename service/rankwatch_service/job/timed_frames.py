@@ -8,7 +8,7 @@ come (`Frame.awaits_times`). Detectors that judge anything else are not kept wai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,8 @@ from rankwatch_detectors.base import AttemptStart, Bools, Frame, Observation, St
 HELD_MAX: Final = 64
 """Steps that wait for their device times: what ranks have in flight (8 steps) and agents have not sent (a second). Of
 16,384 ranks 64 steps take 96 MB."""
+HELD_CELLS_MAX: Final = 12 * 1024 * 1024
+"""Values that wait, 9 bytes each: the oldest steps of jobs with very many ranks or phases are judged no more."""
 EXPECTED_STEPS: Final = 128
 """After so many steps without device times none are expected any more, and steps are judged by their host's times."""
 
@@ -36,6 +38,8 @@ class TimedFrames:
         """In step order; device times are added as they come."""
         self._without = EXPECTED_STEPS
         """Steps since the newest timed frame."""
+        self._newest = -1
+        """The newest step."""
 
     def observe(self, observation: Observation) -> Iterator[Observation]:
         """Pass an observation on, and after it the frames that it completes."""
@@ -52,18 +56,19 @@ class TimedFrames:
 
     def _begin(self, start: AttemptStart) -> None:
         if start.attempt != self._attempt:
-            self._held, self._without = {}, EXPECTED_STEPS
+            self._held, self._without, self._newest = {}, EXPECTED_STEPS, -1
         self._attempt, self._lockstep = start.attempt, start.topology.lockstep
         for step in [step for step, frame in self._held.items() if _ranks(frame) != start.topology.world_size]:
             del self._held[step]
 
     def _hold(self, frame: Frame) -> Frame:
         self._without += 1
+        self._newest = frame.step
         if self._without > EXPECTED_STEPS:
             self._held.clear()
             return frame
         self._held[frame.step] = _slim(frame)
-        if len(self._held) > HELD_MAX:
+        while len(self._held) > HELD_MAX or _cells(self._held.values()) > HELD_CELLS_MAX:
             del self._held[min(self._held)]
         return dataclasses.replace(frame, awaits_times=True)
 
@@ -73,9 +78,10 @@ class TimedFrames:
         A frame that came in time has all that ranks are known to report. Of others, as where a rank's values come in
         several messages, more may follow, until they do for a later step.
         """
-        if self._without >= EXPECTED_STEPS:
-            self._without = 0
         if late.step not in self._held:
+            # None are expected so far, unless they come too late for any step to wait for them.
+            if self._without >= EXPECTED_STEPS and late.step > self._newest - HELD_MAX:
+                self._without = 0
             return
         held = self._held[late.step] = _joined(self._held[late.step], late)
         whole = not late.late or bool(np.all(held.present[_MARK] | ~_reported(held)))
@@ -99,11 +105,18 @@ class TimedFrames:
             }
             for frame in self._held.values()
         ]
-        return {"attempt": self._attempt, "lockstep": self._lockstep, "without": self._without, "held": held}
+        return {
+            "attempt": self._attempt,
+            "lockstep": self._lockstep,
+            "without": self._without,
+            "newest": self._newest,
+            "held": held,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave."""
-        self._attempt, self._lockstep, self._without = state["attempt"], state["lockstep"], state["without"]
+        self._attempt, self._lockstep = state["attempt"], state["lockstep"]
+        self._without, self._newest = state["without"], state["newest"]
         frames: Sequence[Mapping[str, Any]] = state["held"]
         self._held = {
             one["step"]: Frame(
@@ -150,6 +163,10 @@ def _reported(frame: Frame) -> Bools:
     """The ranks whose row of the step has come."""
     rows = [here for name, here in frame.present.items() if name not in _OF_DEVICES]
     return np.logical_or.reduce(rows) if rows else np.zeros(_ranks(frame), dtype=np.bool_)
+
+
+def _cells(frames: Iterable[Frame]) -> int:
+    return sum(len(frame.values) * _ranks(frame) for frame in frames)
 
 
 def _ranks(frame: Frame) -> int:

@@ -197,7 +197,7 @@ def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
     model = layers(machine.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     probe = TorchProbe(machine.sink, model, optimizer, device=machine.device)
-    graph: list[tuple[str, float]] = []
+    graph: list[float] = []
     for step in range(6):
         probe.step_begin(step, 0)
         machine.host_work()

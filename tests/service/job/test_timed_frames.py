@@ -108,6 +108,24 @@ def test_a_bounded_number_of_steps_waits(timed: TimedFrames) -> None:
     assert len(timed.state()["held"]) == HELD_MAX
 
 
+def test_steps_of_very_many_values_wait_in_smaller_number(timed: TimedFrames, monkeypatch: pytest.MonkeyPatch) -> None:
+    families(timed, step(1), late(1))
+    values_of_a_step = 3 * 2
+    monkeypatch.setattr("rankwatch_service.job.timed_frames.HELD_CELLS_MAX", 4 * values_of_a_step)
+    families(timed, *(step(2 + number) for number in range(10)))
+    assert [one["step"] for one in timed.state()["held"]] == [8, 9, 10, 11]
+
+
+def test_times_that_always_come_too_late_keep_no_step_waiting_for_long(timed: TimedFrames) -> None:
+    families(timed, step(0), late(0))
+    behind = HELD_MAX + 5
+    waited = 0
+    for number in range(1, 4 * EXPECTED_STEPS):
+        told = families(timed, step(number), *([late(number - behind)] if number > behind else []))
+        waited += told[0][2]
+    assert waited <= EXPECTED_STEPS
+
+
 def test_another_attempt_begins_without_what_waited(timed: TimedFrames) -> None:
     families(timed, step(1), late(1), step(2))
     families(timed, AttemptStart("l.1", topology(2), 0.0))

@@ -97,7 +97,7 @@ class SimulatedEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A piece of work, or with `stream` "" the end of the worker."""
+    """A piece of work."""
 
     stream: str
     given_s: float
@@ -135,35 +135,33 @@ class SimulatedDevice:
         self._meeting = meeting
         self._slowness = slowness
         self._launch_s = launch_s
-        self._stream = COMPUTE
-        self._graph: list[tuple[str, float]] | None = None
+        self._graph: list[float] | None = None
         self._free: list[SimulatedEvent] = []
         self._ahead: deque[_Point] = deque()
         self._met = 0
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        self._worker = threading.Thread(target=self._run, name="simulated-accelerator", daemon=True)
-        self._worker.start()
+        threading.Thread(target=self._run, name="simulated-accelerator", daemon=True).start()
 
     # ---- what a training script does ---------------------------------------------------------------------------------
 
     def launch(self, seconds: float) -> None:
-        """Give the current stream work of this length."""
+        """Give the compute stream work of this length."""
         if self._graph is not None:
-            self._graph.append((self._stream, seconds))
+            self._graph.append(seconds)
             return
         self.clock.work(self._launch_s())
-        self._give(self._stream, seconds * self._slowness())
+        self._give(COMPUTE, seconds * self._slowness())
 
     def collective(self, seconds: float) -> None:
-        """A collective of all ranks on the communication stream, after the work of the current one."""
+        """A collective of all ranks on the communication stream, after the work of the compute stream."""
         self.refuse_in_capture("collective")
-        after = self._give(self._stream, 0.0)
+        after = self._give(COMPUTE, 0.0)
         self._met += 1
         self._give(COMMUNICATION, seconds, after=after, meets=f"collective-{self._met}")
 
     def wait_for_communication(self) -> None:
-        """What is given to the current stream from now on begins after the collectives so far. The host goes on."""
-        self._give(self._stream, 0.0, after=self._give(COMMUNICATION, 0.0))
+        """What is given to the compute stream from now on begins after the collectives so far. The host goes on."""
+        self._give(COMPUTE, 0.0, after=self._give(COMMUNICATION, 0.0))
 
     def synchronize(self) -> None:
         """Wait until all work so far is done."""
@@ -173,25 +171,20 @@ class SimulatedDevice:
             self.clock.wait_until(self._give(stream, 0.0).at_s)
 
     @contextmanager
-    def capture(self) -> Iterator[list[tuple[str, float]]]:
+    def capture(self) -> Iterator[list[float]]:
         """Capture work into a graph, which `replay` gives to the device."""
-        graph: list[tuple[str, float]] = []
+        graph: list[float] = []
         self._graph = graph
         try:
             yield graph
         finally:
             self._graph = None
 
-    def replay(self, graph: list[tuple[str, float]]) -> None:
+    def replay(self, graph: list[float]) -> None:
         """Give the device the work of a captured graph, in one call."""
         self.clock.work(self._launch_s())
-        for stream, seconds in graph:
-            self._give(stream, seconds * self._slowness())
-
-    def close(self) -> None:
-        """End the worker once it has done all work."""
-        self._work.put(_Work("", 0.0, 0.0, _Point()))
-        self._worker.join(RESOLVED_LIMIT_S)
+        for seconds in graph:
+            self._give(COMPUTE, seconds * self._slowness())
 
     # ---- rankwatch.torch_probe.device.Device -------------------------------------------------------------------------
 
@@ -208,7 +201,7 @@ class SimulatedDevice:
         """See `Device.now`."""
         self.refuse_in_capture("record")
         event = self._free.pop() if self._free else SimulatedEvent(self)
-        event.point = self._give(self._stream, 0.0)
+        event.point = self._give(COMPUTE, 0.0)
         return event
 
     def host_s(self) -> float:
@@ -241,7 +234,8 @@ class SimulatedDevice:
 
     def _run(self) -> None:
         free_s: dict[str, float] = {}
-        while (work := self._work.get()).stream:
+        while True:
+            work = self._work.get()
             begin_s = max(free_s.get(work.stream, 0.0), work.given_s, work.after.at_s if work.after else 0.0)
             if work.meets and self._meeting is not None:
                 begin_s = self._meeting.last_s(work.meets, begin_s)

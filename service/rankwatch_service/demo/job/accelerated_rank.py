@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +16,7 @@ import rankwatch
 from rankwatch_service.demo.accelerator.clocks import MachineClock
 from rankwatch_service.demo.accelerator.simulated import SimulatedDevice
 from rankwatch_service.demo.accelerator.torch_work import DeviceWork, reduce_on, store_of_ranks
-from rankwatch_service.supervise import die_with_parent
+from rankwatch_service.demo.job.process_group import joined_group
 
 LAYERS: Final = 3
 LAYER_S: Final = 0.04
@@ -28,7 +26,6 @@ WIDTH: Final = 32
 BATCH: Final = 16
 STEPS_MAX: Final = 1_000_000
 """Training ends by a stop command."""
-COLLECTIVE_LIMIT: Final = timedelta(minutes=10)
 
 
 class DeviceState:
@@ -50,15 +47,8 @@ def main() -> None:
     parser.add_argument("--job", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     options = parser.parse_args()
-    rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
-    die_with_parent(os.getppid())()
-    torch.set_num_threads(1)
-    meet = f"file://{options.directory}/store-{launch}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
-    try:
+    with joined_group(options.directory) as (rank, world_size):
         train(options.job, DeviceState(Path(os.environ["SIMULATED_NVML"]), rank), rank, world_size)
-    finally:
-        dist.destroy_process_group()
 
 
 def train(job: str, state: DeviceState, rank: int, world_size: int) -> None:

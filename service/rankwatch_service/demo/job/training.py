@@ -10,7 +10,6 @@ import argparse
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -22,8 +21,8 @@ from torch.nn.utils import clip_grad_norm_
 import rankwatch
 from rankwatch_service.demo.job.faulty_rank import FaultyRank
 from rankwatch_service.demo.job.model import GPT, batches, corpus, loss_of, weights_sum
+from rankwatch_service.demo.job.process_group import joined_group
 from rankwatch_service.demo.journal import Journal
-from rankwatch_service.supervise import die_with_parent
 
 LEARNING_RATE = 1e-3
 GRADIENT_NORM_MAX = 1.0
@@ -35,8 +34,6 @@ MEMORY_KEPT = 6
 """Checkpoints kept in memory, 8 MB each: 120 steps, more than the detection of any fault of the demo takes."""
 DISK_STEPS = 40
 """Steps between two checkpoints on disk."""
-COLLECTIVE_LIMIT = timedelta(minutes=10)
-"""torch's time-out for a hung rank: the usual value, far longer than the demo needs."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,8 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     options = RankOptions(**vars(parser.parse_args()))
-    rank, world_size, launch = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RANKWATCH_LAUNCH"]
-    die_with_parent(os.getppid())()
-    torch.set_num_threads(1)
-    # A rendezvous by file, since another program could take a port in between.
-    meet = f"file://{options.directory}/store-{launch}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=COLLECTIVE_LIMIT)
-    try:
-        train(options, rank, launch)
-    finally:
-        dist.destroy_process_group()
+    with joined_group(options.directory) as (rank, _):
+        train(options, rank, os.environ["RANKWATCH_LAUNCH"])
 
 
 def train(options: RankOptions, rank: int, launch: str) -> None:
