@@ -146,10 +146,18 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Seconds since its step's work was done, while it evaluates, saves or logs; -1 within a step."""
 
 
+GPU: Final = "gpu"
+PORT: Final = "port"
+HOST: Final = "host"
+DEVICE_KINDS: Final = (GPU, PORT, HOST)
+"""What an agent reads counters of: GPUs, network ports, and the host as a whole."""
+
+
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     """Counters of one device at one time. None: the device or the driver does not have the counter."""
 
     device_uuid: str
+    """Of a port its name (eth0, mlx5_0/1), of the host nothing."""
     time_unix_ns: int
     local_index: int = 0
     temperature_celsius: float | None = None
@@ -162,6 +170,8 @@ class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     ecc_uncorrected: int | None = None
     xid: int | None = None
     extra: dict[str, float] = {}
+    kind: str = GPU
+    """One of `DEVICE_KINDS`."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -197,6 +207,7 @@ EVENT_KINDS: Final = (
     "device_throttled",  # the same names; minutes: of the last ten, 0: over, reasons, temperature_celsius, sm_clock_hz
     "driver_silent",  # silent_s: the driver of this host's devices does not answer
     "driver_answers",  # silent_s: it answers again
+    "delay_matrix",  # hosts, delay_s: rows of seconds by sender and receiver, from a probe of the network
     "note",  # text
 )
 

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     TELEMETRY_LOST = "telemetry_lost"
     DEVICE_FAULT = "device_fault"
     DEVICE_DEGRADED = "device_degraded"
+    HOST_DEGRADED = "host_degraded"
     NETWORK_DEGRADED = "network_degraded"
     RESTART_LOOP = "restart_loop"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"
@@ -194,7 +195,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCounters:
-    """Counters of a job's devices in one slot of time; slots come in order, except what agents sent late.
+    """Counters of a job's devices of one kind in one slot of time; slots come in order, except what agents sent late.
 
     `values[name][device]` is valid only if `present[name][device]`.
     """
@@ -203,9 +204,12 @@ class DeviceCounters:
     time_s: float
     """Stream time at which the slot was over."""
     devices: tuple[tuple[str, str], ...]
-    """Host and UUID of each device, by its number; the UUID is empty where the driver does not tell it."""
+    """Host and UUID of each device, by its number; the UUID is empty where the driver does not tell it. Of a port its
+    name, of a host empty."""
     values: Mapping[str, Floats]
     present: Mapping[str, Bools]
+    kind: str = "gpu"
+    """gpu, port or host."""
 
 
 @dataclass(frozen=True, slots=True)

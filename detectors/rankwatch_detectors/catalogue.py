@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from rankwatch_detectors.base import Detector, Kind
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
+from rankwatch_detectors.devices.host_degraded import HostDegradedConfig, HostDegradedDetector
+from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
 from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
@@ -30,7 +32,9 @@ class CatalogueConfig:
     """Settings of all detectors; each class gives the reasons for its defaults."""
 
     device_fault: DeviceFaultConfig = field(default_factory=DeviceFaultConfig)
+    network_degraded: NetworkDegradedConfig = field(default_factory=NetworkDegradedConfig)
     device_degraded: DeviceDegradedConfig = field(default_factory=DeviceDegradedConfig)
+    host_degraded: HostDegradedConfig = field(default_factory=HostDegradedConfig)
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
@@ -57,7 +61,9 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
     config = config or CatalogueConfig()
     return [
         DeviceFaultDetector(config.device_fault),
+        NetworkDegradedDetector(config.network_degraded),
         DeviceDegradedDetector(config.device_degraded),
+        HostDegradedDetector(config.host_degraded),
         NonfiniteDetector(config.nonfinite),
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),

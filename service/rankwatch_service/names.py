@@ -7,8 +7,8 @@ from typing import Final
 ALL_JOBS: Final = "*"
 """Means every job: the key of control records for all jobs. No job can have this name."""
 
-OF_DEVICES: Final = "/devices"
-"""Ends the name of the series of a job's devices. No job's name contains a slash."""
+OF_DEVICES: Final = {"gpu": "/devices", "port": "/ports", "host": "/hosts"}
+"""By kind of device: the end of the name of their series. No job's name contains a slash."""
 
 NAME_CHARS_MAX: Final = 200
 """Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
@@ -30,9 +30,14 @@ def is_name(text: str) -> bool:
     )
 
 
-def series_of_devices(job: str) -> str:
-    """The name under which the series of a job's devices are kept."""
-    return job + OF_DEVICES
+def series_of_devices(job: str, kind: str) -> str:
+    """The name under which the series of a job's devices of a kind are kept."""
+    return job + OF_DEVICES[kind]
+
+
+def series_of(job: str) -> tuple[str, ...]:
+    """The names of all series of a job: of its ranks, and of its devices."""
+    return (job, *(job + end for end in OF_DEVICES.values()))
 
 
 def launch_of(attempt: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import DeviceCounters, Finding, Kind, Severity
-from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig, DeviceProblem
+from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig, DeviceProblem
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.scope import IncidentScope
@@ -112,7 +112,7 @@ def _dip(counters: DeviceCounters, node: int) -> DeviceCounters:
 
 def _troubles(slots: Sequence[DeviceCounters]) -> Iterator[tuple[int, DeviceProblem]]:
     """(slot, what was told in it that lasts)"""
-    rules = CounterRules(CounterRulesConfig())
+    rules = GpuRules(GpuRulesConfig())
     for counters in slots:
         yield from ((counters.slot, one) for one in rules.see(counters) if one.slots)
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rankwatch import layout
+from rankwatch import layout, wire
 from rankwatch.agent.lock import take_lock
 from rankwatch_service.demo.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
+from tests.support.host.tree import HostTree
 from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
@@ -49,12 +50,12 @@ def test_counters_errors_a_loss_and_silence_reach_the_service_while_ranks_are_re
         RecordingRank(rings, 0) as rank,
         AgentProcess(rings, service.environment | driver.environment),
     ):
-        until(lambda: any(len(batch.devices) == 8 for batch in service.batches))
+        until(lambda: any(gpus(batch) == 8 for batch in service.batches))
         driver.say(xids=[[3, 48]])
         until(lambda: service.events("device_error"))
         driver.say(xids=[[3, 48]], lost=[5])
         until(lambda: service.events("device_lost"))
-        until(lambda: any(len(batch.devices) == 7 for batch in service.batches))
+        until(lambda: any(gpus(batch) == 7 for batch in service.batches))
         driver.say(hangs=True)
         until(lambda: service.events("driver_silent"))
         rank.do("steps", 5)
@@ -64,6 +65,11 @@ def test_counters_errors_a_loss_and_silence_reach_the_service_while_ranks_are_re
     assert (lost.fields["serial"], lost.fields["index"]) == ("S5", 5)
     assert len(service.events("driver_silent")) == 1
     until(lambda: is_free(layout.devices_lock_path(str(rings), "gpt")))
+
+
+def gpus(batch: wire.Batch) -> int:
+    """How many GPUs a batch has counters of."""
+    return sum(sample.kind == wire.GPU for sample in batch.devices)
 
 
 def is_free(path: str) -> bool:
@@ -82,8 +88,36 @@ def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(tmp_path: 
         RecordingRank(rings, 0),
         AgentProcess(rings, service.environment | driver.environment) as agent,
     ):
-        until(lambda: any(batch.devices for batch in service.batches))
+        until(lambda: any(gpus(batch) for batch in service.batches))
         agent.kill_worker()
         boots = {batch.boot for batch in service.batches}
-        until(lambda: any(batch.devices and batch.boot not in boots for batch in service.batches))
+        until(lambda: any(gpus(batch) and batch.boot not in boots for batch in service.batches))
     assert not service.events("driver_silent")
+
+
+def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(tmp_path: Path) -> None:
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    tree = HostTree(tmp_path / "host")
+    tree.rdma("mlx5_0")
+    with (
+        AgentService() as service,
+        RecordingRank(rings, 0),
+        AgentProcess(rings, service.environment | {"RANKWATCH_HOST_ROOT": str(tree.root)}),
+    ):
+        until(lambda: {sample.kind for batch in service.batches for sample in batch.devices} == {wire.HOST, wire.PORT})
+        tree.killed(2)
+        tree.rdma("mlx5_0", state="1: DOWN", downs=1)
+        newest = Newest(service)
+        until(lambda: newest(wire.HOST, "oom_kills") == 2 and newest(wire.PORT, "link_up") == 0)
+
+
+class Newest:
+    """The newest value of a counter that the service was sent."""
+
+    def __init__(self, service: AgentService) -> None:
+        self._service = service
+
+    def __call__(self, kind: str, counter: str) -> float | None:
+        told = [one for batch in self._service.batches for one in batch.devices if one.kind == kind]
+        return told[-1].extra.get(counter) if told else None

@@ -97,6 +97,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.clock import HostClock  # noqa: PLC0415
     from rankwatch.agent.devices.sampler import DeviceSampler  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
+    from rankwatch.agent.hardware import Hardware  # noqa: PLC0415
+    from rankwatch.agent.host.sampler import HostSampler  # noqa: PLC0415
     from rankwatch.agent.line import Line  # noqa: PLC0415
     from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
@@ -122,7 +124,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
     sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)
-    setting = Setting(options.dir, options.job, clock, find, enrolment, sender, devices, restarts=options.worker)
+    hardware = Hardware(devices, HostSampler(Path(environment.get("RANKWATCH_HOST_ROOT") or "/"), clock))
+    setting = Setting(options.dir, options.job, clock, find, enrolment, sender, hardware, restarts=options.worker)
     Worker(setting, lambda: bool(stopping)).run()
     return 0
 

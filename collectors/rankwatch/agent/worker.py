@@ -19,9 +19,9 @@ from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.devices.sampler import DeviceSampler
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
+from rankwatch.agent.hardware import Hardware
 from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
@@ -66,7 +66,7 @@ class Setting:
     find_endpoint: FindEndpoint
     enrolment: Enrolment
     sender: Sender
-    devices: DeviceSampler
+    hardware: Hardware
     restarts: int = 0
     """How often the worker was restarted."""
 
@@ -105,7 +105,7 @@ class Worker:
     def run(self) -> None:
         """Work until the job has ended on this host; after a signal to stop, until its ranks' exits are reported."""
         self._setting.sender.start()
-        self._setting.devices.start()
+        self._setting.hardware.start()
         self.turn()
         while not self._done():
             self.turn()
@@ -115,7 +115,7 @@ class Worker:
             event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
             self._draft(self._newest_attempt).tell(event)
         self._flush()
-        for thread in (self._views, self._stream, self._setting.devices):
+        for thread in (self._views, self._stream, self._setting.hardware):
             if thread is not None:
                 thread.close()
         self._setting.sender.close(CLOSE_WITHIN_S)
@@ -292,11 +292,11 @@ class Worker:
                 block = rank.reader.progress()
                 rank.refresh_identity()
                 self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
-        samples = self._setting.devices.take()
+        samples = self._setting.hardware.take()
         if samples:
             for draft in self._drafts.values():
                 draft.devices = samples
-        for event in self._setting.devices.take_events() if self._newest_attempt else ():
+        for event in self._setting.hardware.take_events() if self._newest_attempt else ():
             self._draft(self._newest_attempt).tell(event)
 
     def _tell_stacks(self) -> None:

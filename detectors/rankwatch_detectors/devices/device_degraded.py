@@ -3,7 +3,7 @@ they do less than they can, or than their peers.
 
 Agents tell once a minute which of their devices are throttled, and when it is over. It is information from the first
 whole minute on, so that a slow rank has its cause, and a warning once it was so in six of ten minutes, whether or not
-training has felt it yet. Counters are judged by `counter_rules`.
+training has felt it yet. Counters are judged by `gpu_rules`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import (
-    AttemptStart,
-    DeviceCounters,
-    Finding,
-    Frame,
-    Kind,
-    Occurrence,
-    Presence,
-    Severity,
-)
-from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig, DeviceProblem
-from rankwatch_detectors.devices.places import DevicePlaces
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
+from rankwatch_detectors.base import Finding, Kind, Occurrence, Severity
+from rankwatch_detectors.devices.counter_detector import DEVICES_MAX, MINUTE_S, CounterDetector
+from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
+from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.scope import IncidentScope
 
-WELL: Final = "The device does as it should again."
-MINUTE_S: Final = 60.0
 RECOVERY: Final = {1: "reset the GPU", 2: "restart the host", 3: "drain P2P", 4: "drain and reset"}
 """NVML's recovery actions."""
 MINUTES_MAX: Final = 10
@@ -41,47 +30,20 @@ class DeviceDegradedConfig:
 
     often: int = 6
     """Minutes of the last ten from which on it is a warning: gpud's figure."""
-    silent_s: float = 180.0
-    """An agent that has told nothing of a throttled device for so long tells it no more."""
-    devices_max: int = 64
-    """Devices of one host that are told apart where it is not known which ranks compute on them."""
-    slot_s: float = 5.0
-    """Length of a slot of counters."""
-    counters: CounterRulesConfig = field(default_factory=CounterRulesConfig)
+    counters: GpuRulesConfig = field(default_factory=GpuRulesConfig)
 
 
-class DeviceDegradedDetector(DispatchingDetector):
-    """Episodes by device: scope "rank:N" of the rank that runs on it, "host:NAME" where that is not known.
+class DeviceDegradedDetector(CounterDetector):
+    """Episodes by GPU: scope "rank:N" of the rank that runs on it, "host:NAME" where that is not known."""
 
-    Memory: linear in throttled devices.
-    """
-
-    kind: Kind = Kind.DEVICE_DEGRADED
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_told_s", "_rules")
+    DEVICES: ClassVar[str] = "gpu"
+    CAUSE: ClassVar[str] = "device"
+    NAMED: ClassVar[str] = "device_uuid"
+    WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__()
-        self.name = "device_degraded"
-        self.version = 2
+        super().__init__(Kind.DEVICE_DEGRADED, 2, GpuRules(config.counters))
         self._config = config
-        self._places = DevicePlaces()
-        self._step = -1
-        self._told_s: dict[str, dict[str, float]] = {}
-        """By text of the scope of each open episode: devices, or a device and a rule, and when it was last told."""
-        self._rules = CounterRules(config.counters)
-
-    def _begin(self, start: AttemptStart) -> list[Finding]:
-        findings: list[Finding] = []
-        if start.launch != self.attempt.rpartition(".")[0]:
-            findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
-            self._told_s, self._step = {}, -1
-        self.attempt, self.world_size = start.attempt, start.topology.world_size
-        self._places.learn(start.topology)
-        return findings
-
-    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        self._step = max(self._step, frame.step)
-        return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]
@@ -94,7 +56,7 @@ class DeviceDegradedDetector(DispatchingDetector):
         if not isinstance(minutes, int) or minutes <= 0:
             told_s.pop(device, None)
             return () if told_s else self._close(scope, "The hardware does not slow the device down any more.")
-        if device not in told_s and len(told_s) >= self._config.devices_max:
+        if device not in told_s and len(told_s) >= DEVICES_MAX:
             return ()
         evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
         severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
@@ -102,74 +64,11 @@ class DeviceDegradedDetector(DispatchingDetector):
         since_s = self.now_s - MINUTE_S * min(minutes, MINUTES_MAX)
         return self._tell(scope, device, severity, summary, {**evidence, "host": occurrence.host}, since_s)
 
-    def _on_counters(self, counters: DeviceCounters) -> Sequence[Finding]:
-        findings: list[Finding] = []
-        for trouble in self._rules.see(counters) if self.attempt else ():
-            host, uuid = counters.devices[trouble.number]
-            scope = self._places.scope_at(host, uuid)
-            if scope is None:
-                continue
-            told_s, key = self._told_s.get(str(scope), {}), f"{uuid or trouble.number} {trouble.what}"
-            if trouble.slots == 0:
-                if told_s.pop(key, None) is not None and not told_s:
-                    findings += self._close(scope, WELL)
-            elif key in told_s or len(told_s) < self._config.devices_max:
-                summary = _told(scope, trouble, host, uuid)
-                evidence = {"device_uuid": uuid, "host": host, "rule": trouble.what, **(trouble.evidence or {})}
-                since_s = self.now_s - self._config.slot_s * trouble.slots
-                findings += self._tell(scope, key, trouble.severity, summary, evidence, since_s)
-        return findings
+    def _scope_at(self, host: str, device: str) -> IncidentScope | None:
+        return self._places.scope_at(host, device)
 
-    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
-        since_s = self.now_s - self._config.silent_s
-        silent = [text for text, told_s in self._told_s.items() if all(last_s <= since_s for last_s in told_s.values())]
-        why = f"Its agent has told nothing more of it for {self._config.silent_s:.0f} s."
-        return [finding for text in silent for finding in self._close(IncidentScope.parse(text), why)]
-
-    def _close(self, scope: IncidentScope, why: str) -> list[Finding]:
-        if scope not in self.episodes:
-            return []
-        self._told_s.pop(str(scope), None)
-        return self.episodes.close(scope, self._step if self._step >= 0 else None, self.now_s, why)
-
-    def _tell(
-        self,
-        scope: IncidentScope,
-        key: str,
-        severity: Severity,
-        summary: str,
-        evidence: Mapping[str, Any],
-        since_s: float,
-    ) -> list[Finding]:
-        """Tell of a device: as a new episode, as an update where it is graver than what was told, or as evidence."""
-        told: dict[str, Any] = {
-            "severity": severity,
-            "detected_step": self._step if self._step >= 0 else None,
-            "detected_time_s": self.now_s,
-            "summary": summary,
-            "evidence": evidence,
-        }
-        findings: list[Finding] = []
-        if scope not in self.episodes:
-            findings = self.episodes.open(
-                scope,
-                attempt=self.attempt,
-                ranks=() if scope.host is not None else (scope.number,),
-                onset_step=None,  # it began before it was told
-                onset_time_s=since_s,
-                score=(self.now_s - since_s) / MINUTE_S,
-                confidence=1.0,
-                cause="device",
-                **told,
-            )
-            if not findings:
-                return []
-        elif self.episodes.told(scope)["severity"] == Severity.INFO and severity is Severity.WARNING:
-            findings = self.episodes.update(scope, **told)
-        else:
-            self.episodes.note(scope, {**self.episodes.told(scope)["evidence"], **evidence})
-        self._told_s.setdefault(str(scope), {})[key] = self.now_s
-        return findings
+    def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:
+        return _told(scope, problem, host, device)
 
 
 def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ rows, and a growing fault is reported in stages. A larger slowdown must have ano
 
 
 _ENDS: Final = kinds_where(lambda traits: traits.ends_job)
-_LOCAL: Final = frozenset({Kind.STRAGGLER, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED})
+_LOCAL: Final = frozenset({Kind.STRAGGLER, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED, Kind.HOST_DEGRADED})
 _SHARED: Final = frozenset({Kind.SLOWDOWN, Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 
 

@@ -98,6 +98,21 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_host_wide=True,
         is_on_record=True,
     ),
+    Kind.HOST_DEGRADED: KindTraits(
+        label="Host degraded",
+        may_cause=frozenset(
+            {Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.HOST_DEGRADED}
+        ),
+        first_steps=(
+            "See what else runs on the host (`top`, `dmesg`), and which limits its container has.",
+            "Processor time taken by the hypervisor: move the job, or ask whoever runs the machine.",
+            "Memory: fewer or smaller loader workers, or a smaller cache; a killed process is in the kernel's log.",
+        ),
+        first_step="see what else runs on that host, and which limits its container has",
+        is_lasting=True,
+        is_host_wide=True,
+        is_on_record=True,
+    ),
     Kind.RANK_LOST: KindTraits(
         label="Rank lost",
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.

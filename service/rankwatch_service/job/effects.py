@@ -16,7 +16,7 @@ from rankwatch_service.job.attempts.allowance import Grant
 from rankwatch_service.job.boards.device_board import DeviceNumber
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.job.summary import AttemptChange, JobSummary
-from rankwatch_service.names import series_of_devices
+from rankwatch_service.names import series_of
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
@@ -75,7 +75,7 @@ class Effects:
     refused: list[RefusedRecord] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     frames: list[tuple[str, Frame]] = field(default_factory=list)
-    """(job, or `series_of_devices` of it; frame), for the series, which are written beside the transaction."""
+    """(one of `series_of` a job; frame), for the series, which are written beside the transaction."""
     frames_bytes: int = 0
     """Of the values in `frames`."""
     frames_left_out: int = 0
@@ -111,5 +111,5 @@ class Effects:
         self.attempts = {key: change for key, change in self.attempts.items() if key[0] != job}
         self.feed = [one for one in self.feed if one.job != job]
         self.devices = [one for one in self.devices if one[0] != job]
-        self.frames = [one for one in self.frames if one[0] not in (job, series_of_devices(job))]
+        self.frames = [one for one in self.frames if one[0] not in series_of(job)]
         self.deleted_jobs.append(job)

@@ -20,7 +20,8 @@ from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.attempts.carriers import Carriers
 from rankwatch_service.job.attempts.newcomers import Newcomers
-from rankwatch_service.job.boards.device_board import DeviceBoard, as_frame
+from rankwatch_service.job.boards.device_board import as_frame
+from rankwatch_service.job.boards.device_boards import DeviceBoards
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
@@ -63,7 +64,7 @@ class JobStream:
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
         self._heard_s, self._resting = 0.0, False
-        self.devices, self.whose = DeviceBoard(), JobProject(job)
+        self.devices, self.whose = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
 
     @property
@@ -217,7 +218,7 @@ class JobStream:
             detail = f"attempt {newcomer.attempt} reports beside the running one"
             self.refuse("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
         for counters in self.devices.due(now_s):
-            effects.chart(series_of_devices(self.job), as_frame(counters))
+            effects.chart(series_of_devices(self.job, counters.kind), as_frame(counters))
             self._observe([counters], now_s, effects)
         situation = self._situation(now_s)
         # What kept the policy from acting, such as a cool-down, may have passed.
@@ -388,7 +389,7 @@ class JobStream:
         if "carriers" in state:  # snapshots of earlier versions lack them
             self._carriers = Carriers.restored(state["carriers"])
             self._newcomers = Newcomers.restored(state["newcomers"])
-        self.devices = DeviceBoard.restored(state.get("devices", DeviceBoard().state()))
+        self.devices = DeviceBoards.restored(state.get("devices", {}))
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, or_, select, true, tuple_
 
 from rankwatch_service.names import OF_DEVICES
 from rankwatch_service.settings import Settings
@@ -101,8 +101,11 @@ def _by_project(model: Series, tier: Tier) -> Iterator[tuple[ColumnElement[bool]
 
     def of(projects: Iterable[str]) -> ColumnElement[bool]:
         jobs = select(JobProject.job).where(JobProject.project.in_(projects))
-        devices = select(JobProject.job + OF_DEVICES).where(JobProject.project.in_(projects))
-        return model.job.in_(jobs) | model.job.in_(devices)
+        of_devices = (
+            model.job.in_(select(JobProject.job + end).where(JobProject.project.in_(projects)))
+            for end in OF_DEVICES.values()
+        )
+        return or_(model.job.in_(jobs), *of_devices)
 
     yield ~of(tier.projects_keep_ns) if tier.projects_keep_ns else true(), tier.keep_ns
     for project, keep_ns in tier.projects_keep_ns.items():

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from rankwatch_detectors.base import Frame
 from rankwatch_service.clock import Clock
-from rankwatch_service.names import series_of_devices
+from rankwatch_service.names import series_of
 from rankwatch_service.series.buffer import OPEN_CHUNKS, AttemptBuffer
 from rankwatch_service.series.chunks import CHUNK_STEPS
 from rankwatch_service.series.retention import delete_some
@@ -81,12 +81,12 @@ class SeriesWriter:
 
     def flush(self, job: str) -> None:
         """Write everything that is buffered for a job and its devices, with the roll-ups."""
-        for name in (job, series_of_devices(job)):
+        for name in series_of(job):
             self._flush_all(name)
 
     def delete(self, job: str) -> None:
         """Drop what is buffered for a job and its devices, and remove what is stored."""
-        for name in (job, series_of_devices(job)):
+        for name in series_of(job):
             self._drop(name)
             while delete_some(self._engine, name):
                 pass
@@ -94,7 +94,7 @@ class SeriesWriter:
     def close(self, job: str) -> None:
         """Write everything that is buffered for a job and its devices, and drop it."""
         self.flush(job)
-        for name in (job, series_of_devices(job)):
+        for name in series_of(job):
             self._drop(name)
 
     def flush_due(self) -> None:

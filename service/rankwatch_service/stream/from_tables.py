@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, func, select
 
-from rankwatch_service.job.boards.device_board import DeviceBoard, DeviceNumber
+from rankwatch_service.job.boards.device_board import DeviceNumber
+from rankwatch_service.job.boards.device_boards import DeviceBoards
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
@@ -42,9 +43,9 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
         attempt, attempts_seen = ("", 0) if newest is None else newest
-        columns = (JobDevice.number, JobDevice.host, JobDevice.index, JobDevice.uuid)
+        columns = (JobDevice.number, JobDevice.host, JobDevice.index, JobDevice.uuid, JobDevice.kind)
         known = connection.execute(select(*columns).where(JobDevice.job == job.job).order_by(JobDevice.number)).all()
-        job.devices = DeviceBoard(DeviceNumber(*row) for row in known)
+        job.devices = DeviceBoards(DeviceNumber(*row) for row in known)
         job.begin_without_snapshot(first_seen, attempt, attempts_seen)
         job.history.ledger = Ledger(checkpoints(connection, job.job))
     # Ids contain the episode, and episodes of consequences are in no table: begin far above the highest known one.

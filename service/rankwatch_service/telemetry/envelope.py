@@ -178,6 +178,8 @@ def _check_lists(batch: wire.Batch) -> None:
     _check_progress(batch.progress)
     for sample in batch.devices:
         check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
+        if sample.kind not in wire.DEVICE_KINDS:
+            raise BadBatchError(Reason.RANGE, f"kind {sample.kind[:80]!r} of a device is none of {wire.DEVICE_KINDS}")
     for event in batch.events:
         _check_event(event)
 

@@ -27,6 +27,10 @@ USUAL = {
     "ecc_uncorrected": 0.0, "remap_failed": 0.0, "remap_pending": 0.0, "recovery_action": 0.0,
     "nvlink_replay_errors": 0.0, "temperature_margin_celsius": 20.0,
 }  # fmt: skip
+USUAL_OF_HOST = {
+    "port": {"link_up": 1.0, "link_downs": 0.0, "link_bits_per_s": 4e11, "port_errors": 0.0},
+    "host": {"cpu_steal_ratio": 0.0, "memory_pressure_ratio": 0.0, "oom_kills": 0.0},
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class HardwareFault:
     counters: Mapping[str, float] = field(default_factory=dict)
     of_host: bool = False
     """The incident names the host, since nothing tells which of its devices it is."""
+    of_kind: str = "gpu"
+    """Kind of device whose counters these are."""
+    cause: str = "device"
 
 
 STUCK, KILLED, SLOW = Hang(SICK, AT + 2, 90.0), Kill(SICK, AT + 2), Slow(SICK, AT, 1.25)
@@ -85,6 +92,30 @@ FAULTS = [
     ),
     HardwareFault("NVLink replays", "device_degraded", "info", counters={"nvlink_replay_errors": 4.0}),
     HardwareFault(
+        "link lost", "network_degraded", "critical", ("hang",), (STUCK,), counters={"link_up": 0.0},
+        of_host=True, of_kind="port", cause="network",
+    ),
+    HardwareFault(
+        "link flaps, training goes on", "network_degraded", "warning", counters={"link_downs": 2.0},
+        of_host=True, of_kind="port", cause="network",
+    ),
+    HardwareFault(
+        "link at half its speed", "network_degraded", "warning", ("straggler",), (SLOW,),
+        counters={"link_bits_per_s": 2e11}, of_host=True, of_kind="port", cause="network",
+    ),
+    HardwareFault(
+        "the hypervisor takes processors away", "host_degraded", "warning", ("straggler",), (SLOW,),
+        counters={"cpu_steal_ratio": 0.3}, of_host=True, of_kind="host", cause="host",
+    ),
+    HardwareFault(
+        "a rank is killed for want of memory", "host_degraded", "critical", ("rank_lost",), (KILLED,),
+        counters={"oom_kills": 1.0}, of_host=True, of_kind="host", cause="host",
+    ),
+    HardwareFault(
+        "memory is short, training goes on", "host_degraded", "info", counters={"memory_pressure_ratio": 0.2},
+        of_host=True, of_kind="host", cause="host",
+    ),
+    HardwareFault(
         "at the limit of temperature", "device_degraded", "warning", counters={"temperature_margin_celsius": 0.0}
     ),
 ]  # fmt: skip
@@ -116,7 +147,9 @@ def told(fault: HardwareFault) -> Iterator[Observation]:
         while (slot + 1) * SLOT_S <= observation.now_s:
             slot += 1
             sick = fault.counters if began_s is not None and slot * SLOT_S >= began_s else {}
-            yield counters(start, slot, sick)
+            if fault.of_kind != "gpu":
+                yield host_counters(start, slot, fault.of_kind, sick)
+            yield counters(start, slot, sick if fault.of_kind == "gpu" else {})
 
 
 def step_of(observation: Observation) -> int:
@@ -133,6 +166,17 @@ def counters(start: AttemptStart, slot: int, sick: Mapping[str, float]) -> Devic
     named = tuple(zip(start.topology.host, start.topology.device_uuid, strict=True))
     present = {name: np.ones(RANKS, dtype=bool) for name in values}
     return DeviceCounters(slot, slot * SLOT_S, named, values, present)
+
+
+def host_counters(start: AttemptStart, slot: int, kind: str, sick: Mapping[str, float]) -> DeviceCounters:
+    """Of one port on each host, or of the hosts; those of the host of rank 5 are sick."""
+    hosts = sorted(set(start.topology.host))
+    values = {name: np.full(len(hosts), usual) for name, usual in USUAL_OF_HOST[kind].items()}
+    for name, value in sick.items():
+        values[name][hosts.index(start.topology.host[SICK])] = value
+    present = {name: np.ones(len(hosts), dtype=bool) for name in values}
+    named = tuple((host, "mlx5_0/1" * (kind == "port")) for host in hosts)
+    return DeviceCounters(slot, slot * SLOT_S, named, values, present, kind)
 
 
 def incidents(observations: Iterator[Observation]) -> Sequence[Incident]:
@@ -152,7 +196,7 @@ def incidents(observations: Iterator[Observation]) -> Sequence[Incident]:
 def test_a_fault_of_hardware_is_one_incident_by_its_kind_device_and_cause(fault: HardwareFault) -> None:
     (incident,) = incidents(told(fault))
     assert (incident.kind, incident.severity) == (fault.kind, fault.severity)
-    assert incident.cause == "device"
+    assert incident.cause == fault.cause
     if not fault.of_host:
         assert incident.ranks == (SICK,)
     assert set(fault.consequences) <= {str(part.kind) for part in incident.parts[1:]}

@@ -17,6 +17,7 @@ from rankwatch_service.job.boards.device_board import (
     DeviceNumber,
     as_frame,
 )
+from rankwatch_service.job.boards.device_boards import DeviceBoards
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import batch
@@ -133,10 +134,38 @@ def test_a_restored_board_goes_on_where_it_was():
     board = DeviceBoard()
     take(board, sample(0, temperature_celsius=60), sample(1, temperature_celsius=50))
     take(board, sample(9, NOW_S - 2 * PAST_S))
-    again = DeviceBoard.restored(unpack(pack(board.state())))
+    again = DeviceBoard.restored(wire.GPU, unpack(pack(board.state())))
     assert again.counts == board.counts
     assert take(again, sample(2, temperature_celsius=40)) == [DeviceNumber(2, "node-1", 2, "GPU-2")]
     assert due(again)[0].values["temperature_celsius"].tolist() == [60, 50, 40]
+
+
+def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
+    boards = DeviceBoards()
+    port = wire.DeviceSample("eth0", NOW_S * 10**9, extra={"link_up": 1.0}, kind=wire.PORT)
+    host = wire.DeviceSample("", NOW_S * 10**9, extra={"oom_kills": 0.0}, kind=wire.HOST)
+    devices = (sample(0, temperature_celsius=60), port, host)
+    fresh = boards.take([batch(host="node-1", devices=devices)], 8, NOW_S)
+    assert fresh == [
+        DeviceNumber(0, "node-1", 0, "GPU-0"),
+        DeviceNumber(0, "node-1", 0, "eth0", wire.PORT),
+        DeviceNumber(0, "node-1", 0, "", wire.HOST),
+    ]
+    again = DeviceBoards.restored(unpack(pack(boards.state())))
+    told = {one.kind: one for one in again.due(NOW_S + SLOT_S + CLOSE_AFTER_S)}
+    assert {kind: set(one.values) for kind, one in told.items()} == {
+        wire.GPU: {"temperature_celsius"}, wire.PORT: {"link_up"}, wire.HOST: {"oom_kills"}
+    }  # fmt: skip
+    assert again.take([batch(host="node-1", devices=devices)], 8, NOW_S) == []
+
+
+def test_a_snapshot_from_before_there_were_kinds_keeps_its_gpus():
+    board = DeviceBoard()
+    take(board, sample(0, temperature_celsius=60))
+    before = board.state()
+    before["devices"] = [device[:4] for device in before["devices"]]
+    boards = DeviceBoards.restored(unpack(pack(before)))
+    assert boards.take([batch(host="node-1", devices=(sample(0),))], 8, NOW_S) == []
 
 
 def test_a_job_charts_what_its_devices_count_beside_its_own_series():

@@ -21,7 +21,7 @@ SLOT_S: Final = 5
 """Length of a slot. Agents read counters once a second. A slot has the mean of `AVERAGED` ones: devices compute and
 wait together, but are not read together. Of all others it has the newest value."""
 
-AVERAGED: Final = ("_celsius", "_w", "_hz", "_ratio")
+AVERAGED: Final = ("_celsius", "_w", "_hz", "_ratio", "_per_s")
 """Ends of the names of such counters."""
 
 CLOSE_AFTER_S: Final = 5
@@ -72,7 +72,8 @@ class DeviceNumber:
     index: int
     """On its host, in the driver's order."""
     uuid: str
-    """Empty where the driver does not tell it."""
+    """Empty where the driver does not tell it. Of a port its name, of a host empty."""
+    kind: str = wire.GPU
 
 
 Slot = dict[str, tuple[Floats, Ints]]
@@ -82,9 +83,13 @@ NONE: Final[tuple[Floats, Ints]] = (np.zeros(0), np.zeros(0, dtype=np.int64))
 
 
 class DeviceBoard:
-    """Numbers a job's devices and collects their counters. Memory: about 300 bytes for each device, and open slots."""
+    """Numbers a job's devices of one kind and collects their counters.
 
-    def __init__(self, known: Iterable[DeviceNumber] = ()) -> None:
+    Memory: about 300 bytes for each device, and open slots.
+    """
+
+    def __init__(self, kind: str = wire.GPU, known: Iterable[DeviceNumber] = ()) -> None:
+        self._kind = kind
         self._devices = {_key(device.host, device.index, device.uuid): device for device in known}
         self._named: tuple[tuple[str, str], ...] = ()
         """Host and UUID, by number."""
@@ -103,15 +108,16 @@ class DeviceBoard:
         """
         fresh = list[DeviceNumber]()
         for batch in batches:
-            if not batch.devices:
+            samples = [sample for sample in batch.devices if sample.kind == self._kind]
+            if not samples:
                 continue
             # An agent reads all devices of its host at one time.
-            time_s = max(sample.time_unix_ns for sample in batch.devices) / 1e9
+            time_s = max(sample.time_unix_ns for sample in samples) / 1e9
             if not now_s - PAST_S <= time_s <= now_s + FUTURE_S:
-                self.counts["device_samples_misdated"] += len(batch.devices)
+                self.counts["device_samples_misdated"] += len(samples)
                 continue
             slot = self._slot(int(time_s // SLOT_S))
-            for sample in batch.devices:
+            for sample in samples:
                 device = self._known(batch.host, sample, ranks, fresh)
                 if device is None or slot is None:
                     self.counts["device_samples_beyond_limit"] += 1
@@ -130,7 +136,7 @@ class DeviceBoard:
                 read = {name: _fitted(sums, counts, len(self._named)) for name, (sums, counts) in told.items()}
                 values = {name: sums / np.maximum(counts, 1) for name, (sums, counts) in read.items()}
                 present = {name: counts > 0 for name, (_, counts) in read.items()}
-                yield DeviceCounters(slot, now_s, self._named, values, present)
+                yield DeviceCounters(slot, now_s, self._named, values, present, self._kind)
 
     def _slot(self, number: int) -> Slot | None:
         """The slot; opened, unless too much is open."""
@@ -150,7 +156,7 @@ class DeviceBoard:
             full = len(self._devices) >= max(DEVICES_MIN, DEVICES_PER_RANK * ranks)
             if full or not 0 <= sample.local_index <= INDEX_MAX or len(sample.device_uuid) > NAME_CHARS_MAX:
                 return None
-            device = DeviceNumber(len(self._devices), host, sample.local_index, sample.device_uuid)
+            device = DeviceNumber(len(self._devices), host, sample.local_index, sample.device_uuid, self._kind)
             self._devices[key] = device
             fresh.append(device)
         return device
@@ -186,9 +192,9 @@ class DeviceBoard:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> DeviceBoard:
+    def restored(cls, kind: str, state: Mapping[str, Any]) -> DeviceBoard:
         """The board that gave this state."""
-        board = cls(DeviceNumber(*device) for device in state["devices"])
+        board = cls(kind, [DeviceNumber(*device) for device in state["devices"]])
         board._counters.update(state["counters"])
         for number, slot in state["open"]:
             board._open[number] = {name: (np.array(sums), np.array(counts)) for name, (sums, counts) in slot.items()}

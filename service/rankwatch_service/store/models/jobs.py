@@ -66,13 +66,15 @@ class JobDevice(Base):
 
     __tablename__ = "job_device"
     job: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True, server_default="gpu")
+    """gpu, port or host (`wire.DEVICE_KINDS`)."""
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its place in the series of the job's devices."""
+    """Its place in the series of the job's devices of this kind."""
     host: Mapped[str]
     index: Mapped[int]
     """On its host, in the driver's order; not an ordinal of CUDA."""
     uuid: Mapped[str]
-    """Empty where the driver does not tell it."""
+    """Of a GPU, empty where the driver does not tell it; of a port its name; of a host empty."""
 
 
 class SeriesChunk(Base):
@@ -83,7 +85,7 @@ class SeriesChunk(Base):
 
     __tablename__ = "series_chunk"
     job: Mapped[str] = mapped_column(primary_key=True)
-    """The job, or `names.series_of_devices` of it."""
+    """The job, or another of `names.series_of` it."""
     attempt: Mapped[str] = mapped_column(primary_key=True)
     metric: Mapped[str] = mapped_column(primary_key=True)
     chunk: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -1,8 +1,8 @@
-"""The devices of a job's hosts: their newest counters, and counters over time."""
+"""The devices of a job's hosts (GPUs, network ports, hosts as a whole): newest counters, and counters over time."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
@@ -13,7 +13,7 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.routes.charts.steps import Line, Reader, chosen_numbers, lines_of, shown
 from rankwatch_service.job.boards.device_board import COUNTER_CHARS_MAX, SLOT_S
-from rankwatch_service.names import series_of_devices
+from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
 from rankwatch_service.series.last_values import LastValues, last_values
 from rankwatch_service.series.query import POINTS_MAX, Reduce, metrics, series
 from rankwatch_service.store.engine import read
@@ -22,19 +22,22 @@ from rankwatch_service.store.models import Attempt, Job, JobDevice
 router = APIRouter(prefix="/jobs/{job}/devices", tags=["devices"])
 
 SLOT_NS: Final = SLOT_S * 10**9
+Kind = Annotated[Literal["gpu", "port", "host"], Query(description="GPUs, network ports, or hosts as a whole")]
 Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
 
 
 class Device(BaseModel):
     """A device of one of the job's hosts."""
 
+    kind: str
+    """gpu, port or host."""
     number: int
-    """Its place in series of this job's devices."""
+    """Its place in series of this job's devices of its kind."""
     host: str
     index: int
-    """On its host, in the driver's order; not an ordinal of CUDA."""
+    """Of a GPU: on its host, in the driver's order; not an ordinal of CUDA."""
     uuid: str
-    """Empty where the driver does not tell it."""
+    """Of a GPU, empty where the driver does not tell it; of a port its name; of a host empty."""
     ranks: list[int]
     """Ranks of the newest attempt that are known to use it."""
     counters: dict[str, float | None]
@@ -66,13 +69,24 @@ class DeviceSeries(BaseModel):
 
 
 @router.get("")
-def list_devices(job: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[Device]:
+def list_devices(
+    job: str,
+    context: Ctx,
+    window: Wanted,
+    _identity: Reader,
+    kind: Kind = "gpu",
+    host: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="Those of one host")] = None,
+) -> Page[Device]:
     """The devices that the job's agents have reported, those seen last first, with their newest counters."""
     users = _users(context, job)
-    query = select(JobDevice.__table__).where(JobDevice.job == job)
+    query = select(JobDevice.__table__).where(JobDevice.job == job, JobDevice.kind == kind)
+    if host is not None:
+        query = query.where(JobDevice.host == host)
     with read(context.engine) as connection:
-        page = fetch_page(connection, query, [JobDevice.number], window, context.cursors, f"devices {job}", _device)
-    newest = last_values(context.engine, series_of_devices(job), [device.number for device in page.items])
+        page = fetch_page(
+            connection, query, [JobDevice.number], window, context.cursors, f"devices {job} {kind} {host}", _device
+        )
+    newest = last_values(context.engine, series_of_devices(job, kind), [device.number for device in page.items])
     for device, values in zip(page.items, newest, strict=True):
         device.ranks = users.get((device.host, device.uuid), []) if device.uuid else []
         _add(device, values)
@@ -80,10 +94,10 @@ def list_devices(job: str, context: Ctx, window: Wanted, _identity: Reader) -> P
 
 
 @router.get("/counters")
-def list_counters(job: str, context: Ctx, _identity: Reader) -> CounterNames:
+def list_counters(job: str, context: Ctx, _identity: Reader, kind: Kind = "gpu") -> CounterNames:
     """Names of the counters that the job's devices have."""
     _users(context, job)
-    return CounterNames(items=metrics(context.engine, series_of_devices(job)))
+    return CounterNames(items=metrics(context.engine, series_of_devices(job, kind)))
 
 
 @router.get("/series")
@@ -92,6 +106,7 @@ def show_device_series(
     context: Ctx,
     _identity: Reader,
     counter: Annotated[str, Query(min_length=1, max_length=COUNTER_CHARS_MAX)],
+    kind: Kind = "gpu",
     from_unix_ns: Time = None,
     to_unix_ns: Time = None,
     devices: Annotated[str | None, Query(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$", max_length=1_000)] = None,
@@ -102,7 +117,7 @@ def show_device_series(
     _users(context, job)
     first, last = (None if at is None else at // SLOT_NS for at in (from_unix_ns, to_unix_ns))
     chosen = chosen_numbers(devices, "devices") if devices else []
-    found = series(context.engine, series_of_devices(job), counter, first or 0, last, chosen, reduce, points)
+    found = series(context.engine, series_of_devices(job, kind), counter, first or 0, last, chosen, reduce, points)
     segments = [
         DeviceSegment(at_unix_ns=[step * SLOT_NS for step in segment.step.tolist()], lines=lines_of(segment, "device"))
         for segment in found
@@ -125,6 +140,7 @@ def _users(context: Context, job: str) -> dict[tuple[str, str], list[int]]:
 
 def _device(row: RowMapping) -> Device:
     return Device(
+        kind=row["kind"],
         number=row["number"],
         host=row["host"],
         index=row["index"],

@@ -87,7 +87,7 @@ export class Chart {
 
   #layout(range, drawn, ink, style) {
     const axis = { color: ink("--faint"), gridcolor: ink("--line"), zeroline: false, linecolor: ink("--line-strong"), tickfont: { size: 11 }, ticks: "" };
-    const seconds = this.metric.endsWith("_s");
+    const seconds = this.metric.endsWith("_s") && !this.metric.endsWith("_per_s");
     return {
       margin: { l: 48, r: 12, t: 8, b: 24 },
       height: this.box.clientHeight,

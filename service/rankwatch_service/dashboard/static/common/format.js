@@ -88,6 +88,9 @@ export function stepNumber(step) {
 export function measured(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === null ? MISSING : String(value);
+  if (name.endsWith("_bytes_per_s")) return `${bytes(value)}/s`;
+  if (name.endsWith("_bits_per_s")) return `${number(value / 1e9)} Gbit/s`;
+  if (name.endsWith("_per_s")) return `${number(value)}/s`;
   if (name.endsWith("_s")) return duration(value);
   if (name.endsWith("_bytes")) return bytes(value);
   if (name.endsWith("_celsius")) return `${number(value)} °C`;
@@ -96,7 +99,7 @@ export function measured(name, value) {
   return number(value);
 }
 
-const UNITS = [/_unix_ns$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_hz$/];
+const UNITS = [/_unix_ns$/, /_(bytes_|bits_)?per_s$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_hz$/];
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
@@ -116,6 +119,7 @@ const KINDS = {
   telemetry_lost: "Telemetry lost",
   device_fault: "Device fault",
   device_degraded: "Device degraded",
+  host_degraded: "Host degraded",
   network_degraded: "Network degraded",
   restart_loop: "Restart loop",
   checkpoint_overdue: "Checkpoint overdue",

@@ -1,4 +1,5 @@
-// The devices of a job: one counter over time, and the devices with its highest values. Hidden while none has reported.
+// The devices of a job of one kind: one counter over time, and the devices with its highest values. Hidden while none
+// has reported.
 
 import { get, now, path } from "../common/api.js";
 import { Chart } from "../charts/line_chart.js";
@@ -7,52 +8,70 @@ import { measured, moment, rankList, words } from "../common/format.js";
 import { deviceFan } from "../charts/series.js";
 import { card } from "./shell.js";
 
-const PREFERRED = "temperature_celsius";
-const COLUMNS = ["temperature_celsius", "power_w", "sm_clock_hz", "utilization_ratio", "memory_used_bytes"];
+// The first column is the counter that is shown first.
+const KINDS = {
+  gpu: {
+    title: "Devices",
+    columns: ["temperature_celsius", "power_w", "sm_clock_hz", "utilization_ratio", "memory_used_bytes"],
+    nameOf: (one) => `${one.host} GPU ${one.index}`,
+  },
+  port: {
+    title: "Network ports",
+    columns: ["received_bytes_per_s", "sent_bytes_per_s", "link_bits_per_s", "link_downs", "port_errors"],
+    nameOf: (one) => `${one.host} ${one.uuid}`,
+  },
+  host: {
+    title: "Hosts",
+    columns: ["cpu_pressure_ratio", "cpu_utilization_ratio", "memory_available_bytes", "io_pressure_ratio", "disk_busy_ratio"],
+    nameOf: (one) => one.host,
+  },
+};
 const LISTED = 8;
 const READ_MAX = 500; // devices of which the highest are listed
 const RANGES = { "last 15 minutes": 900, "last 2 hours": 7200, "last day": 86_400 };
 
 export class DevicesCard {
-  constructor(job) {
+  constructor(job, kind = "gpu") {
     this.job = job;
+    this.kind = kind;
+    this.looks = KINDS[kind];
     this.counters = "";
     this.plot = h("div", { class: "plot" });
     this.table = h("div");
     this.pick = h("select", { class: "small", "aria-label": "Counter", onchange: () => this.draw() });
     this.range = h("select", { class: "small", "aria-label": "Time shown", onchange: () => this.draw() }, Object.entries(RANGES).map(([name, seconds]) => h("option", { value: seconds }, name)));
     const legend = h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "highest");
-    this.card = card("Devices", h("div", {}, this.plot, this.table), { tools: [legend, this.pick, this.range] });
+    this.card = card(this.looks.title, h("div", {}, this.plot, this.table), { tools: [legend, this.pick, this.range] });
     this.card.classList.add("devices");
     this.card.hidden = true;
     this.chart = null;
   }
 
   async draw() {
-    const { items } = await get(path("jobs", this.job, "devices", "counters"));
+    const { items } = await get(path("jobs", this.job, "devices", "counters"), { kind: this.kind });
     this.card.hidden = items.length === 0;
     if (!items.length) return;
     this.#offer(items);
     const counter = this.pick.value;
     if (this.chart?.metric !== counter) {
       fill(this.plot);
-      this.chart = new Chart(this.plot, { metric: counter, label: `${words(counter)} of the job's devices over time: median, 5th to 95th percentile, highest`, times: true });
+      this.chart = new Chart(this.plot, { metric: counter, label: `${words(counter)} of the job's ${this.looks.title.toLowerCase()} over time: median, 5th to 95th percentile, highest`, times: true });
     }
     const from = Math.floor((now() / 1e3 - Number(this.range.value)) * 1e9);
-    const [over, listed] = await Promise.all([deviceFan(this.job, counter, from), get(path("jobs", this.job, "devices"), { limit: READ_MAX })]);
+    const [over, listed] = await Promise.all([deviceFan(this.job, this.kind, counter, from), get(path("jobs", this.job, "devices"), { kind: this.kind, limit: READ_MAX })]);
     await this.chart.show(over.lines, over.marks);
     this.#list(listed.items, counter, listed.next_cursor !== null);
   }
 
   #offer(counters) {
     if (counters.join() === this.counters) return;
-    const chosen = this.pick.value || (counters.includes(PREFERRED) ? PREFERRED : counters[0]);
+    const chosen = this.pick.value || (counters.includes(this.looks.columns[0]) ? this.looks.columns[0] : counters[0]);
     this.counters = counters.join();
     fill(this.pick, counters.map((counter) => h("option", { value: counter, selected: counter === chosen }, words(counter))));
   }
 
   #list(devices, counter, more) {
-    const columns = [...new Set([counter, ...COLUMNS])].filter((name) => devices.some((one) => name in one.counters));
+    const columns = [...new Set([counter, ...this.looks.columns])].filter((name) => devices.some((one) => name in one.counters));
     const height = (one) => one.counters[counter] ?? -Infinity;
     const highest = devices.sort((a, b) => height(b) - height(a) || a.number - b.number).slice(0, LISTED);
     fill(
@@ -60,11 +79,11 @@ export class DevicesCard {
       h(
         "table",
         { class: "compact" },
-        h("thead", {}, h("tr", {}, h("th", {}, more ? `Device, of the ${READ_MAX} seen last` : "Device"), h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
+        h("thead", {}, h("tr", {}, h("th", {}, more ? `Name, of the ${READ_MAX} seen last` : "Name"), this.kind === "gpu" && h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
         h("tbody", {}, highest.map((one) =>
           h("tr", { title: `read ${moment(one.at_unix_ns)}` },
-            h("td", { class: "break", title: one.uuid }, h("b", {}, `${one.host} GPU ${one.index}`)),
-            h("td", { class: "muted" }, one.ranks.length ? rankList(one.ranks, 3) : "not known"),
+            h("td", { class: "break", title: one.uuid }, h("b", {}, this.looks.nameOf(one))),
+            this.kind === "gpu" && h("td", { class: "muted" }, one.ranks.length ? rankList(one.ranks, 3) : "not known"),
             columns.map((name) => h("td", { class: "right nowrap" }, measured(name, one.counters[name] ?? null))),
           ),
         )),

@@ -41,7 +41,7 @@ const relativePick = h("select", { class: "small", "aria-label": "Shade by", onc
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
 const lists = h("div", { class: "lists" });
-const devices = new DevicesCard(name);
+const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
   head,
@@ -49,7 +49,7 @@ main.append(
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
   card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
-  devices.card,
+  devices.map((one) => one.card),
   lists,
 );
 
@@ -177,7 +177,7 @@ async function draw() {
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
-    await Promise.all([drawMap(), devices.draw(), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
+    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));

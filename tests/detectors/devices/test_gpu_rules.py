@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import AttemptStart, Change, DeviceCounters, Finding, Severity, Tick
-from rankwatch_detectors.devices.counter_rules import CounterRules, CounterRulesConfig
+from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from tests.support.trials.selection import long_trial
 from tests.support.values.presences import topology
 
-CONFIG = CounterRulesConfig()
+CONFIG = GpuRulesConfig()
 SLOT_S = 5.0
 SICK = 3
 BUSY: dict[str, Any] = {"utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0}
@@ -186,7 +186,7 @@ def test_an_nvlink_that_replays_is_information_and_a_warning_when_it_goes_on():
 
 
 def test_kinds_that_a_sender_makes_up_are_not_remembered_without_end():
-    rules = CounterRules(CONFIG)
+    rules = GpuRules(CONFIG)
     for slot in range(3 * CONFIG.kinds_max):
         told = powered(slot, np.full(8, 600.0))
         values = {**told.values, "memory_total_bytes": np.full(8, float(slot)), "sm_clock_hz": np.full(8, 1e9)}
@@ -240,7 +240,7 @@ def powered(slot: int, power_w: NDArray[np.float64]) -> DeviceCounters:
 )
 def test_nothing_is_said_of_a_day_of_healthy_devices_under_changing_load(devices, seed):
     chance = np.random.default_rng(seed)
-    rules = CounterRules(CONFIG)
+    rules = GpuRules(CONFIG)
     own, roles = chance.normal(1, 0.04, devices), chance.choice([1.0, 0.85, 0.6], devices)
     load = 1.0
     for slot in range(int(86_400 / SLOT_S)):

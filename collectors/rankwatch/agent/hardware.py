@@ -1,0 +1,35 @@
+"""All that an agent reads of its host's hardware: GPUs, network ports, and the host as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwatch import wire
+from rankwatch.agent.devices.sampler import DeviceSampler
+from rankwatch.agent.host.sampler import HostSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The samplers, as one."""
+
+    devices: DeviceSampler
+    host: HostSampler
+
+    def start(self) -> None:
+        """Begin to read."""
+        self.devices.start()
+        self.host.start()
+
+    def take(self) -> tuple[wire.DeviceSample, ...]:
+        """The newest counters, once; empty if none were read since the last call."""
+        return self.devices.take() + self.host.take()
+
+    def take_events(self) -> list[wire.Event]:
+        """What happened to devices since the last call."""
+        return self.devices.take_events()
+
+    def close(self) -> None:
+        """End the samplers. What hangs in the driver ends as soon as the driver answers."""
+        self.host.close()
+        self.devices.close()

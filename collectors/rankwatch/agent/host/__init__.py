@@ -1,0 +1,1 @@
+"""Counters of the host itself and of its network ports, from /proc and /sys."""

@@ -1,0 +1,57 @@
+"""Reads the counters of the host and its network ports in a thread: a file that does not answer stops it alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from rankwatch import wire
+from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.host.ports import NetworkPorts
+from rankwatch.agent.host.resources import HostResources
+
+READ_EVERY_S: Final = 2.5
+"""Twice in each slot of the service's series."""
+
+
+class HostSampler(threading.Thread):
+    """Has the newest counters of this host and its network ports.
+
+    Args:
+        root: folder in which the host's /proc and /sys are: "/" except in a container that has them elsewhere.
+        clock: for shares of time and the time of samples.
+    """
+
+    def __init__(self, root: Path, clock: AgentClock) -> None:
+        super().__init__(name="host", daemon=True)
+        self._resources = HostResources(root)
+        self._ports = NetworkPorts(root)
+        self._clock = clock
+        self._closed = threading.Event()
+        self._samples: tuple[wire.DeviceSample, ...] = ()
+
+    def take(self) -> tuple[wire.DeviceSample, ...]:
+        """The newest counters, once; empty if none were read since the last call."""
+        samples, self._samples = self._samples, ()
+        return samples
+
+    def close(self) -> None:
+        """Read no more."""
+        self._closed.set()
+
+    def run(self) -> None:
+        """Read until closed. Not for callers."""
+        while not self._closed.is_set():
+            self._samples = self.sample()
+            self._closed.wait(READ_EVERY_S)
+
+    def sample(self) -> tuple[wire.DeviceSample, ...]:
+        """Read everything once: of the host, then of each port that is or was in use."""
+        now_s, unix_ns = self._clock.monotonic_s(), self._clock.unix_ns()
+        host = self._resources.read(now_s)
+        ports = self._ports.read(now_s)
+        read = [(wire.HOST, "", host), *((wire.PORT, name, counters) for name, counters in ports.items())]
+        return tuple(
+            wire.DeviceSample(name, unix_ns, extra=counters, kind=kind) for kind, name, counters in read if counters
+        )

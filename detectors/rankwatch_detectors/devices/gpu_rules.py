@@ -1,0 +1,140 @@
+"""What counters say of a device: judged by its own limits, and by devices of the same kind under the same load. Pure.
+
+Stages and roles load devices differently from the first step on. So a device is compared with what it usually is among
+its peers: its share of their median, which it learns while nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from rankwatch_detectors.base import Bools, DeviceCounters, Floats
+from rankwatch_detectors.devices.held_rules import DeviceProblem, HeldRules, column, grown
+
+KIND: Final = "memory_total_bytes"
+"""Devices with equal memory are taken for one kind: agents do not tell their names."""
+
+FLAGS: Final = {"remap": "remap_failed", "pending": "remap_pending", "recovery": "recovery_action"}
+"""By rule: counters by which the driver itself says that something is wrong, if they are not 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRulesConfig:
+    """Settings of the rules; a slot is 5 s."""
+
+    busy: float = 0.9
+    """Utilization from which on a device is compared: all of a job's devices are busy, also those that wait for others
+    in a collective."""
+    peers_min: int = 4
+    """Busy devices of one kind without which none is compared."""
+    power: float = 0.75
+    """Power below this share of what is usual for the device: as the labels of MLPerf's power logs have it."""
+    clock: float = 0.85
+    """Clock below this share of what is usual for the device."""
+    recovered: float = 0.9
+    """From this share on it is over."""
+    steady: float = 0.1
+    """While the peers' own median is further off from its past, as in an evaluation, nobody is compared."""
+    learning_slots: int = 24
+    """Slots of a device, and of its peers, before it is compared; what is usual then follows over so many."""
+    kinds_max: int = 16
+    """Kinds of devices in a job; further ones are not compared."""
+    held_slots: int = 5
+    """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    nvlink_errors: int = 3
+    """Readings with new replays or recoveries of NVLinks, after which these are a warning."""
+    quiet_slots: int = 30
+    """Slots without new errors after which these are over."""
+    warning_slots: int = 60
+    """Slots after which a low clock is a warning. Low power alone never is: a device that has less to do draws less."""
+
+
+class GpuRules(HeldRules):
+    """Judges a job's GPUs slot by slot. Memory: linear in devices."""
+
+    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_kind", "_usual", "_seen", "_level")
+
+    def __init__(self, config: GpuRulesConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._kind: Floats = np.zeros(0)
+        self._usual: dict[str, Any] = {}
+        """By rule and device: its usual share of its peers' median."""
+        self._seen: dict[str, Any] = {}
+        self._level: dict[str, list[float]] = {}
+        """By rule and kind: usual median of the peers, and slots that it was learned from."""
+
+    def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        size = len(counters.devices)
+        kind, told = column(counters, KIND, size)
+        self._kind = grown(self._kind, size)
+        self._kind[told] = kind[told]
+        use, told = column(counters, "utilization_ratio", size)
+        busy = ~told | (use >= self._config.busy)
+        yield from self._below_peers("power", "power_w", self._config.power, math.inf, counters, busy)
+        yield from self._below_peers(
+            "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
+        )
+        yield from self._narrow_links(counters, busy)
+        for what, name in FLAGS.items():
+            value, told = column(counters, name, size)
+            yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
+        value, told = column(counters, "temperature_margin_celsius", size)
+        evidence = {"temperature_margin_celsius": value}
+        yield from self._judge("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
+        quiet = self._config.quiet_slots
+        yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters, quiet_slots=quiet)
+        links = ("nvlink_replay_errors", "nvlink_recovery_errors")
+        yield from self._rising("nvlink", links, self._config.nvlink_errors, counters, quiet_slots=quiet)
+
+    def _narrow_links(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        size = len(counters.devices)
+        width, told = column(counters, "pcie_width", size)
+        widest, most_told = column(counters, "pcie_width_max", size)
+        told &= most_told
+        evidence = {"pcie_width": width, "pcie_width_max": widest}
+        narrow = told & (width < widest)
+        yield from self._judge("link", narrow & busy, told & ~narrow, self._config.held_slots, evidence)
+
+    def _below_peers(
+        self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools
+    ) -> Iterator[DeviceProblem]:
+        config, size = self._config, len(busy)
+        value, told = column(counters, name, size)
+        usual = self._usual[what] = grown(self._usual.get(what), size)
+        seen = self._seen[what] = grown(self._seen.get(what), size)
+        bad, good = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        relative, peers = np.zeros(size), np.zeros(size)
+        here = told & busy & (value > 0)
+        for kind in np.unique(self._kind[here]):
+            group = here & (self._kind == kind)
+            if np.count_nonzero(group) < config.peers_min:
+                continue
+            level = float(np.median(value[group]))
+            steady = self._is_steady(f"{what}/{kind:.0f}", level)
+            relative[group], peers[group] = value[group] / level, level
+            known = group & (seen >= config.learning_slots)
+            well = ~known | (relative >= config.recovered * usual)
+            if steady:
+                bad |= known & (relative < share * usual)
+                good |= known & well
+            learn = group & well
+            seen[learn] += 1
+            usual[learn] += (relative - usual)[learn] / np.minimum(seen[learn], config.learning_slots)
+        evidence = {name: value, f"peers_{name}": peers, f"usual_{name}": usual * peers}
+        yield from self._judge(what, bad, good, config.held_slots, evidence, warning)
+
+    def _is_steady(self, name: str, level: float) -> bool:
+        """Whether the peers' median is near its own past."""
+        if name not in self._level and len(self._level) >= 2 * self._config.kinds_max:
+            return False
+        usual, slots = self._level.get(name, [level, 0])
+        slots += 1
+        near = slots > self._config.learning_slots and abs(level - usual) <= self._config.steady * usual
+        self._level[name] = [usual + (level - usual) / min(slots, self._config.learning_slots), slots]
+        return near

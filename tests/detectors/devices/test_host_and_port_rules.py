@@ -1,0 +1,158 @@
+"""Hosts and network ports judged by their counters: each rule at its edge, and nothing said of how a job always runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import AttemptStart, Change, Detector, DeviceCounters, Finding, Severity, Tick
+from rankwatch_detectors.devices.host_degraded import HostDegradedConfig, HostDegradedDetector
+from rankwatch_detectors.devices.host_rules import LIMITS, HostRulesConfig
+from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
+from rankwatch_detectors.devices.port_rules import PortRulesConfig
+from tests.support.values.presences import topology
+
+HOST, PORT = HostRulesConfig(), PortRulesConfig()
+SLOT_S = 5.0
+SICK = 1
+HOSTS = 4
+USUAL = {
+    "host": {"cpu_throttled_ratio": 0.0, "cpu_steal_ratio": 0.01, "memory_pressure_ratio": 0.0, "oom_kills": 3.0},
+    "port": {"link_up": 1.0, "link_downs": 5.0, "port_errors": 9.0, "link_bits_per_s": 4e11, "retransmissions_per_s": 1.0},
+}  # fmt: skip
+
+Counters = Mapping[str, float]
+
+
+class Hosts:
+    """A job on four hosts, each with one port."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.detector: Detector = (
+            HostDegradedDetector(HostDegradedConfig())
+            if kind == "host"
+            else NetworkDegradedDetector(NetworkDegradedConfig())
+        )
+        self.detector.observe(AttemptStart("a.0", topology(8, hosts=HOSTS), 0.0))
+        self.slot = 0
+
+    def see(self, slots: int = 1, sick: Counters | None = None, all_of: Counters | None = None) -> list[Finding]:
+        """So many slots; `sick` changes the counters of host-1, `all_of` those of all."""
+        findings: list[Finding] = []
+        for _ in range(slots):
+            self.slot += 1
+            usual = USUAL[self.kind] | dict(all_of or {})
+            values = {name: np.full(HOSTS, value) for name, value in usual.items()}
+            for name, value in (sick or {}).items():
+                values[name][SICK] = value
+            present = {name: np.isfinite(told) for name, told in values.items()}
+            named = tuple((f"host-{number}", "mlx5_0/1" * (self.kind == "port")) for number in range(HOSTS))
+            now_s = self.slot * SLOT_S
+            counters = DeviceCounters(self.slot, now_s, named, values, present, self.kind)
+            findings += self.detector.observe(counters)
+            findings += self.detector.observe(Tick(now_s, None))
+        return findings
+
+
+def learned(kind: str) -> Hosts:
+    hosts = Hosts(kind)
+    assert hosts.see(HOST.learning_slots + 1) == []
+    return hosts
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_after_five(what: str) -> None:
+    name, limit = LIMITS[what]
+    hosts = learned("host")
+    assert hosts.see(2 * HOST.held_slots, {name: limit - 0.001}) == []
+    assert hosts.see(HOST.held_slots - 1, {name: limit}) == []
+    (finding,) = hosts.see(1, {name: limit})
+    assert (finding.change, finding.severity, finding.cause) == (Change.OPEN, Severity.INFO, "host")
+    assert (str(finding.scope), finding.evidence["rule"]) == ("host:host-1", what)
+    assert finding.evidence[name] == limit
+    (warned,) = hosts.see(HOST.warning_slots - HOST.held_slots, {name: limit})
+    assert (warned.change, warned.severity) == (Change.UPDATE, Severity.WARNING)
+    assert hosts.see(HOST.held_slots - 1) == []
+    (over,) = hosts.see(1)
+    assert (over.change, over.summary) == (Change.CLOSE, "The host does as it should again.")
+
+
+def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> None:
+    hosts = Hosts("host")
+    assert hosts.see(100, {"cpu_throttled_ratio": 0.4}) == []
+    assert hosts.see(2 * HOST.held_slots, {"cpu_throttled_ratio": 0.79}) == []
+    assert hosts.see(HOST.held_slots, {"cpu_throttled_ratio": 0.81})
+
+
+def test_what_most_hosts_have_is_about_none_of_them() -> None:
+    assert learned("host").see(100, all_of={"memory_pressure_ratio": 0.5}) == []
+
+
+def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> None:
+    hosts = learned("host")
+    (finding,) = hosts.see(1, {"oom_kills": 5.0})
+    assert finding.severity is Severity.INFO
+    assert finding.summary == "Host host-1: the kernel killed 2 processes for want of memory."
+    assert hosts.see(1, {"oom_kills": 6.0}) == []
+    (warned,) = hosts.see(1, {"oom_kills": 7.0})
+    assert warned.severity is Severity.WARNING
+    closed = hosts.see(HOST.oom_quiet_slots, {"oom_kills": 7.0})
+    assert [one.change for one in closed] == [Change.CLOSE]
+
+
+def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() -> None:
+    hosts = learned("port")
+    down = {"link_up": 0.0, "link_bits_per_s": np.nan}
+    (finding,) = hosts.see(1, down)
+    assert (finding.severity, finding.cause) == (Severity.INFO, "network")
+    assert finding.summary == "Port mlx5_0/1 of host host-1 is down."
+    assert hosts.see(PORT.dropped_slots - 2, down) == []
+    (warned,) = hosts.see(1, down)
+    assert warned.severity is Severity.WARNING
+    (over,) = hosts.see(1)
+    assert over.change is Change.CLOSE
+
+
+def test_one_flap_is_tolerated_and_the_second_within_five_minutes_is_not() -> None:
+    hosts = learned("port")
+    assert hosts.see(PORT.flap_slots - 1, {"link_downs": 6.0}) == []
+    (finding,) = hosts.see(1, {"link_downs": 7.0})
+    assert (finding.severity, finding.evidence["rule"]) == (Severity.WARNING, "flap")
+    apart = learned("port")
+    for count in (6.0, 7.0, 8.0):
+        assert apart.see(PORT.flap_slots + 1, {"link_downs": count}) == []
+
+
+def test_a_lower_speed_than_the_port_had_is_told_after_ten_seconds() -> None:
+    hosts = learned("port")
+    slow = {"link_bits_per_s": 2e11}
+    assert hosts.see(PORT.rate_slots - 1, slow) == []
+    (finding,) = hosts.see(1, slow)
+    assert finding.summary == "Port mlx5_0/1 of host host-1 runs at 200 Gbit/s, where 400 Gbit/s are usual for it."
+    (warned,) = hosts.see(PORT.warning_slots - PORT.rate_slots, slow)
+    assert warned.severity is Severity.WARNING
+
+
+def test_errors_are_told_from_the_third_reading_on_and_warned_of_from_the_twelfth() -> None:
+    hosts = learned("port")
+    counts = iter(range(10, 100))
+    found = [hosts.see(1, {"port_errors": float(next(counts))}) for _ in range(PORT.errors_warning)]
+    assert [len(findings) for findings in found] == [0, 0, 1] + [0] * (PORT.errors_warning - 4) + [1]
+    assert (found[2][0].severity, found[-1][0].severity) == (Severity.INFO, Severity.WARNING)
+
+
+def test_retransmissions_are_told_beyond_ten_times_those_of_the_other_ports() -> None:
+    hosts = learned("port")
+    assert hosts.see(2 * PORT.retransmissions_slots, {"retransmissions_per_s": 10.0}) == []
+    (finding,) = hosts.see(PORT.retransmissions_slots, {"retransmissions_per_s": 10.1})
+    assert finding.severity is Severity.INFO
+    assert learned("port").see(100, all_of={"retransmissions_per_s": 1e4}) == []
+
+
+def test_counters_of_other_kinds_of_devices_are_not_its_business() -> None:
+    hosts = learned("port")
+    hosts.kind = "host"
+    assert hosts.see(100, {"oom_kills": 9.0, "memory_pressure_ratio": 1.0}) == []
