@@ -14,8 +14,8 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import DeviceCounters, Finding, Kind, Severity
-from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig, DeviceProblem
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig
+from rankwatch_detectors.devices.gpu_rules import DeviceProblem, GpuRules, GpuRulesConfig
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.correlator import Correlator

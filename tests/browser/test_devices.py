@@ -8,10 +8,18 @@ from rankwatch_service.demo.services.service import ServiceProcess
 from tests.browser.conftest import Visit, until
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import until as wait_until
+from tests.support.host.tree import HostTree
 from tests.support.kafka.broker import new_prefix
 from tests.support.ranks.recording_rank import RecordingRank
 
-CARD = "[...document.querySelectorAll('section.card')].find((one) => one.querySelector('h2').textContent === 'Devices')"
+
+def card(title: str) -> str:
+    """The card of this title, as an expression."""
+    cards = "[...document.querySelectorAll('section.card')]"
+    return f"{cards}.find((one) => one.querySelector('h2').textContent === '{title}')"
+
+
+CARD = card("Devices")
 
 
 def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_broker, tmp_path, chromium):
@@ -22,11 +30,14 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
     driver, rings = tmp_path / "nvml.json", tmp_path / "rings"
     driver.write_text(json.dumps({"celsius": {"3": 87}}))
     rings.mkdir(mode=0o700)
+    tree = HostTree(tmp_path / "host")
+    tree.rdma("mlx5_0")
     agent_environment = kafka | {
         "RANKWATCH_URL": service.url,
         "RANKWATCH_TOKEN": (tmp_path / "data/ingest-token").read_text().strip(),
         "PYTHONPATH": str(DRIVER),
         "SIMULATED_NVML": str(driver),
+        "RANKWATCH_HOST_ROOT": str(tree.root),
     }
     try:
         with RecordingRank(rings, 0, world_size=1) as rank, AgentProcess(rings, agent_environment):
@@ -41,8 +52,18 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
             assert first.startswith("node-1 GPU 3")
             assert page.evaluate(f"({CARD}).querySelectorAll('tbody tr').length") == 8
             until(page, f"({CARD}).querySelector('.js-plotly-plot .scatterlayer path') !== null")
-            page.select_option("select[aria-label=Counter]", "power_now_w")
+            page.locator("section.devices select[aria-label=Counter]").first.select_option("power_now_w")
             until(page, f"({CARD}).querySelector('.chart').ariaLabel.startsWith('Power now')")
+            until(
+                page, f"({card('Network ports')})?.querySelector('tbody tr').textContent.startsWith('node-1 mlx5_0/1')"
+            )
+            until(page, f"({card('Hosts')})?.textContent.includes('Memory available')")
+            page.locator("section.devices tbody a").first.click()
+            page.wait_for_url("**/hosts/node-1")
+            until(page, f"({card('Network ports')})?.textContent.includes('400 Gbit/s')")
+            until(page, f"({CARD})?.querySelector('.js-plotly-plot .scatterlayer path') !== null")
+            visit.goto("/hosts")
+            until(page, "document.body.textContent.includes('No host has an incident on its record.')")
             assert visit.complaints == []
             page.close()
         assert [one["at_unix_ns"] is not None for one in service.items("/api/v1/jobs/gpt/devices")] == [True] * 8

@@ -16,6 +16,8 @@ PAGES: Final = {
     "/incidents/{incident}": ("incident", "Incident"),
     "/jobs": ("jobs", "Jobs"),
     "/jobs/{job:path}": ("job", "Job"),
+    "/hosts": ("hosts", "Hosts"),
+    "/hosts/{host}": ("host", "Host"),
     "/policy": ("policy", "Policy"),
     "/access": ("access", "Access"),
 }

@@ -1,4 +1,4 @@
-"""Hosts and network ports judged by their counters: each rule at its edge, and nothing said of how a job always runs."""
+"""Hosts and ports judged by their counters: each rule at its edge, and nothing said of how a job always runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ SICK = 1
 HOSTS = 4
 USUAL = {
     "host": {"cpu_throttled_ratio": 0.0, "cpu_steal_ratio": 0.01, "memory_pressure_ratio": 0.0, "oom_kills": 3.0},
-    "port": {"link_up": 1.0, "link_downs": 5.0, "port_errors": 9.0, "link_bits_per_s": 4e11, "retransmissions_per_s": 1.0},
+    "port": {
+        "link_up": 1.0, "link_downs": 5.0, "port_errors": 9.0, "link_bits_per_s": 4e11, "retransmissions_per_s": 1.0
+    },
 }  # fmt: skip
 
 Counters = Mapping[str, float]

@@ -14,7 +14,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import HostRecord
+from rankwatch_service.store.models import HostRecord, Job, JobDevice
 
 router = APIRouter(prefix="/hosts", tags=["hosts"])
 
@@ -22,6 +22,7 @@ RECORD_NS: Final = 28 * 86_400 * 10**9
 """Age up to which an incident counts for its host."""
 
 HOSTS_MAX: Final = 500
+JOBS_MAX: Final = 50
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 
 
@@ -47,6 +48,20 @@ class HostIncident(BaseModel):
     kind: str
     severity: str
     at_unix_ns: int
+
+
+class HostJob(BaseModel):
+    """A job whose agents have reported from a host."""
+
+    job: str
+    last_seen_unix_ns: int
+
+
+class HostJobs(BaseModel):
+    """Jobs that were on a host, those seen last first."""
+
+    items: list[HostJob]
+    next_cursor: None = None
 
 
 class Hosts(BaseModel):
@@ -89,6 +104,21 @@ def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Pag
         return fetch_page(
             connection, query, order, window, context.cursors, f"host {host}", HostIncident.model_validate
         )
+
+
+@router.get("/{host}/jobs")
+def list_host_jobs(host: str, context: Ctx, _identity: Reader) -> HostJobs:
+    """Jobs whose agents have reported counters from this host, at most 50."""
+    here = select(JobDevice.job).where(JobDevice.host == host)
+    query = (
+        select(Job.name, Job.last_seen_unix_ns)
+        .where(Job.name.in_(here))
+        .order_by(Job.last_seen_unix_ns.desc(), Job.name)
+        .limit(JOBS_MAX)
+    )
+    with read(context.engine) as connection:
+        rows = connection.execute(query).all()
+    return HostJobs(items=[HostJob(job=job, last_seen_unix_ns=at) for job, at in rows])
 
 
 def verdict(incidents: int, critical: int) -> str:

@@ -76,10 +76,10 @@ function marks(segments) {
   return found;
 }
 
-// A counter of a job's devices of a kind since a time, as `fan` gives it, at times in ms; plotly draws them as they are, so they
+// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms; plotly draws them as they are, so they
 // are moved to the local zone.
-export async function deviceFan(job, kind, counter, fromUnixNs) {
-  const { segments } = await get(path("jobs", job, "devices", "series"), { kind, counter, reduce: "fan", points: POINTS, from_unix_ns: fromUnixNs });
+export async function deviceFan(job, kind, counter, fromUnixNs, devices = null) {
+  const { segments } = await get(path("jobs", job, "devices", "series"), { kind, counter, devices, reduce: "fan", points: POINTS, from_unix_ns: fromUnixNs });
   const local = (ns) => ns / 1e6 - 60_000 * new Date(ns / 1e6).getTimezoneOffset();
   return fanOf(segments.map((one) => ({ lines: one.lines, step: one.at_unix_ns.map(local), missing: [] })), "highest");
 }

@@ -1,5 +1,5 @@
-// The devices of a job of one kind: one counter over time, and the devices with its highest values. Hidden while none
-// has reported.
+// The devices of a job of one kind, of all hosts or of one: a counter over time, and the devices with its highest
+// values. Hidden while none has reported.
 
 import { get, now, path } from "../common/api.js";
 import { Chart } from "../charts/line_chart.js";
@@ -31,8 +31,9 @@ const READ_MAX = 500; // devices of which the highest are listed
 const RANGES = { "last 15 minutes": 900, "last 2 hours": 7200, "last day": 86_400 };
 
 export class DevicesCard {
-  constructor(job, kind = "gpu") {
+  constructor(job, kind, host = null) {
     this.job = job;
+    this.host = host;
     this.kind = kind;
     this.looks = KINDS[kind];
     this.counters = "";
@@ -48,9 +49,12 @@ export class DevicesCard {
   }
 
   async draw() {
-    const { items } = await get(path("jobs", this.job, "devices", "counters"), { kind: this.kind });
-    this.card.hidden = items.length === 0;
-    if (!items.length) return;
+    const [{ items }, listed] = await Promise.all([
+      get(path("jobs", this.job, "devices", "counters"), { kind: this.kind }),
+      get(path("jobs", this.job, "devices"), { kind: this.kind, host: this.host, limit: READ_MAX }),
+    ]);
+    this.card.hidden = !items.length || !listed.items.length;
+    if (this.card.hidden) return;
     this.#offer(items);
     const counter = this.pick.value;
     if (this.chart?.metric !== counter) {
@@ -58,7 +62,8 @@ export class DevicesCard {
       this.chart = new Chart(this.plot, { metric: counter, label: `${words(counter)} of the job's ${this.looks.title.toLowerCase()} over time: median, 5th to 95th percentile, highest`, times: true });
     }
     const from = Math.floor((now() / 1e3 - Number(this.range.value)) * 1e9);
-    const [over, listed] = await Promise.all([deviceFan(this.job, this.kind, counter, from), get(path("jobs", this.job, "devices"), { kind: this.kind, limit: READ_MAX })]);
+    const numbers = this.host === null ? null : listed.items.map((one) => one.number).join();
+    const over = await deviceFan(this.job, this.kind, counter, from, numbers);
     await this.chart.show(over.lines, over.marks);
     this.#list(listed.items, counter, listed.next_cursor !== null);
   }
@@ -82,7 +87,7 @@ export class DevicesCard {
         h("thead", {}, h("tr", {}, h("th", {}, more ? `Name, of the ${READ_MAX} seen last` : "Name"), this.kind === "gpu" && h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
         h("tbody", {}, highest.map((one) =>
           h("tr", { title: `read ${moment(one.at_unix_ns)}` },
-            h("td", { class: "break", title: one.uuid }, h("b", {}, this.looks.nameOf(one))),
+            h("td", { class: "break", title: one.uuid }, h("a", { href: `/hosts/${encodeURIComponent(one.host)}` }, h("b", {}, this.looks.nameOf(one)))),
             this.kind === "gpu" && h("td", { class: "muted" }, one.ranks.length ? rankList(one.ranks, 3) : "not known"),
             columns.map((name) => h("td", { class: "right nowrap" }, measured(name, one.counters[name] ?? null))),
           ),

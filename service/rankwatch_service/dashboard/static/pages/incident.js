@@ -88,9 +88,10 @@ function detectedAfter() {
 function showStrip() {
   const where = incident.ranks.length ? rankList(incident.ranks, 4) : "whole job";
   const cost = incident.impact_gpu_hours_per_hour;
+  const hosts = incident.hosts.slice(0, 2).map((one, n) => [n > 0 && ", ", h("a", { href: `/hosts/${encodeURIComponent(one)}` }, one)]);
   fill(
     strip,
-    tile("Where", where, [incident.hosts.slice(0, 2).join(", ") || incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
+    tile("Where", where, [hosts.length ? hosts : incident.scope, incident.devices[0] && ` · ${incident.devices[0]}`]),
     tile(incident.state === "resolved" ? "Duration" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `step ${number(incident.onset_step)} · ${clock(incident.onset_unix_ns)}`)),
     tile("Detected after", detectedAfter(), `at step ${number(incident.detected_step)}`),
     tile("Cost", cost > 0 ? [number(cost, 3), h("small", {}, " GPU-h / h")] : "–", job ? `of ${number(job.world_size)} GPUs` : ""),
