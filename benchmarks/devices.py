@@ -23,7 +23,8 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.job.boards.device_board import DeviceBoard, as_frame
+from rankwatch_service.job.boards.device_board import DeviceBoard
+from rankwatch_service.job.boards.device_boards import as_frame
 from rankwatch_service.names import series_of_devices
 from rankwatch_service.series.last_values import last_values
 from rankwatch_service.series.writer import SeriesWriter
@@ -71,7 +72,7 @@ def measured(hosts: int, seconds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         engine = open_engine(f"sqlite:///{Path(folder)}/rankwatch.db")
         upgrade(engine)
-        writer, series = SeriesWriter(engine, SystemClock()), series_of_devices("job")
+        writer, series = SeriesWriter(engine, SystemClock()), series_of_devices("job", "gpu")
         for second in range(seconds):
             now_s = START_S + second
             sent = list(batches(hosts, now_s, rng))

@@ -14,8 +14,9 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import DeviceCounters, Finding, Kind, Severity
-from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig
-from rankwatch_detectors.devices.gpu_rules import DeviceProblem, GpuRules, GpuRulesConfig
+from rankwatch_detectors.devices.counter_detector import SLOT_S
+from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
+from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.correlator import Correlator
@@ -27,7 +28,6 @@ from suite.recorded.series import Heard, LabelledEvent, ScoredSeries, listen
 RANKS_PER_NODE = 8
 ATTEMPT = "records.0"
 DAY_S = 86_400.0
-SLOT_S = int(DeviceDegradedConfig().slot_s)
 DIP = 0.6
 """A node whose power is lowered draws this share of it, for half a minute: what the data's README asks to be found."""
 DIP_SLOTS = 6

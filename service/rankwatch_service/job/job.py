@@ -20,8 +20,7 @@ from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.attempts.carriers import Carriers
 from rankwatch_service.job.attempts.newcomers import Newcomers
-from rankwatch_service.job.boards.device_board import as_frame
-from rankwatch_service.job.boards.device_boards import DeviceBoards
+from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.effects import Effects, FeedEntry
 from rankwatch_service.job.history import JobHistory
@@ -151,8 +150,8 @@ class JobStream:
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
             self._carriers.take(bundle, now_s, self._assembler.topology_state.world_size)
-        for device in self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s):
-            effects.devices.append((self.job, device))
+        fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
+        effects.devices += [(self.job, device) for device in fresh]
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
 
     # ---- attempts --------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from rankwatch_service.job.boards.device_board import (
     SLOT_S,
     DeviceBoard,
     DeviceNumber,
-    as_frame,
 )
-from rankwatch_service.job.boards.device_boards import DeviceBoards
+from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import batch

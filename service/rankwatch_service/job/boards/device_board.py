@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import DeviceCounters, Floats, Frame, Ints, StepKind
+from rankwatch_detectors.base import DeviceCounters, Floats, Ints
 from rankwatch_service.names import NAME_CHARS_MAX
 
 SLOT_S: Final = 5
@@ -214,12 +214,6 @@ def counters(sample: wire.DeviceSample) -> Iterator[tuple[str, float]]:
 def _key(host: str, index: int, uuid: str) -> str:
     """What a device is known by: a host's devices may be counted anew after one was lost."""
     return f"{host}/{uuid or index}"
-
-
-def as_frame(counters: DeviceCounters) -> Frame:
-    """Counters as the series keep them: a frame of the family "devices", of no attempt."""
-    whole = (counters.time_s, counters.values, counters.present)
-    return Frame("", "devices", counters.slot, StepKind.TRAIN, *whole)
 
 
 def _fitted(sums: Floats, counts: Ints, size: int) -> tuple[Floats, Ints]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rankwatch import wire
-from rankwatch_detectors.base import DeviceCounters
+from rankwatch_detectors.base import DeviceCounters, Frame, StepKind
 from rankwatch_service.job.boards.device_board import DeviceBoard, DeviceNumber
 
 
@@ -49,3 +49,9 @@ class DeviceBoards:
         for kind, kept in by_kind.items():
             boards._boards[kind] = DeviceBoard.restored(kind, kept)
         return boards
+
+
+def as_frame(counters: DeviceCounters) -> Frame:
+    """Counters as the series keep them: a frame of the family "devices", of no attempt."""
+    whole = (counters.time_s, counters.values, counters.present)
+    return Frame("", "devices", counters.slot, StepKind.TRAIN, *whole)

@@ -35,7 +35,8 @@ def began_ns(api) -> int:
             for index in range(3)
             if index < 2 or slot < SLOTS // 2
         )
-        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=samples))
+        port = wire.DeviceSample("eth0", clock.unix_ns(), extra={"link_up": 1.0}, kind=wire.PORT)
+        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=(*samples, port)))
         log.append([Entry("gpt", body)])
         clock.advance(SLOT_S)
         while stream.step():
@@ -77,10 +78,28 @@ def test_a_counter_over_time_of_all_devices_or_of_some(api, began_ns):
     assert [(one["name"], one["high"]) for one in segment["lines"]] == [("device:0", [50.0]), ("device:2", [52.0])]
 
 
+def test_kinds_of_devices_and_hosts_are_listed_apart(api, began_ns):
+    base = "/api/v1/jobs/gpt/devices"
+    (port,) = api.get(f"{base}?kind=port").json()["items"]
+    assert (port["kind"], port["number"], port["host"], port["uuid"]) == ("port", 0, "node-1", "eth0")
+    assert port["counters"] == {"link_up": 1.0}
+    assert api.get(f"{base}?kind=host").json()["items"] == []
+    assert api.get(f"{base}?kind=disk").status_code == 422
+    assert len(api.get(f"{base}?host=node-1").json()["items"]) == 3
+    assert api.get(f"{base}?host=node-2").json()["items"] == []
+    assert api.get(f"{base}/counters?kind=port").json() == {"items": ["link_up"]}
+    (segment,) = api.get(f"{base}/series?counter=link_up&kind=port&reduce=min").json()["segments"]
+    assert set(segment["lines"][0]["high"]) == {1.0}
+    jobs = [one["job"] for one in api.get("/api/v1/hosts/node-1/jobs").json()["items"]]
+    assert jobs == ["gpt"]
+    assert api.get("/api/v1/hosts/node-2/jobs").json()["items"] == []
+
+
 def test_series_of_devices_are_not_among_those_of_steps_and_go_with_their_job(api, began_ns):
     assert api.get("/api/v1/jobs/gpt/metrics").json()["items"] == []
     SeriesWriter(api.engine, SystemClock()).delete("gpt")
-    assert api.get("/api/v1/jobs/gpt/devices/counters").json()["items"] == []
+    for kind in wire.DEVICE_KINDS:
+        assert api.get(f"/api/v1/jobs/gpt/devices/counters?kind={kind}").json()["items"] == []
 
 
 def test_what_does_not_exist_or_is_malformed_is_refused(api, began_ns):
