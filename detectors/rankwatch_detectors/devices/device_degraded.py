@@ -42,7 +42,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 2, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 3, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -114,8 +114,13 @@ def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) ->
             return f"{name} has bad rows of memory that are replaced at its next reset."
         case "ecc":
             return f"{name} counts {figure['ecc_uncorrected']:.0f} errors of its memory that could not be corrected."
+        case "links":
+            return (
+                f"{name} has {figure['nvlinks_active']:.0f} active NVLinks, where "
+                f"{figure['usual_nvlinks_active']:.0f} are usual."
+            )
         case "nvlink":
-            return f"NVLinks of {name} had {figure['new_errors']:.0f} new replays or recoveries."
+            return f"NVLinks of {name} had {figure['new_errors']:.0f} new errors, replays or recoveries."
     action = RECOVERY.get(round(figure["recovery_action"]), "another recovery action")
     return f"The driver recommends for {name}: {action}."
 

@@ -46,6 +46,8 @@ class GpuRulesConfig:
     """Kinds of devices in a job; further ones are not compared."""
     held_slots: int = 5
     """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    links_readings: int = 2
+    """Readings in a row with fewer active NVLinks: one is read every ten seconds, and a reset takes less."""
     nvlink_errors: int = 3
     """Readings with new replays or recoveries of NVLinks, after which these are a warning."""
     quiet_slots: int = 30
@@ -57,12 +59,14 @@ class GpuRulesConfig:
 class GpuRules(HeldRules):
     """Judges a job's GPUs slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_kind", "_usual", "_seen", "_level")
+    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_kind", "_usual", "_seen", "_level", "_links")
 
     def __init__(self, config: GpuRulesConfig) -> None:
         super().__init__()
         self._config = config
         self._kind: Floats = np.zeros(0)
+        self._links: Any = None
+        """The most NVLinks that each device had active."""
         self._usual: dict[str, Any] = {}
         """By rule and device: its usual share of its peers' median."""
         self._seen: dict[str, Any] = {}
@@ -89,7 +93,8 @@ class GpuRules(HeldRules):
         yield from self._judge("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
         quiet = self._config.quiet_slots
         yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters, quiet_slots=quiet)
-        links = ("nvlink_replay_errors", "nvlink_recovery_errors")
+        yield from self._inactive_links(counters)
+        links = ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_errors", "nvlink_recoveries")
         yield from self._rising("nvlink", links, self._config.nvlink_errors, counters, quiet_slots=quiet)
 
     def _narrow_links(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
@@ -100,6 +105,21 @@ class GpuRules(HeldRules):
         evidence = {"pcie_width": width, "pcie_width_max": widest}
         narrow = told & (width < widest)
         yield from self._judge("link", narrow & busy, told & ~narrow, self._config.held_slots, evidence)
+
+    def _inactive_links(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        """NVLinks that the device had before, or that most of its kind have."""
+        size = len(counters.devices)
+        active, told = column(counters, "nvlinks_active", size)
+        self._links = most = grown(self._links, size)
+        most[told] = np.maximum(most, active)[told]
+        usual = most.copy()
+        for kind in np.unique(self._kind[told]):
+            group = told & (self._kind == kind)
+            if np.count_nonzero(group) >= self._config.peers_min:
+                usual[group] = np.maximum(usual, np.median(active[group]))[group]
+        few = told & (active < usual)
+        evidence = {"nvlinks_active": active, "usual_nvlinks_active": usual}
+        yield from self._judge("links", few, told & ~few, self._config.links_readings, evidence)
 
     def _below_peers(
         self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools

@@ -97,6 +97,10 @@ def test_counters_come_in_base_units_and_what_a_device_does_not_tell_is_none(sam
             "recovery_action": 0.0,
             "sm_clock_max_hz": 1_980_000_000.0,
             "pcie_width": 16.0,
+            "nvlinks": 18.0,
+            "nvlinks_active": 18.0,
+            "nvlink_errors": 0.0,
+            "nvlink_recoveries": 0.0,
         },
     )
     assert samples[3].ecc_uncorrected is None
@@ -111,6 +115,32 @@ def test_what_a_driver_lacks_costs_only_that(sampler: DeviceSampler, spoil: Spoi
     assert sample.temperature_celsius == 40
     assert "power_limit_w" not in sample.extra
     assert sample.extra["power_now_w"] == 310
+
+
+def test_links_that_are_down_and_errors_of_one_link_are_counted(sampler: DeviceSampler, spoil: Spoil) -> None:
+    spoil(links_down={"4": 2}, link_errors={"5": [7, 30]})
+    sampler.start()
+    samples = taken(sampler)
+    assert [samples[index].extra["nvlinks_active"] for index in (3, 4)] == [18, 16]
+    assert [samples[index].extra["nvlink_errors"] for index in (4, 5)] == [0, 30]
+
+
+def test_work_apart_from_waiting_is_told_from_the_second_reading_on_where_the_device_measures_it(
+    sampler: DeviceSampler, spoil: Spoil
+) -> None:
+    sampler.start()
+    assert "sm_active_ratio" not in taken(sampler)[0].extra
+    told = taken(sampler)[0].extra
+    assert [told[f"{name}_ratio"] for name in ("sm_active", "tensor_active", "memory_bandwidth")] == [0.91, 0.47, 0.33]
+
+
+def test_a_device_that_measures_no_activity_has_all_else(sampler: DeviceSampler, spoil: Spoil) -> None:
+    spoil(no_gpm=True)
+    sampler.start()
+    taken(sampler)
+    told = taken(sampler)[0]
+    assert "sm_active_ratio" not in told.extra
+    assert told.temperature_celsius == 40
 
 
 def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:

@@ -21,7 +21,7 @@ SICK = 3
 BUSY: dict[str, Any] = {"utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0}
 BUSY |= {"pcie_width_max": 16.0, "remap_failed": 0.0, "recovery_action": 0.0, "memory_total_bytes": 8e10}
 BUSY |= {"remap_pending": 0.0, "temperature_margin_celsius": 20.0, "ecc_uncorrected": 5.0}
-BUSY |= {"nvlink_replay_errors": 7.0, "nvlink_recovery_errors": 0.0}
+BUSY |= {"nvlink_replay_errors": 7.0, "nvlink_recovery_errors": 0.0, "nvlinks_active": 18.0}
 
 Counters = Mapping[str, Any]
 
@@ -172,12 +172,25 @@ def test_memory_errors_are_a_warning_when_they_are_counted_not_for_being_there()
     assert fleet.see(3, {"ecc_uncorrected": 0.0}) == []  # a reset counts anew
 
 
+def test_a_device_with_fewer_nvlinks_than_it_had_or_than_its_peers_have_is_a_warning():
+    fleet = learned()
+    fewer = {"nvlinks_active": 17.0}
+    assert fleet.see(CONFIG.links_readings - 1, fewer) == []
+    (finding,) = fleet.see(1, fewer)
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (SICK,))
+    assert finding.summary == "GPU-3 of rank 3 on host-0 has 17 active NVLinks, where 18 are usual."
+    assert fleet.see(CONFIG.links_readings - 1) == []
+    assert [one.change for one in fleet.see(1)] == [Change.CLOSE]
+    fresh = Fleet()
+    assert fresh.see(CONFIG.links_readings, fewer)
+
+
 def test_an_nvlink_that_replays_is_information_and_a_warning_when_it_goes_on():
     fleet = Fleet()
     fleet.see()
     (first,) = fleet.see(1, {"nvlink_replay_errors": 9.0})
     assert (first.severity, first.summary) == (
-        Severity.INFO, "NVLinks of GPU-3 of rank 3 on host-0 had 2 new replays or recoveries."
+        Severity.INFO, "NVLinks of GPU-3 of rank 3 on host-0 had 2 new errors, replays or recoveries."
     )  # fmt: skip
     told = [fleet.see(1, {"nvlink_replay_errors": 9.0 + n}) for n in range(1, CONFIG.nvlink_errors)]
     assert [[one.severity for one in findings] for findings in told] == [[]] * (CONFIG.nvlink_errors - 2) + [

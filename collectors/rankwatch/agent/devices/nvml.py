@@ -41,6 +41,18 @@ SLOW_FIELDS: Final[dict[int, tuple[str, float]]] = {
     59: ("nvlink_recovery_errors", 1.0),
     230: ("recovery_action", 1.0),
 }
+NVLINKS_FIELD: Final = 91
+"""Number of a device's NVLinks."""
+LINK_FIELDS: Final[dict[int, str]] = {
+    206: "nvlink_errors",
+    207: "nvlink_errors",
+    208: "nvlink_errors",
+    211: "nvlink_errors",
+    215: "nvlink_recoveries",
+}
+"""Fields that NVLink 5 has for each link: the counter that sums them."""
+ACTIVITIES: Final[dict[int, str]] = {2: "sm_active_ratio", 5: "tensor_active_ratio", 10: "memory_bandwidth_ratio"}
+"""Metrics of GPM in percent, from Hopper on: unlike utilization they tell work from waiting in a collective."""
 _VALUE_PARTS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """By `valueType`, the part of a field's value that is set."""
 _LOST: Final = frozenset({15, 16, 28})
@@ -93,6 +105,8 @@ class Nvml:
         """By index: what the device did not tell in the newest sample that asked for it, with the driver's reason."""
         self._lost: set[int] = set()
         self._samples = 0
+        self._gpm: dict[int, list[Any]] = {}
+        """By index: the reading before and one to read into; empty where the device has none."""
         self._events = self._registered()
 
     @property
@@ -214,18 +228,65 @@ class Nvml:
             throttle_reasons=self._ask("DeviceGetCurrentClocksEventReasons", handle),
             ecc_uncorrected=self._ask("DeviceGetTotalEccErrors", handle, *uncorrected),
             extra=self._fields(handle, FAST_FIELDS | (SLOW_FIELDS if slow else {}))
-            | (self._limits(handle) if slow else {}),
+            | self._activity(device.index)
+            | (self._limits(handle) | self._links(handle) if slow else {}),
         )
 
     def _fields(self, handle: Any, wanted: dict[int, tuple[str, float]]) -> dict[str, float]:
         found = {}
         for field in self._ask("DeviceGetFieldValues", handle, list(wanted)) or ():
             name, factor = wanted[field.fieldId]
-            if field.nvmlReturn == 0 and field.valueType < len(_VALUE_PARTS):
-                found[name] = float(getattr(field.value, _VALUE_PARTS[field.valueType])) * factor
+            value = _value(field)
+            if value is not None:
+                found[name] = value * factor
             else:
                 self._refused[name] = str(self._nvml.NVMLError(field.nvmlReturn))
         return found
+
+    def _links(self, handle: Any) -> dict[str, float]:
+        """NVLinks, those of them that are active, and what NVLink 5 counts by link."""
+        count = next(
+            (_value(field) for field in self._ask("DeviceGetFieldValues", handle, [NVLINKS_FIELD]) or ()), None
+        )
+        if not count:
+            return {}
+        links = range(int(count))
+        states = [self._ask("DeviceGetNvLinkState", handle, link) for link in links]
+        found = {"nvlinks": count, "nvlinks_active": float(sum(bool(state) for state in states))}
+        wanted = [(field, link) for field in LINK_FIELDS for link in links]
+        for field in self._ask("DeviceGetFieldValues", handle, wanted) or ():
+            if (value := _value(field)) is not None:
+                name = LINK_FIELDS[field.fieldId]
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def _activity(self, index: int) -> dict[str, float]:
+        """What GPM measured since the call before, where the device has it; the first call only begins."""
+        handle = self._handles[index]
+        if index not in self._gpm:
+            support = self._ask("GpmQueryDeviceSupport", handle)
+            has_any = support is not None and support.isSupportedDevice
+            samples = [self._ask("GpmSampleAlloc") for _ in range(2)] if has_any else []
+            self._gpm[index] = samples if all(sample is not None for sample in samples) else []
+            if self._gpm[index] and self._ask("GpmSampleGet", handle, self._gpm[index][0]) is None:
+                self._gpm[index] = []
+            return {}
+        if not self._gpm[index]:
+            return {}
+        before, now = self._gpm[index]
+        if self._ask("GpmSampleGet", handle, now) is None:
+            del self._gpm[index]
+            return {}
+        self._gpm[index] = [now, before]
+        asked = self._nvml.c_nvmlGpmMetricsGet_t()
+        asked.version, asked.numMetrics = self._nvml.NVML_GPM_METRICS_GET_VERSION, len(ACTIVITIES)
+        asked.sample1, asked.sample2 = before, now
+        for place, number in enumerate(ACTIVITIES):
+            asked.metrics[place].metricId = number
+        if self._ask("GpmMetricsGet", asked) is None:
+            return {}
+        told = [asked.metrics[place] for place in range(len(ACTIVITIES))]
+        return {ACTIVITIES[one.metricId]: one.value / 100 for one in told if one.nvmlReturn == 0}
 
     def _limits(self, handle: Any) -> dict[str, float]:
         """What bounds a device's speed."""
@@ -246,6 +307,13 @@ class Nvml:
         except (self._nvml.NVMLError, AttributeError) as error:
             self._refused[function.removeprefix("DeviceGet")] = str(error)
             return None
+
+
+def _value(field: Any) -> float | None:
+    """The value of a numbered field; None if the device does not tell it."""
+    if field.nvmlReturn != 0 or field.valueType >= len(_VALUE_PARTS):
+        return None
+    return float(getattr(field.value, _VALUE_PARTS[field.valueType]))
 
 
 def _text(name: str | bytes | None) -> str:

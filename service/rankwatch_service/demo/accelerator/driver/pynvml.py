@@ -3,7 +3,8 @@
 Device 3 has no ECC counter, as consumer devices do not. The file that SIMULATED_NVML names, read anew at each call,
 says what is wrong, as JSON: `no_driver`, `hangs` (each call blocks until it is over), `lost` (indices), `missing`
 (functions that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once),
-`celsius` and `megahertz` (by index), `clock_reasons` (by index: bits of NVML's clocks event reasons).
+`celsius` and `megahertz` (by index), `clock_reasons` (by index: bits of NVML's clocks event reasons), `links_down` and
+`link_errors` (by index: [number of NVLinks] and [number of a link, errors]), `no_gpm`.
 """
 
 import json
@@ -19,8 +20,11 @@ NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
 nvmlEventTypeXidCriticalError = 8
 COUNT = 8
-FIELDS = {82: 60, 186: 310_000, 190: 700_000, 74: 5_000_000_000, 144: 0, 230: 0}
+FIELDS = {82: 60, 186: 310_000, 190: 700_000, 74: 5_000_000_000, 144: 0, 230: 0, 91: 18, 208: 0, 215: 0}
 """Values by number; any other field is not supported."""
+NVML_GPM_METRICS_GET_VERSION = 1
+ACTIVITIES = {2: 91.0, 5: 47.0, 10: 33.0}
+"""Percent by metric of GPM."""
 
 _delivered: list[list[int]] = []
 
@@ -137,15 +141,52 @@ def _nvmlDeviceGetTotalEccErrors(handle: Any, kind: Any, counter: Any) -> Any:
 
 def _nvmlDeviceGetFieldValues(handle: Any, fields: Any) -> Any:
     failing = wrong("failing_fields", [])
+    asked = [field if isinstance(field, tuple) else (field, None) for field in fields]
+    bad_link, errors = wrong("link_errors", {}).get(str(handle), (None, 0))
     return [
         SimpleNamespace(
             fieldId=field,
             nvmlReturn=0 if field in FIELDS and field not in failing else 3,
             valueType=3,
-            value=SimpleNamespace(ullVal=FIELDS.get(field, 0)),
+            value=SimpleNamespace(
+                ullVal=errors if link is not None and (field, link) == (208, bad_link) else FIELDS.get(field, 0)
+            ),
         )
-        for field in fields
+        for field, link in asked
     ]
+
+
+def _nvmlDeviceGetNvLinkState(handle: Any, link: Any) -> Any:
+    return int(link >= wrong("links_down", {}).get(str(handle), 0))
+
+
+def _nvmlGpmQueryDeviceSupport(handle: Any) -> Any:
+    return SimpleNamespace(isSupportedDevice=int(not wrong("no_gpm")))
+
+
+def _nvmlGpmSampleAlloc() -> Any:
+    return SimpleNamespace(time_s=None)
+
+
+def _nvmlGpmSampleGet(handle: Any, sample: Any) -> Any:
+    _call(handle)
+    sample.time_s = time.monotonic()
+    return sample
+
+
+class c_nvmlGpmMetricsGet_t:  # noqa: N801 - as NVML's header calls it
+    def __init__(self) -> None:
+        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=3, value=0.0) for _ in range(8)]
+        self.sample1 = self.sample2 = SimpleNamespace(time_s=None)
+        self.numMetrics = self.version = 0
+
+
+def _nvmlGpmMetricsGet(asked: Any) -> Any:
+    assert asked.version == NVML_GPM_METRICS_GET_VERSION
+    assert asked.sample1.time_s < asked.sample2.time_s
+    for metric in asked.metrics[: asked.numMetrics]:
+        metric.nvmlReturn, metric.value = 0, ACTIVITIES[metric.metricId]
+    return asked
 
 
 def _nvmlEventSetCreate() -> Any:
