@@ -98,6 +98,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.devices.sampler import DeviceSampler  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.hardware import Hardware  # noqa: PLC0415
+    from rankwatch.agent.host.cloud import CloudNotices  # noqa: PLC0415
     from rankwatch.agent.host.sampler import HostSampler  # noqa: PLC0415
     from rankwatch.agent.line import Line  # noqa: PLC0415
     from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
@@ -124,7 +125,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
     sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)
-    hardware = Hardware(devices, HostSampler(Path(environment.get("RANKWATCH_HOST_ROOT") or "/"), clock))
+    host = HostSampler(Path(environment.get("RANKWATCH_HOST_ROOT") or "/"), clock)
+    hardware = Hardware(devices, host, CloudNotices(environment.get("RANKWATCH_CLOUD", ""), clock))
     setting = Setting(options.dir, options.job, clock, find, enrolment, sender, hardware, restarts=options.worker)
     Worker(setting, lambda: bool(stopping)).run()
     return 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rankwatch import wire
 from rankwatch.agent.devices.sampler import DeviceSampler
+from rankwatch.agent.host.cloud import CloudNotices
 from rankwatch.agent.host.sampler import HostSampler
 
 
@@ -15,21 +16,24 @@ class Hardware:
 
     devices: DeviceSampler
     host: HostSampler
+    cloud: CloudNotices
 
     def start(self) -> None:
         """Begin to read."""
         self.devices.start()
         self.host.start()
+        self.cloud.start()
 
     def take(self) -> tuple[wire.DeviceSample, ...]:
         """The newest counters, once; empty if none were read since the last call."""
         return self.devices.take() + self.host.take()
 
     def take_events(self) -> list[wire.Event]:
-        """What happened to devices since the last call."""
-        return self.devices.take_events()
+        """What happened to devices, and what the provider announced, since the last call."""
+        return self.devices.take_events() + self.cloud.take_events()
 
     def close(self) -> None:
         """End the samplers. What hangs in the driver ends as soon as the driver answers."""
         self.host.close()
+        self.cloud.close()
         self.devices.close()

@@ -1,17 +1,23 @@
 """Reports hosts that cannot give training what they gave it before: their processors are taken away or limited, or
-their memory is not enough. What is judged, and from when on, stands in `host_rules`.
+their memory is not enough. What is judged, and from when on, stands in `host_rules`. What the provider of a machine
+announces (an event `host_notice`) is a warning as long as it stands: there is time to save.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.devices.counter_detector import CounterDetector
 from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.devices.host_rules import HostRules, HostRulesConfig
 from rankwatch_detectors.scope import IncidentScope
+
+NOTICE: Final = "host_notice"
+WHAT: Final = {"preemption": "is about to take away", "maintenance": "will maintain"}
+"""By what a notice is about: the words for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,27 @@ class HostDegradedDetector(CounterDetector):
     def __init__(self, config: HostDegradedConfig) -> None:
         super().__init__(Kind.HOST_DEGRADED, 1, HostRules(config.counters))
 
+    def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
+        same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]
+        if occurrence.kind != NOTICE or not same_launch or not self._places.has(occurrence.host):
+            return ()
+        fields = {name: text for name, text in occurrence.fields.items() if isinstance(text, str) and text}
+        scope = IncidentScope.of_host(occurrence.host)
+        if fields.get("what") not in WHAT:
+            told_s = self._told_s.get(str(scope), {})
+            if told_s.pop(NOTICE, None) is None or told_s:
+                return ()
+            return self._close(scope, "The provider has withdrawn its notice.")
+        summary = f"The provider {WHAT[fields['what']]} host {occurrence.host}{_when(fields)}."
+        evidence = {"host": occurrence.host, "rule": NOTICE, **fields}
+        return self._tell(scope, NOTICE, Severity.WARNING, summary, evidence, self.now_s)
+
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        for told_s in self._told_s.values():
+            if NOTICE in told_s:
+                told_s[NOTICE] = self.now_s  # it stands until it is withdrawn
+        return super()._on_tick(presence)
+
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002
         figure = dict(problem.evidence or {})
 
@@ -49,3 +76,8 @@ class HostDegradedDetector(CounterDetector):
                 return f"Host {host}: all tasks wait for memory {share('memory_pressure_ratio')}."
         new = figure["new_errors"]
         return f"Host {host}: the kernel killed {new:.0f} process{'es' * (new > 1)} for want of memory."
+
+
+def _when(fields: Mapping[str, str]) -> str:
+    action = f" ({fields['action']})" if "action" in fields else ""
+    return f"{action}, not before {fields['at']}" if "at" in fields else action

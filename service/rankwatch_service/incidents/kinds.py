@@ -104,8 +104,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             {Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.HOST_DEGRADED}
         ),
         first_steps=(
+            "If its provider announces its end, save a checkpoint now, and go on without the host.",
             "See what else runs on the host (`top`, `dmesg`), and which limits its container has.",
-            "Processor time taken by the hypervisor: move the job, or ask whoever runs the machine.",
             "Memory: fewer or smaller loader workers, or a smaller cache; a killed process is in the kernel's log.",
         ),
         first_step="see what else runs on that host, and which limits its container has",

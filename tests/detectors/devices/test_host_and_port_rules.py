@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Detector, DeviceCounters, Finding, Severity, Tick
+from rankwatch_detectors.base import AttemptStart, Change, Detector, DeviceCounters, Finding, Occurrence, Severity, Tick
 from rankwatch_detectors.devices.host_degraded import HostDegradedConfig, HostDegradedDetector
 from rankwatch_detectors.devices.host_rules import LIMITS, HostRulesConfig
 from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
@@ -158,3 +158,19 @@ def test_counters_of_other_kinds_of_devices_are_not_its_business() -> None:
     hosts = learned("port")
     hosts.kind = "host"
     assert hosts.see(100, {"oom_kills": 9.0, "memory_pressure_ratio": 1.0}) == []
+
+
+def test_what_the_provider_announces_is_a_warning_until_it_is_withdrawn() -> None:
+    hosts = learned("host")
+
+    def announce(**fields: str) -> list[Finding]:
+        now_s = hosts.slot * SLOT_S
+        return list(hosts.detector.observe(Occurrence("host_notice", "a.0", "host-1", now_s, None, None, fields)))
+
+    (finding,) = announce(what="preemption", action="terminate", at="09:00")
+    assert finding.severity is Severity.WARNING
+    assert finding.summary == "The provider is about to take away host host-1 (terminate), not before 09:00."
+    assert hosts.see(100) == []
+    (over,) = announce(what="")
+    assert (over.change, over.summary) == (Change.CLOSE, "The provider has withdrawn its notice.")
+    assert announce(what="") == announce(what="else") == []
