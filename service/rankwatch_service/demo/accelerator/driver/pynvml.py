@@ -174,11 +174,14 @@ def _nvmlGpmSampleGet(handle: Any, sample: Any) -> Any:
     return sample
 
 
-class c_nvmlGpmMetricsGet_t:  # noqa: N801 - as NVML's header calls it
+class _MetricsRequest:
     def __init__(self) -> None:
         self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=3, value=0.0) for _ in range(8)]
         self.sample1 = self.sample2 = SimpleNamespace(time_s=None)
         self.numMetrics = self.version = 0
+
+
+_c_nvmlGpmMetricsGet_t = _MetricsRequest
 
 
 def _nvmlGpmMetricsGet(asked: Any) -> Any:
