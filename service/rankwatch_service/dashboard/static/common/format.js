@@ -103,7 +103,7 @@ const UNITS = [/_unix_ns$/, /_(bytes_|bits_)?per_s$/, /_s$/, /_bytes$/, /_ratio$
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
-  return (bare.charAt(0).toUpperCase() + bare.slice(1)).replace(/^Sm /, "SM ");
+  return (bare.charAt(0).toUpperCase() + bare.slice(1)).replace(/^Sm /, "SM ").replace(/^Cpu /, "CPU ").replace(/^Io /, "I/O ");
 }
 
 const KINDS = {

@@ -49,8 +49,8 @@ main.append(
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
   card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
-  ...devices.map((one) => one.card),
   lists,
+  ...devices.map((one) => one.card),
 );
 
 const loss = new Chart(lossBox, { metric: "loss", label: "Loss over steps" });
