@@ -53,6 +53,15 @@ def test_a_key_answers_another_changes_the_answer_and_the_same_again_withdraws_i
         expect(pressed(page)).to_contain_text("Useful")
 
 
+def test_the_page_of_the_policy_shows_the_precision_of_each_kind(visit, site, incident):
+    site.service.write("PUT", f"/api/v1/incidents/{incident}/feedback", {"answer": "noise"})
+    with visit() as one:
+        page = one.goto("/policy")
+        rows = page.locator(".card", has=page.get_by_role("heading", name="Precision")).locator("tbody tr")
+        expect(rows.filter(has_text="NaN / Inf")).to_contain_text("0%0% to 79%")
+        expect(rows.filter(has_text="of gpt-small")).to_contain_text("0%0% to 79%")
+
+
 def test_whoever_may_only_read_sees_the_answers_at_once_and_has_no_buttons(visit, site, incident):
     with visit(390, 844) as one:
         page = one.page

@@ -54,7 +54,16 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, steps
-from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens, wheel
+from rankwatch_service.api.routes.system import (
+    audit_trail,
+    health,
+    metrics,
+    precision,
+    sessions,
+    stream,
+    tokens,
+    wheel,
+)
 from rankwatch_service.api.routes.system.login import LoginRoutes
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
@@ -79,6 +88,7 @@ RESOURCES: Final = (
     devices,
     incidents,
     feedback,
+    precision,
     commands,
     approvals,
     receivers,

@@ -1,4 +1,4 @@
-"""Feedback on incidents on the command line, against a real api on a real port."""
+"""Feedback on incidents and precision on the command line, against a real api on a real port."""
 
 import json
 
@@ -44,3 +44,13 @@ def test_an_answer_is_given_shown_changed_and_withdrawn(terminal, to):
 def test_another_answer_is_refused_with_those_that_there_are(terminal, to):
     status, _, err = terminal.run("incidents", "feedback", "inc_1", "great", *to)
     assert (status, "'useful', 'noise' or 'duplicate'" in err) == (2, True)
+
+
+def test_precision_is_shown_with_its_range_by_kind_and_by_job(terminal, to):
+    terminal.run("incidents", "feedback", "inc_1", "useful", *to)
+    shown = terminal.run("precision", *to)[1]
+    assert "straggler  100% (21% to 100%)  1" in shown
+    assert "gpt-small" in terminal.run("precision", "--by-job", *to)[1]
+    (kind,) = terminal.run("precision", "--json", *to)[1].splitlines()
+    assert json.loads(kind)["ratio"] == 1.0
+    terminal.run("incidents", "feedback", "inc_1", "none", *to)

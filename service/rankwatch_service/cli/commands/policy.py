@@ -1,19 +1,21 @@
-"""`rankwatch policy`: what is done about incidents without a person, and which commands need two people."""
+"""`rankwatch policy`: what is done about incidents without a person; `rankwatch precision`: how far to trust them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import TOKEN, URL, connect
+from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 app = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
 
 PATH = "/api/v1/policy"
+PRECISION_PATH = "/api/v1/precision"
 
 
 @app.callback()
@@ -38,3 +40,33 @@ def set_policy(
         raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
     connect(url, token).put(PATH, wanted)
     output.note("the policy is replaced")
+
+
+def precision(
+    by_job: Annotated[bool, typer.Option("--by-job", help="By kind and job.")] = False,
+    limit: LIMIT = 100,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Show how many incidents of the last 30 days people found useful, by kind or by kind and job."""
+    client = connect(url, token)
+    found = list(client.items(f"{PRECISION_PATH}/jobs", limit)) if by_job else client.get(PRECISION_PATH)["kinds"]
+    columns: dict[str, Callable[[dict[str, Any]], output.Cell]] = {
+        "kind": lambda one: output.plain(one["kind"]),
+        **({"job": lambda one: output.plain(one["job"])} if by_job else {}),
+        "precision": lambda one: output.plain(_ratio(one)),
+        "useful": lambda one: output.plain(one["useful"]),
+        "noise": lambda one: output.plain(one["noise"]),
+        "duplicate": lambda one: output.plain(one["duplicate"]),
+        "unanswered": lambda one: output.plain(one["unanswered"]),
+        **({} if by_job else {"proposed for demotion": lambda one: output.plain(one["demotion"])}),
+    }
+    output.show(found, as_json, columns, "no incidents in the last 30 days")
+
+
+def _ratio(one: Mapping[str, Any]) -> str:
+    """The precision with the range in which it lies, since 1 of 1 says little."""
+    if one["ratio"] is None:
+        return ""
+    return f"{one['ratio']:.0%} ({one['low']:.0%} to {one['high']:.0%})"

@@ -1,0 +1,100 @@
+"""`GET /api/v1/precision`: how precise each kind of incident is, by what people say of the incidents of 30 days."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from sqlalchemy import RowMapping, select
+
+from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.policy import precision
+from rankwatch_service.policy.demotion import demotion
+from rankwatch_service.store.engine import read
+from rankwatch_service.store.feedback_counts import feedback_counts
+from rankwatch_service.store.models import Incident
+from rankwatch_service.store.policy_rows import read_policy
+
+router = APIRouter(prefix="/precision", tags=["incidents"])
+
+ReaderOfAll = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+Reader = Annotated[Identity, Depends(Require(Scope.READ))]
+
+
+class Precision(BaseModel):
+    """How many incidents were what, by people's feedback. Each counts once, by what most people say of it."""
+
+    kind: str
+    useful: int
+    noise: int
+    duplicate: int
+    unanswered: int
+    ratio: float | None
+    """Useful ones of those that are useful or noise; null: there are none."""
+    low: float
+    """The true ratio lies between `low` and `high` with 95 % confidence."""
+    high: float
+
+
+class KindPrecision(Precision):
+    """Precision of a kind of incident in all jobs."""
+
+    known: bool
+    """Whether there are enough answers to rely on the ratio."""
+    demotion: str
+    """What is proposed if the ratio is known and below one half; else empty."""
+
+
+class JobPrecision(Precision):
+    """Precision of a kind of incident in one job."""
+
+    job: str
+
+
+class Precisions(BaseModel):
+    """Precision of every kind that has incidents, by name."""
+
+    days: int
+    """Incidents detected in so many days count."""
+    kinds: list[KindPrecision]
+
+
+@router.get("")
+def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
+    """Precision of each kind of incident in the last 30 days, and which kinds are proposed for demotion."""
+    query = feedback_counts(context.clock.unix_ns(), Incident.kind).order_by(Incident.kind)
+    with read(context.engine) as connection:
+        rows, policy = connection.execute(query).mappings().all(), read_policy(connection)
+    kinds = []
+    for row in rows:
+        of_kind = precision.Precision(row["useful"], row["noise"])
+        proposed = demotion(row["kind"], of_kind, policy)
+        kinds.append(KindPrecision(**_counted(row), known=of_kind.is_known, demotion=proposed))
+    return Precisions(days=precision.WINDOW_DAYS, kinds=kinds)
+
+
+@router.get("/jobs")
+def list_precision_of_jobs(context: Ctx, window: Wanted, identity: Reader) -> Page[JobPrecision]:
+    """Precision of each kind of incident in each job in the last 30 days; those with the most answers first."""
+    now = context.clock.unix_ns()
+    counts = feedback_counts(now, Incident.kind, Incident.job).where(identity.jobs.clause(Incident.job)).subquery()
+    judged = (counts.c.useful + counts.c.noise).label("judged")
+    order = (judged, counts.c.kind, counts.c.job)
+
+    def shown(row: RowMapping) -> JobPrecision:
+        return JobPrecision(**_counted(row), job=row["job"])
+
+    with read(context.engine) as connection:
+        return fetch_page(connection, select(counts, judged), order, window, context.cursors, "precision", shown)
+
+
+def _counted(row: RowMapping) -> dict[str, Any]:
+    found = precision.Precision(row["useful"], row["noise"])
+    low, high = found.interval
+    names = ("kind", "useful", "noise", "duplicate", "unanswered")
+    return {name: row[name] for name in names} | {"ratio": found.ratio, "low": low, "high": high}
