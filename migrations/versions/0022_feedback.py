@@ -29,5 +29,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # An earlier stream forgets the precision that it was told, so after an upgrade it has to be told again.
+    op.execute(sa.text("DELETE FROM setting WHERE name = 'precision'"))
     op.drop_index(op.f("ix_incident_detected_unix_ns"), table_name="incident")
     op.drop_table("incident_feedback")

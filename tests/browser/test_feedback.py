@@ -57,9 +57,15 @@ def test_the_page_of_the_policy_shows_the_precision_of_each_kind(visit, site, in
     site.service.write("PUT", f"/api/v1/incidents/{incident}/feedback", {"answer": "noise"})
     with visit() as one:
         page = one.goto("/policy")
-        rows = page.locator(".card", has=page.get_by_role("heading", name="Precision")).locator("tbody tr")
+        card = page.locator(".card", has=page.get_by_role("heading", name="Precision"))
+        expect(card).to_contain_text("The policy has not acted in these days.")
+        rows = card.locator("tbody tr")
         expect(rows.filter(has_text="NaN / Inf")).to_contain_text("0%0% to 79%")
         expect(rows.filter(has_text="of gpt-small")).to_contain_text("0%0% to 79%")
+        expect(rows.filter(has_text="actions wait")).to_have_count(0)
+        site.service.write("PUT", "/api/v1/policy", {"limits": {"precision_min": 0.5}})
+        page.reload()
+        expect(rows.filter(has_text="actions wait")).to_contain_text("NaN / Inf")
 
 
 def test_whoever_may_only_read_sees_the_answers_at_once_and_has_no_buttons(visit, site, incident):

@@ -26,6 +26,7 @@ from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.housekeeping import remove_expired
 from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.background.told_precision import tell_changed_precision
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.cursor import CursorSigner
@@ -170,6 +171,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         authenticator.store_last_used()
         refusals.store()
         new_jobs.report_due()
+        tell_changed_precision(engine, controls, clock)
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):

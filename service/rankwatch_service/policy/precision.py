@@ -64,7 +64,14 @@ class Precision:
         """Whether enough incidents are judged."""
         return self.judged >= JUDGED_MIN
 
+    def reaches(self, least: float) -> bool:
+        """Whether the ratio is known and at least this; 0 is always reached."""
+        return least <= 0 or (self.is_known and self.useful / self.judged >= least)
+
     @property
     def is_low(self) -> bool:
         """Whether the kind is proposed for demotion."""
-        return self.is_known and self.useful < DEMOTED_BELOW * self.judged
+        return self.is_known and self.useful / self.judged < DEMOTED_BELOW
+
+
+UNJUDGED: Final = Precision()

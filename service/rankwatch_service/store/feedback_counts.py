@@ -1,4 +1,4 @@
-"""Counts incidents by what people say of them.
+"""Counts incidents by what people say of them, and the policy's actions by what people say of their incidents.
 
 An incident counts once, by what most people say of it. Where as many say one as the other, useful goes before noise and
 noise before duplicate.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, Subquery, and_, case, func, select
+from sqlalchemy import Connection, Label, Select, Subquery, and_, case, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from rankwatch_service.policy.precision import WINDOW_DAYS, Feedback, Precision
-from rankwatch_service.store.models import Incident, IncidentFeedback
+from rankwatch_service.store.models import Command, Incident, IncidentFeedback
 
 WINDOW_NS: Final = WINDOW_DAYS * 86_400 * 10**9
 
@@ -22,11 +22,9 @@ def feedback_counts(now_unix_ns: int, *by: InstrumentedAttribute[Any]) -> Select
 
     Incidents detected within the last `WINDOW_DAYS` count.
     """
-    answers = incident_answers()
-    counts = [func.count(case((answers.c.answer == str(answer), 1))).label(answer) for answer in Feedback]
-    unanswered = func.count(case((answers.c.answer.is_(None), 1))).label("unanswered")
+    answers = _answers()
     return (
-        select(*by, *counts, unanswered)
+        select(*by, *_counts(answers))
         .outerjoin(answers, answers.c.incident_id == Incident.id)
         .where(Incident.detected_unix_ns >= now_unix_ns - WINDOW_NS)
         .group_by(*by)
@@ -39,7 +37,28 @@ def precision_by_kind(connection: Connection, now_unix_ns: int) -> dict[str, Pre
     return {row.kind: Precision(row.useful, row.noise) for row in rows}
 
 
-def incident_answers() -> Subquery:
+def policy_action_counts(now_unix_ns: int) -> Select[Any]:
+    """Selects how many actions that the policy carried out were about useful incidents, noise, and so on; one row.
+
+    Actions requested within the last `WINDOW_DAYS` count.
+    """
+    answers = _answers()
+    return (
+        select(*_counts(answers))
+        .select_from(Command)
+        .outerjoin(answers, answers.c.incident_id == Command.incident_id)
+        .where(Command.requested_by == "policy", Command.state == "applied")
+        .where(Command.requested_unix_ns >= now_unix_ns - WINDOW_NS)
+    )
+
+
+def _counts(answers: Subquery) -> list[Label[int]]:
+    """Of what is joined with answers: how many are useful, noise, duplicate, unanswered."""
+    counts = [func.count(case((answers.c.answer == str(answer), 1))).label(answer) for answer in Feedback]
+    return [*counts, func.count(case((answers.c.answer.is_(None), 1))).label("unanswered")]
+
+
+def _answers() -> Subquery:
     """By `incident_id`, the `answer` of each incident that has one."""
     said = {answer: func.sum(case((IncidentFeedback.answer == str(answer), 1), else_=0)) for answer in Feedback}
     useful, noise, duplicate = said.values()

@@ -19,7 +19,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.retention import kept_bytes
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.feedback_counts import feedback_counts
+from rankwatch_service.store.feedback_counts import feedback_counts, policy_action_counts
 from rankwatch_service.store.models import (
     Command,
     DeadLetter,
@@ -118,6 +118,12 @@ class StoreCollector(Collector):
         ):
             commands.add_metric([action, state], count)
         yield commands
+        acted = GaugeMetricFamily(
+            "rankwatch_policy_actions", "Actions of the policy in the last 30 days by feedback", labels=["answer"]
+        )
+        for answer, count in connection.execute(policy_action_counts(self._clock.unix_ns())).mappings().one().items():
+            acted.add_metric([answer], count)
+        yield acted
         orders = connection.scalar(select(func.count()).where(Order.phase != "closed")) or 0
         yield GaugeMetricFamily("rankwatch_orders_open", "Orders being carried out", orders)
         letters = connection.scalar(select(func.max(DeadLetter.id))) or 0

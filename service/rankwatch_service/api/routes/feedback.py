@@ -1,6 +1,6 @@
 """Feedback: whether people find an incident useful, noise, or a duplicate. Each person has one answer.
 
-It changes nothing about the incident, so the api stores it without stream.
+It changes nothing about the incident, so the api stores it without stream, and tells stream what precision follows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.background.told_precision import tell_precision
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
@@ -72,8 +73,9 @@ def _answer(connection: Connection, row: RowMapping, identity: Identity) -> str 
 
 
 def _record(context: Context, connection: Connection, identity: Identity, row: RowMapping, answer: str) -> None:
-    """Write the audit trail and the live feed."""
+    """Tell stream, and write the audit trail and the live feed."""
     now = context.clock.unix_ns()
+    tell_precision(connection, context.controls, now)
     fields = {"answer": answer}
     audit_trail.append(connection, now, identity.actor, "incident.feedback", row["id"], "ok", fields=fields)
     brief = {name: row[name] for name in ("id", "number", "kind", "state", "severity")} | {"what": "feedback"}

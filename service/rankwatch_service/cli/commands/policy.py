@@ -51,7 +51,7 @@ def precision(
 ) -> None:
     """Show how many incidents of the last 30 days people found useful, by kind or by kind and job."""
     client = connect(url, token)
-    found = list(client.items(f"{PRECISION_PATH}/jobs", limit)) if by_job else client.get(PRECISION_PATH)["kinds"]
+    answer = {"kinds": list(client.items(f"{PRECISION_PATH}/jobs", limit))} if by_job else client.get(PRECISION_PATH)
     columns: dict[str, Callable[[dict[str, Any]], output.Cell]] = {
         "kind": lambda one: output.plain(one["kind"]),
         **({"job": lambda one: output.plain(one["job"])} if by_job else {}),
@@ -62,7 +62,20 @@ def precision(
         "unanswered": lambda one: output.plain(one["unanswered"]),
         **({} if by_job else {"proposed for demotion": lambda one: output.plain(one["demotion"])}),
     }
-    output.show(found, as_json, columns, "no incidents in the last 30 days")
+    output.show(answer["kinds"], as_json, columns, "no incidents in the last 30 days")
+    if not (by_job or as_json):
+        output.note(_false_actions(answer["actions"]))
+
+
+def _false_actions(actions: Mapping[str, Any]) -> str:
+    """How many actions of the policy were on noise."""
+    done = sum(actions[answer] for answer in ("useful", "noise", "duplicate", "unanswered"))
+    if not done:
+        return "the policy has not acted in the last 30 days"
+    share = (
+        f"{actions['noise']} on noise ({actions['false_ratio']:.0%}), {actions['unanswered']} on unanswered incidents"
+    )
+    return f"actions of the policy in the last 30 days: {done}, of which {share}"
 
 
 def _ratio(one: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.demotion import demotion
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.feedback_counts import feedback_counts
+from rankwatch_service.store.feedback_counts import feedback_counts, policy_action_counts
 from rankwatch_service.store.models import Incident
 from rankwatch_service.store.policy_rows import read_policy
 
@@ -48,6 +48,8 @@ class KindPrecision(Precision):
     """Whether there are enough answers to rely on the ratio."""
     demotion: str
     """What is proposed if the ratio is known and below one half; else empty."""
+    withheld: bool
+    """Whether the policy takes no action on it, because the ratio is not known to reach `precision_min`."""
 
 
 class JobPrecision(Precision):
@@ -56,26 +58,46 @@ class JobPrecision(Precision):
     job: str
 
 
+class PolicyActions(BaseModel):
+    """Actions that the policy carried out, by people's feedback on the incident that each was about."""
+
+    useful: int
+    noise: int
+    duplicate: int
+    unanswered: int
+    false_ratio: float | None
+    """Those on noise, of all; null: there were none."""
+
+
 class Precisions(BaseModel):
-    """Precision of every kind that has incidents, by name."""
+    """Precision of every kind that has incidents, by name, and the rate of false actions."""
 
     days: int
-    """Incidents detected in so many days count."""
+    """Incidents detected, and actions requested, in so many days count."""
     kinds: list[KindPrecision]
+    actions: PolicyActions
 
 
 @router.get("")
 def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
-    """Precision of each kind of incident in the last 30 days, and which kinds are proposed for demotion."""
-    query = feedback_counts(context.clock.unix_ns(), Incident.kind).order_by(Incident.kind)
+    """Precision of each kind of incident in the last 30 days, which kinds are proposed for demotion, and how many
+    actions of the policy were false.
+    """
+    now = context.clock.unix_ns()
+    query = feedback_counts(now, Incident.kind).order_by(Incident.kind)
     with read(context.engine) as connection:
         rows, policy = connection.execute(query).mappings().all(), read_policy(connection)
+        done = connection.execute(policy_action_counts(now)).mappings().one()
     kinds = []
     for row in rows:
         of_kind = precision.Precision(row["useful"], row["noise"])
         proposed = demotion(row["kind"], of_kind, policy)
-        kinds.append(KindPrecision(**_counted(row), known=of_kind.is_known, demotion=proposed))
-    return Precisions(days=precision.WINDOW_DAYS, kinds=kinds)
+        withheld = not of_kind.reaches(policy.limits.precision_min)
+        shown = KindPrecision(**_counted(row), known=of_kind.is_known, demotion=proposed, withheld=withheld)
+        kinds.append(shown)
+    false_ratio = done["noise"] / sum(done.values()) if any(done.values()) else None
+    actions = PolicyActions(**done, false_ratio=false_ratio)
+    return Precisions(days=precision.WINDOW_DAYS, kinds=kinds, actions=actions)
 
 
 @router.get("/jobs")

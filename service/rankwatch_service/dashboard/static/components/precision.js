@@ -6,11 +6,11 @@ import { card, empty } from "./shell.js";
 
 const COLUMNS = ["Kind", "Precision", "Useful", "Noise", "Duplicate", "No answer"];
 
-// A card with a row for each kind, and below it one for each job with answers.
-export function precisionCard({ days, kinds }, ofJobs) {
+// A card with a row for each kind, below it one for each job with answers, and how often the policy acted on noise.
+export function precisionCard({ days, kinds, actions }, ofJobs) {
   const rows = kinds.flatMap((kind) => [row(kind, h("b", {}, kindName(kind.kind)), proposal(kind)), ...ofJobs.filter((one) => one.kind === kind.kind && answered(one)).map((one) => row(one, `of ${one.job}`, null))]);
   const table = h("table", {}, h("thead", {}, h("tr", {}, COLUMNS.map((title) => h("th", {}, title)))), h("tbody", {}, rows));
-  return card("Precision", rows.length ? h("div", { class: "wide" }, table) : empty(h("div"), `No incidents in the last ${days} days.`), { hint: `what people say of the incidents of the last ${days} days` });
+  return card("Precision", [rows.length ? h("div", { class: "wide" }, table) : empty(h("div"), `No incidents in the last ${days} days.`), h("p", { class: "body muted" }, falseActions(actions))], { hint: `what people say of the incidents of the last ${days} days` });
 }
 
 function row(counts, name, more) {
@@ -27,6 +27,15 @@ function share({ ratio, low, high }) {
   return [percent(ratio), h("div", { class: "muted" }, `${percent(low)} to ${percent(high)}`)];
 }
 
-function proposal({ demotion }) {
-  return demotion && h("div", {}, h("span", { class: "pill warning" }, "proposed for demotion"), h("div", { class: "muted" }, demotion));
+function proposal({ demotion, withheld }) {
+  return [
+    withheld && h("div", {}, h("span", { class: "pill warning", title: "Its precision is not known to reach precision_min" }, "actions wait")),
+    demotion && h("div", {}, h("span", { class: "pill warning" }, "proposed for demotion"), h("div", { class: "muted" }, demotion)),
+  ];
+}
+
+function falseActions({ useful, noise, duplicate, unanswered, false_ratio: ratio }) {
+  if (ratio === null) return "The policy has not acted in these days.";
+  const all = useful + noise + duplicate + unanswered;
+  return `Actions of the policy in these days: ${number(all)}, of which ${number(noise)} on noise (${percent(ratio)}) and ${number(unanswered)} on incidents without an answer.`;
 }
