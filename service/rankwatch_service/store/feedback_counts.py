@@ -23,12 +23,9 @@ def feedback_counts(now_unix_ns: int, *by: InstrumentedAttribute[Any]) -> Select
     Incidents detected within the last `WINDOW_DAYS` count.
     """
     answers = _answers()
-    return (
-        select(*by, *_counts(answers))
-        .outerjoin(answers, answers.c.incident_id == Incident.id)
-        .where(Incident.detected_unix_ns >= now_unix_ns - WINDOW_NS)
-        .group_by(*by)
-    )
+    counts: Any = select(*by, *_counts(answers)).outerjoin(answers, answers.c.incident_id == Incident.id)
+    query: Select[Any] = counts.where(Incident.detected_unix_ns >= now_unix_ns - WINDOW_NS).group_by(*by)
+    return query
 
 
 def precision_by_kind(connection: Connection, now_unix_ns: int) -> dict[str, Precision]:
@@ -43,13 +40,13 @@ def policy_action_counts(now_unix_ns: int) -> Select[Any]:
     Actions requested within the last `WINDOW_DAYS` count.
     """
     answers = _answers()
-    return (
-        select(*_counts(answers))
-        .select_from(Command)
-        .outerjoin(answers, answers.c.incident_id == Command.incident_id)
-        .where(Command.requested_by == "policy", Command.state == "applied")
-        .where(Command.requested_unix_ns >= now_unix_ns - WINDOW_NS)
+    counts: Any = select(*_counts(answers)).select_from(Command)
+    query: Select[Any] = counts.outerjoin(answers, answers.c.incident_id == Command.incident_id).where(
+        Command.requested_by == "policy",
+        Command.state == "applied",
+        Command.requested_unix_ns >= now_unix_ns - WINDOW_NS,
     )
+    return query
 
 
 def _counts(answers: Subquery) -> list[Label[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,6 +16,17 @@ app = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_c
 
 PATH = "/api/v1/policy"
 PRECISION_PATH = "/api/v1/precision"
+
+Columns = dict[str, Callable[[dict[str, Any]], output.Cell]]
+
+COUNTS: Final[Columns] = {
+    "precision": lambda one: output.plain(_ratio(one)),
+    "useful": lambda one: output.plain(one["useful"]),
+    "noise": lambda one: output.plain(one["noise"]),
+    "duplicate": lambda one: output.plain(one["duplicate"]),
+    "unanswered": lambda one: output.plain(one["unanswered"]),
+}
+NO_INCIDENTS: Final = "no incidents in the last 30 days"
 
 
 @app.callback()
@@ -51,20 +62,17 @@ def precision(
 ) -> None:
     """Show how many incidents of the last 30 days people found useful, by kind or by kind and job."""
     client = connect(url, token)
-    answer = {"kinds": list(client.items(f"{PRECISION_PATH}/jobs", limit))} if by_job else client.get(PRECISION_PATH)
-    columns: dict[str, Callable[[dict[str, Any]], output.Cell]] = {
-        "kind": lambda one: output.plain(one["kind"]),
-        **({"job": lambda one: output.plain(one["job"])} if by_job else {}),
-        "precision": lambda one: output.plain(_ratio(one)),
-        "useful": lambda one: output.plain(one["useful"]),
-        "noise": lambda one: output.plain(one["noise"]),
-        "duplicate": lambda one: output.plain(one["duplicate"]),
-        "unanswered": lambda one: output.plain(one["unanswered"]),
-        **({} if by_job else {"proposed for demotion": lambda one: output.plain(one["demotion"])}),
-    }
-    output.show(answer["kinds"], as_json, columns, "no incidents in the last 30 days")
-    if not (by_job or as_json):
-        output.note(_false_actions(answer["actions"]))
+    kind: Columns = {"kind": lambda one: output.plain(one["kind"])}
+    if by_job:
+        job: Columns = {"job": lambda one: output.plain(one["job"])}
+        jobs = client.items(f"{PRECISION_PATH}/jobs", limit)
+        output.show(jobs, as_json, kind | job | COUNTS, NO_INCIDENTS)
+        return
+    found = client.get(PRECISION_PATH)
+    proposed: Columns = {"proposed for demotion": lambda one: output.plain(one["demotion"])}
+    output.show(found["kinds"], as_json, kind | COUNTS | proposed, NO_INCIDENTS)
+    if not as_json:
+        output.note(_false_actions(found["actions"]))
 
 
 def _false_actions(actions: Mapping[str, Any]) -> str:

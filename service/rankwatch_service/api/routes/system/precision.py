@@ -87,7 +87,7 @@ def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
     query = feedback_counts(now, Incident.kind).order_by(Incident.kind)
     with read(context.engine) as connection:
         rows, policy = connection.execute(query).mappings().all(), read_policy(connection)
-        done = connection.execute(policy_action_counts(now)).mappings().one()
+        done = dict(connection.execute(policy_action_counts(now)).mappings().one())
     kinds = []
     for row in rows:
         of_kind = precision.Precision(row["useful"], row["noise"])
@@ -95,8 +95,8 @@ def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
         withheld = not of_kind.reaches(policy.limits.precision_min)
         shown = KindPrecision(**_counted(row), known=of_kind.is_known, demotion=proposed, withheld=withheld)
         kinds.append(shown)
-    false_ratio = done["noise"] / sum(done.values()) if any(done.values()) else None
-    actions = PolicyActions(**done, false_ratio=false_ratio)
+    total = sum(done.values())
+    actions = PolicyActions(**done, false_ratio=done["noise"] / total if total else None)
     return Precisions(days=precision.WINDOW_DAYS, kinds=kinds, actions=actions)
 
 
