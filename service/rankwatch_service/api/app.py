@@ -26,7 +26,7 @@ from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.housekeeping import remove_expired
 from rankwatch_service.api.background.order_cache import OrderCache
-from rankwatch_service.api.background.told_precision import tell_changed_precision
+from rankwatch_service.api.background.precision import tell_changed_precision
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.cursor import CursorSigner

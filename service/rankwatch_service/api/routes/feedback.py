@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.told_precision import tell_precision
+from rankwatch_service.api.background.precision import tell_precision
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
