@@ -26,6 +26,7 @@ from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.housekeeping import remove_expired
 from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.background.precision import tell_changed_precision
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.cursor import CursorSigner
@@ -42,6 +43,7 @@ from rankwatch_service.api.routes import (
     approvals,
     commands,
     events,
+    feedback,
     hosts,
     incidents,
     job_removal,
@@ -53,7 +55,16 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, steps
-from rankwatch_service.api.routes.system import audit_trail, health, metrics, sessions, stream, tokens, wheel
+from rankwatch_service.api.routes.system import (
+    audit_trail,
+    health,
+    metrics,
+    precision,
+    sessions,
+    stream,
+    tokens,
+    wheel,
+)
 from rankwatch_service.api.routes.system.login import LoginRoutes
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
@@ -77,6 +88,8 @@ RESOURCES: Final = (
     steps,
     devices,
     incidents,
+    feedback,
+    precision,
     commands,
     approvals,
     receivers,
@@ -158,6 +171,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         authenticator.store_last_used()
         refusals.store()
         new_jobs.report_due()
+        tell_changed_precision(engine, controls, clock)
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):

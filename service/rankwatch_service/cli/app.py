@@ -51,6 +51,7 @@ app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_he
 
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
+app.command("precision", rich_help_panel=WATCH)(policy.precision)
 app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)
 app.command("flight-recorder", rich_help_panel=WATCH)(flight_recorder.flight_recorder)

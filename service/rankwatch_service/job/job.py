@@ -223,7 +223,7 @@ class JobStream:
         # What kept the policy from acting, such as a cool-down, may have passed.
         for incident in self.correlator.open:
             if incident.state == "open" and incident.goes_on:
-                commands = self._responder.reconsider(incident, situation, self.settings.policy, self.history.ledger)
+                commands = self._responder.reconsider(incident, situation, self.settings, self.history.ledger)
                 self._request(commands, incident, effects)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
@@ -318,7 +318,7 @@ class JobStream:
         if item.what is TransitionKind.OPENED:
             incident.changes_before = self.history.before(incident.first.onset_time_s)
         self._store(self.history.doubt(incident), now_s, effects)
-        commands = self._responder.respond(incident, self._situation(now_s), self.settings.policy, self.history.ledger)
+        commands = self._responder.respond(incident, self._situation(now_s), self.settings, self.history.ledger)
         self._request(commands, incident, effects)
         effects.host_incidents += host_incidents(incident, self._assembler.topology_state, now_s)
 

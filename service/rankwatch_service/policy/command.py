@@ -48,6 +48,8 @@ class CommandRequest:
     """A person other than its requester must approve it before it is carried out."""
     break_glass: bool = False
     """Its requester decided not to wait for the approval that it needs; `reason` says why."""
+    refused_because: str = ""
+    """Why it is refused as soon as it is stored: the policy would have done it. Empty: it is carried out."""
     expires_s: float | None = None
     """Seconds within which it must begin; None: `APPROVAL_S` if it needs approval, else `EXPIRES_S`."""
 

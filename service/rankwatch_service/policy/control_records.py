@@ -124,8 +124,23 @@ class PolicySet(msgspec.Struct, frozen=True, tag="policy", tag_field="record"):
     unsigned_until_unix_ns: int | None = None
 
 
+class PrecisionSet(msgspec.Struct, frozen=True, tag="precision", tag_field="record"):
+    """The precision of all kinds of incidents; appended whenever any of it changes, also because time passes."""
+
+    kinds: dict[str, tuple[int, int]]
+    """By kind, how many incidents were useful and how many noise. A kind of which none is judged may be missing."""
+
+
 ControlRecord = (
-    OrderPhase | Judgement | TelemetryRefused | JobDeleted | JobProject | SilenceSet | ReceiversSet | PolicySet
+    OrderPhase
+    | Judgement
+    | TelemetryRefused
+    | JobDeleted
+    | JobProject
+    | SilenceSet
+    | ReceiversSet
+    | PolicySet
+    | PrecisionSet
 )
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -2,9 +2,9 @@
 
 The first rule that matches decides: notify people (`notify`), propose an action (`suggest`), or carry it out (`act`).
 If no rule matches, people are notified. An action that fails one of these checks becomes a suggestion with the reason:
-the hands-off switch, the job's capabilities, the minimum confidence, a checkpoint to go back to, and for each job a
-cool-down and a budget. For a job with many ranks, a person must approve the command; what a person requests for such a
-job may need the approval of a second one.
+the hands-off switch, the job's capabilities, the minimum confidence, a checkpoint to go back to, for each job a
+cool-down and a budget, and the precision of the kind of incident. For a job with many ranks, a person must approve the
+command; what a person requests for such a job may need the approval of a second one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
+from rankwatch_service.policy.precision import JUDGED_MIN, UNJUDGED, Precision
 from rankwatch_service.policy.rollback import Way, possible, resumed_from, way_back, why_from_scratch
 
 HOUR_NS: Final = 3_600 * 10**9
@@ -88,6 +89,8 @@ class PolicyLimits:
     approval_ranks: int = 64
     """For a job with more ranks, a person must approve: the cost of an action grows with the ranks. With
     `Policy.two_people`, also what another person requested."""
+    precision_min: float = 0.0
+    """The least known precision of a kind of incident on which the policy acts; 0: it acts without any feedback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ class Decision:
     params: Mapping[str, Any] = field(default_factory=dict)
     """For rollback: {"checkpoint": id}, with "mode" if the rule names one. For relaunch: {"culprits": [ranks]}."""
     approval_required: bool = False
+    withheld: bool = False
+    """The rule acts once the precision of the kind is known to be high enough, which is all that it waits for."""
 
 
 def decide(
@@ -157,6 +162,7 @@ def decide(
     capabilities: Collection[str],
     ledger: Ledger,
     now_unix_ns: int,
+    precision: Precision = UNJUDGED,
 ) -> Decision:
     """Decide about an incident that has just opened or become more severe.
 
@@ -167,6 +173,7 @@ def decide(
         capabilities: what every rank of the attempt reports that it can do.
         ledger: the job's checkpoints; entries from the onset on must already be suspect.
         now_unix_ns: stream time, from the newest tick.
+        precision: of the incident's kind.
     """
     rule = next((rule for rule in policy.rules if rule.matches(incident)), None)
     if rule is None:
@@ -184,6 +191,10 @@ def decide(
         return suggestion
     if (obstacle := _obstacle(incident, rule, params, policy, history, capabilities, ledger, now_unix_ns)) is not None:
         return Decision(Mode.SUGGEST, obstacle, rule.id, rule.action, params)
+    least = policy.limits.precision_min
+    if not precision.reaches(least):
+        reason = _shortfall(incident.kind, precision, least)
+        return Decision(Mode.SUGGEST, reason, rule.id, rule.action, params, withheld=True)
     approval = incident.world_size > policy.limits.approval_ranks
     return Decision(Mode.ACT, f"rule {rule.id}", rule.id, rule.action, params, approval)
 
@@ -242,6 +253,14 @@ def policy_of(record: PolicySet) -> Policy:
     )
     switches = (record.hands_off, record.two_people, record.unsigned_until_unix_ns)
     return Policy(rules, PolicyLimits(**record.limits), *switches)
+
+
+def _shortfall(kind: str, precision: Precision, least: float) -> str:
+    """Why a precision is too low for an action."""
+    if precision.is_known:
+        share = f"{precision.useful} of {precision.judged} incidents were useful"
+        return f"the precision of {kind} is below {least:.0%}: {share}"
+    return f"the precision of {kind} is not known: {precision.judged} of {JUDGED_MIN} incidents are judged"
 
 
 def _obstacle(

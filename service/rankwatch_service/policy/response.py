@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
@@ -19,10 +19,11 @@ from rankwatch_service.policy.policy import (
     IncidentFacts,
     Mode,
     PastAction,
-    Policy,
     decide,
     rollback_way,
 )
+from rankwatch_service.policy.precision import UNJUDGED
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import Figures, suggest
 
 STACK_RANKS_MAX: Final = 8
@@ -113,14 +114,14 @@ class Responder:
         self.history = [PastAction(action, at_unix_ns) for action, at_unix_ns in history]
 
     def respond(
-        self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
+        self, incident: Incident, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
     ) -> list[CommandRequest]:
         """Set the incident's cost, suggestion and checkpoint; return the commands that follow from it."""
         looked = facts(incident, situation.world_size, situation.project)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
         back = rollback_way(looked, ledger, situation.can)
         incident.checkpoint = None if back is None else back.entry.id
-        decision = self._decide(looked, situation, policy, ledger)
+        decision = self._decide(looked, situation, settings, ledger)
         figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
         incident.suggestion = {
             **suggest(looked, decision, figures, situation.can, ledger),
@@ -137,19 +138,26 @@ class Responder:
         return commands
 
     def reconsider(
-        self, incident: Incident, situation: JobSituation, policy: Policy, ledger: Ledger
+        self, incident: Incident, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
     ) -> list[CommandRequest]:
         """Act on an open incident once an obstacle, such as a cool-down, is gone."""
         looked = facts(incident, situation.world_size, situation.project)
-        decision = self._decide(looked, situation, policy, ledger)
+        decision = self._decide(looked, situation, settings, ledger)
         return self._act(incident, decision, situation)
 
-    def _decide(self, looked: IncidentFacts, situation: JobSituation, policy: Policy, ledger: Ledger) -> Decision:
+    def _decide(
+        self, looked: IncidentFacts, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
+    ) -> Decision:
         self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
-        return decide(looked, policy, self.history, situation.can, ledger, unix_ns(situation.now_s))
+        precision = settings.precision.get(looked.kind, UNJUDGED)
+        now = unix_ns(situation.now_s)
+        return decide(looked, settings.policy, self.history, situation.can, ledger, now, precision)
 
     def _act(self, incident: Incident, decision: Decision, situation: JobSituation) -> list[CommandRequest]:
-        if decision.mode is not Mode.ACT or incident.action_key(decision.action) in incident.actions:
+        # A command that is withheld is stored once as refused, and requested again when nothing withholds it any more.
+        name = f"withheld {decision.action}" if decision.withheld else decision.action
+        wanted = decision.mode is Mode.ACT or decision.withheld
+        if not wanted or incident.action_key(name) in incident.actions:
             return []
         if not incident.goes_on:
             # A command must not reach an attempt in which the trouble does not exist.
@@ -158,10 +166,12 @@ class Responder:
         if looping and decision.action == Action.RELAUNCH:
             # Another launch has not helped so far.
             return []
+        params, approval = dict(decision.params), decision.approval_required
+        command = self._command(incident, name, params, situation, incident.summary, approval)
+        if decision.withheld:
+            return [replace(command, action=decision.action, refused_because=decision.reason)]
         self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
-        params = dict(decision.params)
-        approval = decision.approval_required
-        return [self._command(incident, decision.action, params, situation, incident.summary, approval)]
+        return [command]
 
     def _command(
         self,

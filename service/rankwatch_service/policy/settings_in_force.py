@@ -1,4 +1,4 @@
-"""What people have set (policy, receivers, silences) as of one position of the control log. Pure."""
+"""What people have set (policy, receivers, silences, feedback) as of one position of the control log. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from rankwatch_service.policy.control_records import (
     ControlRecord,
     JobProject,
     PolicySet,
+    PrecisionSet,
     ReceiverRoute,
     ReceiversSet,
     SilenceSet,
 )
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
+from rankwatch_service.policy.precision import Precision
 
 SILENCES_MAX: Final = 1_000
 """Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
@@ -32,6 +34,8 @@ class SettingsInForce:
         self.policy = Policy()
         self.receivers: tuple[ReceiverRoute, ...] = ()
         self.silences: dict[str, SilenceSet] = {}
+        self.precision: Mapping[str, Precision] = {}
+        """By kind of incident; a kind that is missing has none that is judged."""
         self.waiting: dict[str, JobProject] = {}
         """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
@@ -40,6 +44,8 @@ class SettingsInForce:
         match record:
             case PolicySet():
                 self.policy = policy_of(record)
+            case PrecisionSet():
+                self.precision = {kind: Precision(*counts) for kind, counts in record.kinds.items()}
             case ReceiversSet():
                 self.receivers = record.receivers
             case SilenceSet():
@@ -59,6 +65,7 @@ class SettingsInForce:
         """A copy for one job, which changes alone while that job's past is replayed."""
         settings = SettingsInForce()
         settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
+        settings.precision = self.precision
         return settings
 
     def state(self) -> dict[str, Any]:
@@ -67,6 +74,7 @@ class SettingsInForce:
             "policy": msgspec.to_builtins(policy_record(self.policy)),
             "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
             "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
+            "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
             "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
         }
 
@@ -77,5 +85,6 @@ class SettingsInForce:
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
         settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
+        settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
         settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
         return settings

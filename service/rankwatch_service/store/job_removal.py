@@ -35,7 +35,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     Checkpoint,
     Command,  # with its orders
     HostRecord,
-    Incident,  # with its transitions
+    Incident,  # with its transitions and feedback
     JobDevice,
     JobProject,
     RestingJob,

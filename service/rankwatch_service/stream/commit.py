@@ -15,7 +15,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.orders.commands import record_request
+from rankwatch_service.orders.commands import record_request, settle
+from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import audit_trail, job_removal
 from rankwatch_service.store.models import (
     Attempt,
@@ -182,3 +183,6 @@ def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> Non
         # The audit trail gets a request once, even if the command was inserted before.
         if connection.execute(upsert(connection, Command), row).rowcount:
             record_request(connection, request, now_unix_ns)
+            if request.refused_because:
+                outcome = CommandOutcome("refused", request.refused_because)
+                settle(connection, request.id, outcome, request.requested_by, now_unix_ns)

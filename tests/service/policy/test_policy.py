@@ -17,6 +17,7 @@ from rankwatch_service.policy.policy import (
     policy_of,
     policy_record,
 )
+from rankwatch_service.policy.precision import UNJUDGED, Precision
 from rankwatch_service.policy.suggestion import Figures, suggest
 
 NOW = 10 * HOUR_NS
@@ -33,8 +34,9 @@ def ledger(*steps, tier=CheckpointTier.LOCAL):
     return made
 
 
-def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None):
-    return decide(incident, policy, history, can, ledger(40, 80, 120) if checkpoints is None else checkpoints, NOW)
+def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None, precision=UNJUDGED):
+    found = ledger(40, 80, 120) if checkpoints is None else checkpoints
+    return decide(incident, policy, history, can, found, NOW, precision)
 
 
 def test_without_rules_nothing_is_done_but_telling():
@@ -88,6 +90,26 @@ def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
     assert reason in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("least", "precision", "withheld", "reason"),
+    [
+        (0.0, UNJUDGED, False, "rule r"),
+        (0.0, Precision(0, 9), False, "rule r"),
+        (0.6, Precision(4, 0), True, "the precision of corruption is not known: 4 of 5 incidents are judged"),
+        (0.6, Precision(5, 4), True, "the precision of corruption is below 60%: 5 of 9 incidents were useful"),
+        (0.6, Precision(3, 2), False, "rule r"),
+        (0.55, Precision(11, 9), False, "rule r"),
+        (1.0, Precision(5, 0), False, "rule r"),
+    ],
+)
+def test_a_rule_acts_if_the_precision_of_the_kind_is_known_to_be_high_enough(least, precision, withheld, reason):
+    policy = replace(ROLL_BACK, limits=PolicyLimits(precision_min=least))
+    decision = told(policy=policy, precision=precision)
+    assert (decision.withheld, decision.reason) == (withheld, reason)
+    assert decision.mode is (Mode.SUGGEST if withheld else Mode.ACT)
+    assert (decision.action, decision.params) == ("rollback", {"checkpoint": "local:l.0:80"})
+
+
 def test_what_was_done_more_than_an_hour_ago_is_not_counted():
     assert told(history=[PastAction("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
 
@@ -139,7 +161,10 @@ def test_a_hang_that_is_not_critical_yet_is_left_alone():
 
 def test_a_policy_survives_the_log():
     policy = Policy(
-        (Rule("r", Mode.ACT, kind="hang", action="relaunch"),), PolicyLimits(actions_per_hour=9), True, True
+        (Rule("r", Mode.ACT, kind="hang", action="relaunch"),),
+        PolicyLimits(actions_per_hour=9, precision_min=0.5),
+        True,
+        True,
     )
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
 

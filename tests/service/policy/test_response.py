@@ -7,7 +7,9 @@ from rankwatch_service.job.history import JobHistory
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
+from rankwatch_service.policy.precision import Precision
 from rankwatch_service.policy.response import JobSituation, Responder, facts
+from rankwatch_service.policy.settings_in_force import SettingsInForce
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
@@ -26,22 +28,34 @@ def on_disk() -> Ledger:
 class Desk:
     """One job, its incident and the commands that have come of it."""
 
-    def __init__(self, *rules: Rule, can: tuple[str, ...] = CAN, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, *rules: Rule, can: tuple[str, ...] = CAN, ledger: Ledger | None = None, precision_min: float = 0.0
+    ) -> None:
         self.can = can
         self.ledger = ledger or Ledger()
         self.correlator = Correlator("gpt")
         self.responder = Responder()
-        self.policy = Policy(rules, PolicyLimits(cool_down_s=0.0, actions_per_hour=100))
+        self.settings = SettingsInForce()
+        limits = PolicyLimits(cool_down_s=0.0, actions_per_hour=100, precision_min=precision_min)
+        self.settings.policy = Policy(rules, limits)
         self.commands: list[CommandRequest] = []
 
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
             self.correlator.begin(one.attempt)
             for told in self.correlator.judge([one], TOPOLOGY):
-                situation = JobSituation(one.attempt, 8, 100, 1.0, self.can, one.detected_time_s)
-                self.commands += self.responder.respond(told.incident, situation, self.policy, self.ledger)
+                situation = self.situation(one.attempt, one.detected_time_s)
+                self.commands += self.responder.respond(told.incident, situation, self.settings, self.ledger)
         (incident,) = self.correlator.open
         return incident
+
+    def wait(self, at_s: float) -> None:
+        for incident in self.correlator.open:
+            situation = self.situation(incident.attempt, at_s)
+            self.commands += self.responder.reconsider(incident, situation, self.settings, self.ledger)
+
+    def situation(self, attempt: str, now_s: float) -> JobSituation:
+        return JobSituation(attempt, 8, 100, 1.0, self.can, now_s)
 
     @property
     def actions(self) -> list[tuple[str, str]]:
@@ -107,3 +121,29 @@ def test_a_job_that_its_launcher_starts_again_is_waited_for_and_one_that_nothing
 def test_a_job_that_was_asked_to_end_costs_nothing():
     assert Desk().find(lost(Severity.INFO)).impact_gpu_hours_per_hour == 0.0
     assert Desk().find(lost(Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
+
+
+def test_an_action_that_waits_for_precision_is_refused_once_and_done_when_the_precision_is_there():
+    desk = Desk(RELAUNCH_HANGS, ledger=on_disk(), precision_min=0.6)
+    incident = desk.find(hang())
+    refused = desk.commands[0]
+    reason = "the precision of hang is not known: 0 of 5 incidents are judged"
+    assert (refused.action, refused.refused_because) == ("relaunch", reason)
+    assert incident.suggestion["policy"]["reason"] == reason
+    assert desk.responder.history == []
+    desk.settings.precision = {"hang": Precision(2, 3)}
+    desk.wait(1_020.0)
+    desk.find(hang())
+    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
+    desk.settings.precision = {"hang": Precision(3, 2)}
+    for at_s in (1_030.0, 1_040.0):
+        desk.wait(at_s)
+    done = desk.commands[2]
+    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "l.0")]
+    assert (done.refused_because, done.id == refused.id) == ("", False)
+
+
+def test_an_action_is_not_refused_for_its_precision_where_it_would_not_have_been_taken_anyway():
+    desk = Desk(RELAUNCH_HANGS, precision_min=0.6)
+    assert "from scratch" in desk.find(hang()).suggestion["policy"]["reason"]
+    assert desk.actions == [("stacks", "l.0")]

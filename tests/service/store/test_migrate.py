@@ -78,7 +78,7 @@ def test_an_earlier_version_gets_its_tables_back_and_this_one_goes_on_after_an_u
     check(engine)
 
 
-def test_an_earlier_version_gets_no_receiver_that_it_cannot_read(engine):
+def test_an_earlier_version_gets_no_receiver_and_no_setting_that_it_cannot_read(engine):
     upgrade(engine)
     key = SecretKey(b"k" * 32)
     with write(engine) as connection:
@@ -86,7 +86,8 @@ def test_an_earlier_version_gets_no_receiver_that_it_cannot_read(engine):
         row = receiver_row("encrypted", url=key.encrypt("http://a/"), secret=key.encrypt(SECRET))
         connection.execute(insert(Receiver).values(**row))
         connection.execute(insert(Setting).values(name=CHECK, value={"check": "00"}, updated_unix_ns=1))
-        connection.execute(insert(Setting).values(name="policy", value={}, updated_unix_ns=1))
+        for name in ("policy", "precision"):
+            connection.execute(insert(Setting).values(name=name, value={}, updated_unix_ns=1))
     downgrade(engine, "0007")
     with read(engine) as connection:
         assert connection.scalars(select(Receiver.name)).all() == ["plain"]

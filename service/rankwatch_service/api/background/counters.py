@@ -16,8 +16,10 @@ from sqlalchemy import Connection, Engine, func, select
 
 from rankwatch_service.api.background.stream_status import partitions, processes
 from rankwatch_service.clock import Clock
+from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.retention import kept_bytes
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.feedback_counts import feedback_counts, policy_action_counts
 from rankwatch_service.store.models import (
     Command,
     DeadLetter,
@@ -102,12 +104,26 @@ class StoreCollector(Collector):
         for severity, count in connection.execute(not_resolved.group_by(Incident.severity)):
             incidents.add_metric([severity], count)
         yield incidents
+        feedback = GaugeMetricFamily(
+            "rankwatch_incident_feedback", "Incidents of the last 30 days by feedback", labels=["kind", "answer"]
+        )
+        counted = connection.execute(feedback_counts(self._clock.unix_ns(), Incident.kind).order_by(Incident.kind))
+        for kind, *counts in counted:
+            for answer, count in zip((*Feedback, "unanswered"), counts, strict=True):
+                feedback.add_metric([kind, answer], count)
+        yield feedback
         commands = GaugeMetricFamily("rankwatch_commands", "Commands stored", labels=["action", "state"])
         for action, state, count in connection.execute(
             select(Command.action, Command.state, func.count()).group_by(Command.action, Command.state)
         ):
             commands.add_metric([action, state], count)
         yield commands
+        acted = GaugeMetricFamily(
+            "rankwatch_policy_actions", "Actions of the policy in the last 30 days by feedback", labels=["answer"]
+        )
+        for answer, count in connection.execute(policy_action_counts(self._clock.unix_ns())).mappings().one().items():
+            acted.add_metric([answer], count)
+        yield acted
         orders = connection.scalar(select(func.count()).where(Order.phase != "closed")) or 0
         yield GaugeMetricFamily("rankwatch_orders_open", "Orders being carried out", orders)
         letters = connection.scalar(select(func.max(DeadLetter.id))) or 0

@@ -21,6 +21,7 @@ from rankwatch_service.store.models import (
     HostRecord,
     IdempotentReply,
     Incident,
+    IncidentFeedback,
     IncidentTransition,
     Outbox,
     Token,
@@ -41,7 +42,7 @@ HISTORY_NS: Final = 90 * _DAY_NS
 """Finished commands (with their orders) and settled notifications (with their deliveries)."""
 
 RECORD_NS: Final = 400 * _DAY_NS
-"""Records of hosts, and transitions of resolved incidents. The incidents themselves are kept."""
+"""Records of hosts, and transitions and feedback of resolved incidents. The incidents themselves are kept."""
 
 EXPIRED_NS: Final = 7 * _DAY_NS
 """How long expired sessions and login tokens stay in the list of tokens."""
@@ -71,6 +72,7 @@ def remove_expired(engine: Engine, now_unix_ns: int) -> int:
         (Delivery, Delivery.outbox_id.in_(select(Outbox.id).where(settled))),
         (Outbox, settled & ~tried),
         (IncidentTransition, IncidentTransition.incident_id.in_(ancient)),
+        (IncidentFeedback, IncidentFeedback.incident_id.in_(ancient)),
         (HostRecord, HostRecord.at_unix_ns < now_unix_ns - RECORD_NS),
     )
     return sum(_remove(engine, table, where) for table, where in expired)

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 from fastapi import Depends, Query
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Connection, Label, RowMapping, Select, and_, func, or_
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, or_
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.elements import KeyedColumnElement
 
 from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.http.problem import ProblemError
@@ -18,8 +19,8 @@ LIMIT_MAX: Final = 500
 
 Item = TypeVar("Item", bound=BaseModel)
 Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
-Key = InstrumentedAttribute[Any] | Label[Any]
-"""Orders a list: a column, or a labelled expression of the query."""
+Key = InstrumentedAttribute[Any] | KeyedColumnElement[Any]
+"""Orders a list: a column, one of a subquery, or a labelled expression of the query."""
 
 
 class Page(BaseModel, Generic[Item]):

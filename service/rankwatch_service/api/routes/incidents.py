@@ -25,6 +25,7 @@ from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fe
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
+from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import Judgement, encode_control
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
@@ -32,7 +33,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentTransition, JobProject, Outbox
+from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, JobProject, Outbox
 from rankwatch_service.store.models import Job as JobRow
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
@@ -140,6 +141,16 @@ class Notification(BaseModel):
     """Error of the newest try; empty if it succeeded."""
 
 
+class Feedback(BaseModel):
+    """What one person says of an incident."""
+
+    person: str
+    """The same text for all tokens and sessions of one person."""
+    name: str
+    answer: precision.Feedback
+    at_unix_ns: int
+
+
 class IncidentDetail(Incident):
     """An incident with its history, the first steps to take, and what its job supports now."""
 
@@ -147,6 +158,8 @@ class IncidentDetail(Incident):
     can: list[str]
     history: list[Transition]
     notifications: list[Notification]
+    feedback: list[Feedback]
+    """The newest first."""
 
 
 class Said(BaseModel):
@@ -228,7 +241,7 @@ def count_incidents(
 def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentDetail:
     """One incident with its history and notifications."""
     with read(context.engine) as connection:
-        return _detail(connection, _find(connection, incident_id, identity))
+        return incident_detail(connection, find_incident(connection, incident_id, identity))
 
 
 class _Recorded(BaseModel):
@@ -267,7 +280,7 @@ class _Judge:
 
     def _record(self, what: str, said: Said) -> _Recorded:
         def work(connection: Connection) -> _Recorded:
-            row = _find(connection, self._incident_id, self._identity)
+            row = find_incident(connection, self._incident_id, self._identity)
             record = Judgement(incident=row["id"], what=what, actor=self._identity.name, text=said.text)
             self._context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
             now, actor, fields = self._context.clock.unix_ns(), self._identity.actor, {"text": said.text}
@@ -278,7 +291,7 @@ class _Judge:
 
     def _detail(self) -> IncidentDetail:
         with read(self._context.engine) as connection:
-            return _detail(connection, _find(connection, self._incident_id, self._identity))
+            return incident_detail(connection, find_incident(connection, self._incident_id, self._identity))
 
 
 JudgeDep = Annotated[_Judge, Depends()]
@@ -320,7 +333,12 @@ def _of_projects(query: Any, project: list[str] | None) -> Any:
     return query.where(IncidentRow.job.in_(mine)) if project else query
 
 
-def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:
+def find_incident(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:
+    """The row of an incident.
+
+    Raises:
+        ProblemError: there is none with this id that the identity may see.
+    """
     full = full_id(connection, IncidentRow, incident_id, identity)
     query = select(IncidentRow.__table__).where(IncidentRow.id == full)
     row = connection.execute(query).mappings().one_or_none()
@@ -329,7 +347,8 @@ def _find(connection: Connection, incident_id: str, identity: Identity) -> RowMa
     return row
 
 
-def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
+def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
+    """All that is shown of an incident, given its row."""
     history = connection.execute(
         select(IncidentTransition.__table__)
         .where(IncidentTransition.incident_id == row["id"])
@@ -347,6 +366,11 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .where(Outbox.incident_id == row["id"])
         .order_by(Outbox.transition, Outbox.receiver)
     ).mappings()
+    feedback = connection.execute(
+        select(IncidentFeedback.__table__)
+        .where(IncidentFeedback.incident_id == row["id"])
+        .order_by(IncidentFeedback.at_unix_ns.desc(), IncidentFeedback.person)
+    ).mappings()
     here = (AttemptRow.job == row["job"], AttemptRow.attempt == JobRow.attempt, JobRow.name == row["job"])
     topology = connection.scalar(select(AttemptRow.topology).where(*here, JobRow.state != "ended")) or {}
     return IncidentDetail(
@@ -355,4 +379,5 @@ def _detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate(one) for one in history],
         notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in notifications],
+        feedback=[Feedback.model_validate(one) for one in feedback],
     )

@@ -66,6 +66,8 @@ class Limits(BaseModel):
     actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.PolicyLimits().actions_per_hour
     cool_down_s: Annotated[float, Field(ge=0, le=86_400)] = policy.PolicyLimits().cool_down_s
     confidence_min: Annotated[float, Field(ge=0, le=1)] = policy.PolicyLimits().confidence_min
+    precision_min: Annotated[float, Field(ge=0, le=1)] = policy.PolicyLimits().precision_min
+    """A rule acts on a kind of incident only if its precision is known and at least this; 0: without any feedback."""
     approval_ranks: Annotated[int, Field(ge=0, le=2**31)] = policy.PolicyLimits().approval_ranks
 
 

@@ -1,4 +1,4 @@
-"""`rankwatch incidents`: list, show, acknowledge, resolve and comment on incidents."""
+"""`rankwatch incidents`: list, show, acknowledge, resolve, comment on incidents, and say whether they were useful."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
-app = typer.Typer(help="List incidents; show, acknowledge, resolve or comment on one.", invoke_without_command=True)
+app = typer.Typer(
+    help="List incidents; show, acknowledge, resolve, comment on or judge one.", invoke_without_command=True
+)
 
 INCIDENT = Annotated[str, typer.Argument(help="Id of the incident, or a prefix of it.")]
 
@@ -81,6 +83,7 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
             *((f"to do {n}", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
+            ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
             ("checkpoint", output.plain(found["checkpoint"])),
             *((f"  {name}", _evidence(value)) for name, value in found["evidence"].items()),
@@ -114,6 +117,23 @@ def comment(
 ) -> None:
     """Add a comment to the history of an incident."""
     _act(incident, "comment", {"text": text}, url, token)
+
+
+@app.command("feedback")
+def feedback(
+    incident: INCIDENT,
+    answer: Annotated[str, typer.Argument(metavar="useful|noise|duplicate|none", help="none: withdraw your answer.")],
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Say whether an incident was useful, noise, or a duplicate of another one."""
+    path = f"{_path(incident)}/feedback"
+    if answer == "none":
+        connect(url, token).delete(path)
+        output.note(f"{incident}: your answer is withdrawn")
+    else:
+        connect(url, token).put(path, {"answer": answer})
+        output.note(f"{incident}: {answer}")
 
 
 def _act(incident: str, action: str, body: dict[str, str], url: str | None, token: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Incidents, their transitions, and their notifications with receivers and silences."""
+"""Incidents, their transitions, people's feedback, and notifications with receivers and silences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Incident(Base):
     detected_step: Mapped[int | None]
     resolved_step: Mapped[int | None]
     onset_unix_ns: Mapped[int]
-    detected_unix_ns: Mapped[int]
+    detected_unix_ns: Mapped[int] = mapped_column(index=True)
     updated_unix_ns: Mapped[int]
     resolved_unix_ns: Mapped[int | None]
     score: Mapped[float]
@@ -64,6 +64,20 @@ class IncidentTransition(Base):
     actor: Mapped[str]
     text: Mapped[str]
     fields: Mapped[dict[str, Any]]
+    at_unix_ns: Mapped[int]
+
+
+class IncidentFeedback(Base):
+    """What one person says of an incident; their newest answer alone."""
+
+    __tablename__ = "incident_feedback"
+    incident_id: Mapped[str] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True)
+    person: Mapped[str] = mapped_column(primary_key=True)
+    """As `Identity.person` names people."""
+    name: Mapped[str]
+    """Of the token, for people."""
+    answer: Mapped[str]
+    """useful, noise, duplicate."""
     at_unix_ns: Mapped[int]
 
 

@@ -5,6 +5,7 @@ import { approvals } from "../components/approvals.js";
 import { direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { comparison, facts, sorted } from "../components/evidence.js";
+import { feedbackCard, feedbackKeys } from "../components/feedback.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
 import { aroundIncident } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
@@ -30,7 +31,8 @@ let map = null;
 const refresh = gathered(load);
 listen((topic, ofJob) => (topic === "reset" || ofJob === null || !incident || ofJob === incident.job) && refresh());
 everySecond(showAges);
-keys(() => [], { a: () => incident?.state === "open" && act("acknowledge", {}) });
+let answering = null;
+keys(() => [], { a: () => incident?.state === "open" && act("acknowledge", {}), ...feedbackKeys(() => answering) });
 load();
 
 async function load() {
@@ -51,7 +53,8 @@ async function load() {
     showWaiting(undecided.items, session);
     showStrip();
     showLeft(incident, operate);
-    showRight(incident, checkpoints.items, commands.items, command, job?.state);
+    answering = { incident, session, may: operate, given: load };
+    showRight(incident, checkpoints.items, commands.items, command, job?.state, session, operate);
     showAges();
     map ??= aroundIncident(mapHolder, mapCard);
     map.show(incident);
@@ -154,12 +157,13 @@ function changesBefore() {
   return changes;
 }
 
-const showRight = whenChanged((_, checkpoints, commands, command) => {
+const showRight = whenChanged((_, checkpoints, commands, command, _state, session, operate) => {
   const suggestion = incident.suggestion ?? {};
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
     right,
     card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
+    feedbackCard(incident, session, operate, load),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     card("Notifications", h("div", { class: "body" }, notificationList(incident.notifications))),
   );

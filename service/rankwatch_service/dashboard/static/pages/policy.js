@@ -1,9 +1,12 @@
 // The policy: its switches, limits and rules.
 
-import { get, put } from "../common/api.js";
+import { get, getList, put } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { kindName, measured, moment, words } from "../common/format.js";
+import { precisionCard } from "../components/precision.js";
 import { card, empty, guarded, mayDo, severityPill, shell, toast, whenChanged } from "../components/shell.js";
+
+const JOBS_SHOWN = 100;
 
 const main = shell("Policy");
 const page = h("div", { class: "column" });
@@ -12,12 +15,12 @@ load();
 
 async function load() {
   await guarded(async () => {
-    const [policy, operate, command, admin] = await Promise.all([get("policy"), mayDo("operate"), mayDo("command"), mayDo("admin")]);
-    show(policy, policy.hands_off ? command : operate, admin);
+    const [policy, precision, jobs, operate, command, admin] = await Promise.all([get("policy"), get("precision"), getList("precision/jobs", {}, JOBS_SHOWN), mayDo("operate"), mayDo("command"), mayDo("admin")]);
+    show(policy, policy.hands_off ? command : operate, admin, precision, jobs.items);
   });
 }
 
-const show = whenChanged((policy, mayTurn, admin) => {
+const show = whenChanged((policy, mayTurn, admin, precision, ofJobs) => {
   const { hands_off: handsOff, two_people: twoPeople, limits, rules } = policy;
   fill(
     page,
@@ -33,6 +36,7 @@ const show = whenChanged((policy, mayTurn, admin) => {
     ),
     card("Limits", h("div", { class: "body" }, h("dl", { class: "facts" }, Object.entries(limits).map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, measured(name, value))])))),
     card("Rules", rules.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Rule", "Incidents", "Does"].map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row))) : empty(h("div"), "None: people are notified, and nothing is done to a job."), { hint: "the first that matches decides; replace them by `rankwatch policy set`" }),
+    precisionCard(precision, ofJobs),
   );
 });
 
