@@ -29,7 +29,7 @@ REQUESTS_REMEMBERED: Final = 64
 
 
 class RunningProfiler(Protocol):
-    """A profiler that records this process; `rankwatch.torch_probe.profiler.StepProfiler` is one."""
+    """A profiler that records this process; `rankwatch.torch_probe.trace.profiler.StepProfiler` is one."""
 
     ended_by: str
     """Why it has ended already; "" while it records."""
@@ -161,7 +161,7 @@ class Tracer:
 def _start_torch_profiler() -> RunningProfiler:
     if "torch" not in sys.modules:
         raise ValueError("this process has not loaded torch")
-    from rankwatch.torch_probe.profiler import StepProfiler  # noqa: PLC0415 - only when a trace was ordered
+    from rankwatch.torch_probe.trace.profiler import StepProfiler  # noqa: PLC0415 - only when a trace was ordered
 
     return StepProfiler()
 

@@ -6,10 +6,10 @@ its ranks have answered, or when it expires.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, func, insert, select
+from sqlalchemy import Connection, Row, RowMapping, func, insert, select
 
 from rankwatch.wire import TraceRequest
 from rankwatch_detectors.base import Kind
@@ -35,9 +35,10 @@ def parameters(connection: Connection, training: Training, asked: Mapping[str, A
     if type(steps) is not int or not 1 <= steps <= TRACE_STEPS_MAX:
         raise ValueError(f"params.steps must be 1 to {TRACE_STEPS_MAX}")
     ranks = asked.get("ranks")
-    if ranks is None:
-        ranks = _worth_a_trace(connection, training)
     known = {rank for of_host in training.hosts.values() for rank in of_host}
+    if ranks is None:
+        slow = slowness(connection, training.job)
+        ranks = _worth_a_trace(slow.ranks if slow else [], sorted(known))
     if (
         not isinstance(ranks, list)
         or not 1 <= len(ranks) <= TRACE_RANKS_MAX
@@ -49,14 +50,18 @@ def parameters(connection: Connection, training: Training, asked: Mapping[str, A
     return {"ranks": sorted(set(ranks)), "steps": steps}
 
 
-def _worth_a_trace(connection: Connection, training: Training) -> list[int]:
-    """The rank that the newest open incident of slowness names, and the first healthy one; else the first rank."""
-    of_slowness = (Incident.job == training.job, Incident.kind.in_(NAMED_BY), Incident.state != "resolved")
-    newest = select(Incident.ranks).where(*of_slowness).order_by(Incident.detected_unix_ns.desc())
-    named = next((ranks for ranks in connection.scalars(newest) if ranks), [])
-    ranks = sorted(rank for of_host in training.hosts.values() for rank in of_host)
-    healthy = [rank for rank in ranks if rank not in named]
-    return [*named[:1], *healthy[:1]] if named else ranks[:1] or [0]
+def slowness(connection: Connection, job: str) -> Row[tuple[str, list[Any]]] | None:
+    """Id and ranks of the newest open straggler or slowdown that names ranks."""
+    mine = (Incident.job == job, Incident.kind.in_(NAMED_BY), Incident.state != "resolved")
+    newest = select(Incident.id, Incident.ranks).where(*mine).order_by(Incident.detected_unix_ns.desc())
+    return next((row for row in connection.execute(newest) if row.ranks), None)
+
+
+def _worth_a_trace(slow: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    """A slow rank and a healthy one; if none is slow, the first rank."""
+    if not slow:
+        return [*ranks[:1]] or [0]
+    return [slow[0], *[rank for rank in ranks if rank not in slow][:1]]
 
 
 def open_trace(connection: Connection, job: str) -> str | None:

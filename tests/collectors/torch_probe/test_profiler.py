@@ -7,7 +7,7 @@ import torch
 from torch.autograd import profiler as torch_profiler
 from torch.profiler import profile, schedule
 
-from rankwatch.torch_probe.profiler import StepProfiler
+from rankwatch.torch_probe.trace.profiler import StepProfiler
 
 pytestmark = pytest.mark.torch
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from rankwatch import layout
-from rankwatch.torch_probe.trace_summary import (
+from rankwatch.torch_probe.trace.summary import (
     COLLECTIVES_MAX,
     STREAMS_MAX,
     TOP,
-    Span,
+    TraceSpan,
     kind_of,
     sized,
     summed_up,
@@ -18,12 +18,12 @@ from rankwatch.torch_probe.trace_summary import (
 MS = 1_000_000
 
 
-def kernel(name: str, begin_ms: float, end_ms: float, stream: int = 7, by: int = 0) -> Span:
-    return Span(name, int(begin_ms * MS), int(end_ms * MS), on_device=True, lane=stream, launched_by=by)
+def kernel(name: str, begin_ms: float, end_ms: float, stream: int = 7, by: int = 0) -> TraceSpan:
+    return TraceSpan(name, int(begin_ms * MS), int(end_ms * MS), on_device=True, lane=stream, launched_by=by)
 
 
-def op(name: str, begin_ms: float, end_ms: float, number: int = 0, **more: object) -> Span:
-    return Span(name, int(begin_ms * MS), int(end_ms * MS), number=number, **more)
+def op(name: str, begin_ms: float, end_ms: float, number: int = 0, **more: object) -> TraceSpan:
+    return TraceSpan(name, int(begin_ms * MS), int(end_ms * MS), number=number, **more)
 
 
 @pytest.mark.parametrize(

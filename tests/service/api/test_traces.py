@@ -45,7 +45,8 @@ def test_a_trace_without_ranks_asks_who_is_slow_and_a_healthy_one(api, job, kind
     with write(api.engine) as connection:
         row = incident_row(id="inc_1", job="j", kind=kind, ranks=[0, 2], state="open")
         connection.execute(insert(Incident).values(**row))
-    assert asked(api, steps=5).json()["params"] == {"ranks": [0, 1], "steps": 5}
+    command = asked(api, steps=5).json()
+    assert (command["params"], command["incident_id"]) == ({"ranks": [0, 1], "steps": 5}, "inc_1")
 
 
 @pytest.mark.parametrize(

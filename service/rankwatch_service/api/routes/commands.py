@@ -198,7 +198,7 @@ def request_command(
             requested_by=identity.actor,
             requester=identity.person,
             requested_unix_ns=now,
-            incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
+            incident_id=_incident(connection, job, body, identity),
             idempotency_key=f"{identity.id}:{idempotency.key}" if idempotency.key else None,
             world_size=world_size,
             approval_required=costly and not body.break_glass,
@@ -282,6 +282,14 @@ def find_command(connection: Connection, command_id: str, identity: Identity) ->
     if row is None or not identity.may_see(row["job"]):
         raise not_found("command", command_id)
     return row
+
+
+def _incident(connection: Connection, job: str, body: NewCommand, identity: Identity) -> str | None:
+    """The incident that a command responds to; of a trace without ranks the one that names them."""
+    if body.incident:
+        return full_id(connection, Incident, body.incident, identity)
+    slow = traces.slowness(connection, job) if body.action is Action.TRACE and "ranks" not in body.params else None
+    return slow.id if slow else None
 
 
 def _params(connection: Connection, job: str, attempt: str, body: NewCommand) -> dict[str, Any]:

@@ -53,7 +53,7 @@ DTYPE_BYTES: Final = {
 """Bytes of a value by torch's names of types; those of 8 bits not named here have one."""
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """One thing that the profiler recorded. Times are Unix nanoseconds."""
 
     name: str
@@ -74,7 +74,7 @@ class Span(NamedTuple):
     """What torch says of a collective."""
 
 
-class FlightEntry(NamedTuple):
+class CollectiveStart(NamedTuple):
     """A collective that torch's flight recorder noted when it was called."""
 
     name: str
@@ -88,7 +88,9 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), OTHER)
 
 
-def summed_up(spans: Sequence[Span], window: tuple[int, int], flight: Iterable[FlightEntry] = ()) -> dict[str, Any]:
+def summed_up(
+    spans: Sequence[TraceSpan], window: tuple[int, int], flight: Iterable[CollectiveStart] = ()
+) -> dict[str, Any]:
     """The summary of a trace, JSON types; see `rankwatch_service.policy.traces.TraceSummary`.
 
     Args:
@@ -112,7 +114,7 @@ def summed_up(spans: Sequence[Span], window: tuple[int, int], flight: Iterable[F
             if span.name != COMMUNICATION
         ]
         work += [(span.name, kind_of(span.name), span.end_ns - span.start_ns) for span in host if span.is_async]
-    lanes: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[TraceSpan]] = defaultdict(list)
     for span in kernels:
         lanes[span.device, span.lane].append(span)
     streams = sorted(
@@ -142,13 +144,13 @@ def _kind(name: str, *, in_optimizer: bool) -> str:
     return "optimizer" if in_optimizer else kind_of(name)
 
 
-def _own_times(host: Iterable[Span]) -> tuple[list[tuple[Span, int]], set[int]]:
+def _own_times(host: Iterable[TraceSpan]) -> tuple[list[tuple[TraceSpan, int]], set[int]]:
     """Spans of the host with the time that none within them has, and the numbers of those in an optimizer's step."""
-    threads: dict[int, list[Span]] = defaultdict(list)
+    threads: dict[int, list[TraceSpan]] = defaultdict(list)
     for span in host:
         if not span.is_async:
             threads[span.lane].append(span)
-    own: list[tuple[Span, int]] = []
+    own: list[tuple[TraceSpan, int]] = []
     of_optimizer: set[int] = set()
     for spans in threads.values():
         spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
@@ -167,7 +169,9 @@ def _own_times(host: Iterable[Span]) -> tuple[list[tuple[Span, int]], set[int]]:
     return [(span, max(0, ns)) for span, ns in own], of_optimizer
 
 
-def _collectives(host: Sequence[Span], kernels: Sequence[Span], flight: Iterable[FlightEntry]) -> list[dict[str, Any]]:
+def _collectives(
+    host: Sequence[TraceSpan], kernels: Sequence[TraceSpan], flight: Iterable[CollectiveStart]
+) -> list[dict[str, Any]]:
     """Count, bytes and time of the collectives by group and name, the longest first."""
     rows: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     ran_ns: dict[int, int] = defaultdict(int)
@@ -226,7 +230,7 @@ def _dtype_bytes(dtype: str) -> int:
     return DTYPE_BYTES.get(dtype.lower().removeprefix("c10::"), 1)
 
 
-def sized(name: str, group: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> FlightEntry:
+def sized(name: str, group: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> CollectiveStart:
     """An entry of the flight recorder.
 
     Args:
@@ -236,7 +240,7 @@ def sized(name: str, group: Sequence[str], shapes: Sequence[Sequence[int]], dtyp
         dtypes: of its inputs.
     """
     size = sum(_bytes([shape], dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
-    return FlightEntry(name, _named(*(*group, "", "")[:2]), shapes, size)
+    return CollectiveStart(name, _named(*(*group, "", "")[:2]), shapes, size)
 
 
 def _named(name: str, description: str) -> str:
@@ -264,7 +268,7 @@ def _top(work: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
     ]
 
 
-def _clipped(spans: Iterable[Span], begin_ns: int, end_ns: int) -> list[Span]:
+def _clipped(spans: Iterable[TraceSpan], begin_ns: int, end_ns: int) -> list[TraceSpan]:
     return [
         span._replace(start_ns=max(span.start_ns, begin_ns), end_ns=min(span.end_ns, end_ns))
         for span in spans
@@ -272,7 +276,7 @@ def _clipped(spans: Iterable[Span], begin_ns: int, end_ns: int) -> list[Span]:
     ]
 
 
-def _union_ns(spans: Iterable[Span]) -> int:
+def _union_ns(spans: Iterable[TraceSpan]) -> int:
     """Time in which at least one of them ran."""
     total, until_ns = 0, 0
     for span in sorted(spans, key=lambda span: span.start_ns):

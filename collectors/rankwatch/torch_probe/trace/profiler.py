@@ -19,7 +19,7 @@ import torch
 from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
-from rankwatch.torch_probe.trace_summary import FlightEntry, Span, sized, summed_up
+from rankwatch.torch_probe.trace.summary import CollectiveStart, TraceSpan, sized, summed_up
 
 SPANS_MAX: Final = 1_000_000
 """Most recorded spans that are summed up: about 10 s of a thread beside the training thread."""
@@ -59,7 +59,7 @@ class StepProfiler:
         window = self._begin_ns, time.time_ns()
         recorded = self._profile.profiler
         self.close()
-        flight = _flight_entries(window)
+        flight = _gloo_calls(window)
         return lambda: _summary(recorded, window, flight)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _summary(recorded: Any, window: tuple[int, int], flight: Sequence[FlightEntry]) -> dict[str, Any]:
+def _summary(recorded: Any, window: tuple[int, int], flight: Sequence[CollectiveStart]) -> dict[str, Any]:
     events = recorded.kineto_results.events()
     if len(events) > SPANS_MAX:
         raise ValueError(f"{len(events)} spans were recorded, more than {SPANS_MAX}: trace fewer steps")
@@ -121,10 +121,10 @@ def _on_device(event: Any) -> bool:
     return bool(event.device_type() != torch._C._autograd.DeviceType.CPU)
 
 
-def _span(event: Any) -> Span:
+def _span(event: Any) -> TraceSpan:
     name, begin_ns = event.name(), event.start_ns()
     on_device, is_async = _on_device(event), event.is_async()
-    return Span(
+    return TraceSpan(
         name=name,
         start_ns=begin_ns,
         end_ns=begin_ns + event.duration_ns(),
@@ -140,7 +140,7 @@ def _span(event: Any) -> Span:
     )
 
 
-def _flight_entries(window: tuple[int, int]) -> list[FlightEntry]:
+def _gloo_calls(window: tuple[int, int]) -> list[CollectiveStart]:
     """Calls of gloo within the window, which torch's flight recorder knows the group of and its profiler does not."""
     if not torch.distributed.is_available():
         return []
