@@ -26,9 +26,11 @@ class Traces:
     def ask(self, requests: Sequence[wire.TraceRequest], ranks: Iterable[LocalRank]) -> None:
         """Set what each rank is to trace by the newest orders; the relay writes it into its slot."""
         for rank in ranks:
-            attempt = rank.attempt(rank.reader.progress().k)
-            mine = (one for one in requests if one.attempt == attempt and rank.rank in one.ranks)
-            rank.trace = next((one for one in mine if (one.request, rank.path) not in self._answered), None)
+            mine = [
+                one for one in requests if rank.rank in one.ranks and (one.request, rank.path) not in self._answered
+            ]
+            attempt = rank.attempt(rank.reader.progress().k) if mine else ""
+            rank.trace = next((one for one in mine if one.attempt == attempt), None)
 
     def take(self, ranks: Iterable[LocalRank]) -> list[tuple[str, wire.Event]]:
         """Attempts with `trace` events: answers that have come, and that none can come any more."""

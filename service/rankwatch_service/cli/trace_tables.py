@@ -10,7 +10,7 @@ import typer
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import Status
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def show_traces(command: Mapping[str, Any], as_json: bool) -> None:
@@ -76,6 +76,6 @@ def _time(seconds: float) -> str:
 
 def _size(count: float) -> str:
     unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
+    while count >= 1000 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
     return f"{count:.4g} {_UNITS[unit]}"

@@ -42,8 +42,7 @@ class StepProfiler:
         self.ended_by = ""
         self._thread = get_ident()
         self._originals: dict[str, Any] = {}
-        # A rank that trains on its host is not to wake up a device.
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if _has_cuda() else [])]
         self._profile: profile | None = profile(activities=activities, record_shapes=True)
         _synchronize()
         self._profile.start()
@@ -85,19 +84,24 @@ class StepProfiler:
 
 def _obstacle() -> str:
     """Why no profiler can be started now; empty if one can."""
-    if torch_profiler._is_profiler_enabled or torch.autograd._profiler_enabled():
+    if torch_profiler._is_profiler_enabled or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return "a profiler of the script's own runs"
     # One that warms up holds the profiler of the process as well, but torch does not say so.
     prepared = (one for one in gc.get_objects() if type(one) is torch_profiler.profile and one.enabled)
     if any(one.entered and one.kineto_results is None for one in prepared):
         return "a profiler of the script's own warms up"
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if _has_cuda() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     return ""
 
 
+def _has_cuda() -> bool:
+    """Whether this process uses a device; one that trains on its host must not wake it up."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _synchronize() -> None:
-    if torch.cuda.is_initialized():
+    if _has_cuda():
         torch.cuda.synchronize()
 
 
@@ -107,7 +111,7 @@ def _summary(recorded: Any, window: tuple[int, int], flight: Sequence[Collective
         raise ValueError(f"{len(events)} spans were recorded, more than {SPANS_MAX}: trace fewer steps")
     spans = [_span(event) for event in events if not _is_mark_on_device(event)]
     summary = summed_up(spans, window, flight)
-    if torch.cuda.is_initialized() and not summary["on_device"]:
+    if _has_cuda() and not summary["on_device"]:
         summary["error"] = "no kernel was recorded: another tool may hold CUPTI"
     return summary
 
