@@ -53,7 +53,7 @@ def test_where_the_steps_went_is_shown_when_it_is_opened(traced, visit, page):
             "device idle 12.5 %",
             "matmul",
             "mesh_dp",
-            "12 MiB",
+            "12.6 MB",
             "sm80_gemm",
             "Rank 1",
             "<b>CUPTI</b>",
