@@ -106,6 +106,10 @@ DETAIL_CHARACTERS_MAX: Final = 400
 RING_SUFFIX: Final = ".ring"
 STACK_SUFFIX: Final = ".stack"
 """File beside each ring, to which faulthandler writes the rank's stacks."""
+TRACE_SUFFIX: Final = ".trace"
+"""File beside each ring, in which the rank answers an order to trace: JSON."""
+TRACE_BYTES_MAX: Final = 64 * 1024
+"""Largest answer; the rows in it are limited, and make a fifth of that."""
 RESUME_FILE_SUFFIX: Final = ".resume.json"
 
 
@@ -130,6 +134,26 @@ class Directive(NamedTuple):
     """For rollback: full or weights; "", from a service that knows no modes, means full."""
     proven: str = ""
     """Independent of the order: the newest capture in this rank's memory that proved good. The rank keeps it."""
+    trace: str = ""
+    """Independent of the order: the request for a trace that the rank answers; "" for none."""
+    trace_steps: int = 0
+    """How many steps it is to have."""
+
+    @property
+    def standing(self) -> Standing:
+        """What does not depend on the order."""
+        return Standing(self.proven, self.trace, self.trace_steps)
+
+
+class Standing(NamedTuple):
+    """What a directive says besides its order. Fields as in `Directive`."""
+
+    proven: str = ""
+    trace: str = ""
+    trace_steps: int = 0
+
+
+NOTHING_STANDING: Final = Standing()
 
 
 class Answer(NamedTuple):
@@ -308,3 +332,8 @@ def resume_path(directory: str, job: str) -> str:
 def stack_path(ring_path: str) -> str:
     """The file to which the rank with this ring writes its stacks."""
     return ring_path.removesuffix(RING_SUFFIX) + STACK_SUFFIX
+
+
+def trace_path(ring_path: str) -> str:
+    """The file in which the rank with this ring answers an order to trace."""
+    return ring_path.removesuffix(RING_SUFFIX) + TRACE_SUFFIX

@@ -17,7 +17,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from rankwatch import layout
-from rankwatch.layout import Answer, Cell, Directive
+from rankwatch.layout import NOTHING_STANDING, Answer, Cell, Directive, Standing
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _HEAD: Final = struct.Struct("<I4sQ")
@@ -327,15 +327,15 @@ class DirectiveSlot:
         directive = layout.decode_directive(found[1]) if found is not None else None
         return directive if directive is not None and directive.phase != "closed" else None
 
-    def clear(self, order: str, attempt: str, proven: str = "") -> None:
-        """Close the order: the rank has nothing left to do but to keep the capture `proven`."""
-        self.write(Directive(order, attempt, "closed", proven=proven))
+    def clear(self, order: str, attempt: str, standing: Standing = NOTHING_STANDING) -> None:
+        """Close the order: the rank has nothing left to do but what is `standing`."""
+        self.write(Directive(order, attempt, "closed", **standing._asdict()))
 
     @property
-    def proven(self) -> str:
-        """The capture that this agent or an earlier one asked the rank to keep; "" if none."""
+    def standing(self) -> Standing:
+        """What this agent or an earlier one asked of the rank beside orders."""
         found = self.cell.read()
-        return layout.decode_directive(found[1]).proven if found is not None else ""
+        return layout.decode_directive(found[1]).standing if found is not None else NOTHING_STANDING
 
 
 def _checked_header(path: str, view: memoryview) -> tuple[int, int, int, int, int]:

@@ -1,8 +1,8 @@
 """The interface for training scripts: the watch that `rankwatch.start(...)` returns.
 
 After `start` nothing here raises into the training loop, waits, or grows: errors are counted, and the last one is kept
-and logged at most once a minute. Invalid setup raises ValueError. There are two exceptions: an order may hold the rank,
-and the process ends if a rollback has begun and no `go` arrives.
+and logged at most once a minute. Invalid setup raises ValueError. There are three exceptions: an order may hold the
+rank, a trace that a person ordered waits for devices, and the process ends if a rollback has begun and no `go` comes.
 """
 
 from __future__ import annotations

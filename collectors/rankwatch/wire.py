@@ -90,7 +90,7 @@ class RankInfo(msgspec.Struct, frozen=True):
     replicated: bool = False
     """Parameters are bit-equal on all ranks of the same (tp, pp, cp, ep): fingerprints compare over dp."""
     can: tuple[str, ...] = ()
-    """Actions that the job supports: pause, resume, checkpoint, rollback, stop; relaunch (by its launcher).
+    """Actions that the job supports: pause, resume, trace, checkpoint, rollback, stop; relaunch (by its launcher).
 
     `rollback` is a full one inside the processes: from memory with `rollback_memory`, from disk with `rollback_disk`.
     `rollback_weights`: it can restore its weights alone, from memory.
@@ -198,6 +198,7 @@ EVENT_KINDS: Final = (
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
     "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
+    "trace",  # request, error (why there is none) or what `rankwatch_service.policy.traces.TraceSummary` has
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
@@ -281,14 +282,25 @@ class StackRequest(msgspec.Struct, frozen=True):
     """Empty: every rank of the attempt."""
 
 
+class TraceRequest(msgspec.Struct, frozen=True):
+    """The service asks for a trace of ranks of an attempt; each answers it once. One that is not sent is withdrawn."""
+
+    request: str
+    """Id; comes back as the field `request` of the event `trace`."""
+    attempt: str
+    ranks: tuple[int, ...]
+    steps: int
+
+
 class Orders(msgspec.Struct, frozen=True):
-    """One message of the command stream: all open orders of the job, the advice for a relaunch, stack requests."""
+    """One message of the command stream: all open orders of the job, the advice for a relaunch, stacks and traces."""
 
     orders: tuple[OrderView, ...] = ()
     resume: ResumeAdvice | None = None
     stacks: tuple[StackRequest, ...] = ()
     proven: str = ""
     """Id of the newest good checkpoint in the ranks' memory: newer captures do not evict it."""
+    traces: tuple[TraceRequest, ...] = ()
 
 
 class View(msgspec.Struct, frozen=True):

@@ -236,7 +236,7 @@ def test_a_process_that_goes_on_after_its_loop_says_so_and_may_train_again(rank)
 def test_a_loop_of_single_steps_can_be_paused_without_registering_anything(rank):
     with rank.watch.step():
         pass
-    assert can(rank) == ["pause", "resume"]
+    assert can(rank) == ["pause", "resume", "trace"]
 
 
 # ---- pause ----------------------------------------------------------------------------------------------------------

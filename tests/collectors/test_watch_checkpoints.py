@@ -120,10 +120,10 @@ def test_what_the_job_can_do_grows_with_what_it_registers(rank):
         return found
 
     rank.watch.on_checkpoint(lambda step: "")
-    assert can() == ["pause", "resume", "checkpoint"]
+    assert can() == ["pause", "resume", "trace", "checkpoint"]
     rank.watch.on_rollback(lambda checkpoint: 0)
     next(rank.watch.steps(1))
-    assert can() == ["pause", "resume", "checkpoint", "stop", "rollback_disk", "rollback"]
+    assert can() == ["pause", "resume", "trace", "checkpoint", "stop", "rollback_disk", "rollback"]
     rank.watch.state(data=lambda position: iter(()), keep=2)
     assert can()[-4:] == ["rollback_disk", "rollback_memory", "rollback_weights", "rollback"]
 

@@ -38,6 +38,12 @@ class Numbering:
         return number
 
 
+def age(attempt: str) -> tuple[str, int]:
+    """By which the attempts of one launch sort, oldest first."""
+    launch, _, k = attempt.rpartition(".")
+    return launch, int(k)
+
+
 class Draft:
     """Collects one attempt's records until they are sent."""
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from rankwatch import layout
+from rankwatch import layout, wire
 from rankwatch.agent.exits import RankProcess
-from rankwatch.layout import Directive
+from rankwatch.layout import NOTHING_STANDING, Directive, Standing
 from rankwatch.reader import Header, Note, Poll, RingReader
 
 ALL_TOLD: Final = 2**63
@@ -79,8 +79,10 @@ class LocalRank:
     """The directive in its slot."""
     renewal: int = 0
     """Renewal number of the order that the directive belongs to."""
-    proven: str = ""
-    """The capture in the same slot that the rank must keep."""
+    standing: Standing = NOTHING_STANDING
+    """What the same slot asks of the rank beside orders."""
+    trace: wire.TraceRequest | None = None
+    """The trace that the service asks of the rank."""
 
     @property
     def rank(self) -> int:
@@ -229,7 +231,7 @@ class LocalRanks:
             return None
         slot = reader.directives
         rank = LocalRank(
-            path, reader, header, _hold(header), settled, settled, directive=slot.read(), proven=slot.proven
+            path, reader, header, _hold(header), settled, settled, directive=slot.read(), standing=slot.standing
         )
         if rank.process is None and not reader.owner_alive():
             rank.last_sign_unix_ns = _last_sign_of_life(reader, header)
@@ -270,7 +272,7 @@ def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, boo
 
 def _delete(path: str) -> None:
     # The position last: a crash in between must not leave a recorder without it, which would be sent a second time.
-    for each in (layout.stack_path(path), path, path + _POSITION_SUFFIX):
+    for each in (layout.stack_path(path), layout.trace_path(path), path, path + _POSITION_SUFFIX):
         try:
             os.unlink(each)
         except OSError as error:

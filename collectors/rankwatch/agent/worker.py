@@ -19,7 +19,7 @@ from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.agent.draft import Draft, Numbering, age
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.hardware import Hardware
 from rankwatch.agent.line import FindEndpoint
@@ -29,6 +29,7 @@ from rankwatch.agent.relay import Relay, resume_file
 from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.stacks import Stacks
+from rankwatch.agent.traces import Traces
 from rankwatch.agent.uplink import Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.reader import Note, ProgressBlock
@@ -88,6 +89,7 @@ class Worker:
         advice = resume_file(setting.directory, setting.job)
         self._relay = Relay(self._ranks, advice, setting.job, self._roots.why_not)
         self._stacks = Stacks(setting.clock)
+        self._traces = Traces(setting.clock)
         self._held_back: wire.Orders | None = None
         self._drafts: dict[str, Draft] = {}
         self._newest_attempt = ""
@@ -300,7 +302,7 @@ class Worker:
             self._draft(self._newest_attempt).tell(event)
 
     def _tell_stacks(self) -> None:
-        for attempt, event in self._stacks.take():
+        for attempt, event in (*self._stacks.take(), *self._traces.take(self._ranks)):
             self._draft(attempt).tell(event)
 
     def _tell_checkpoints(self) -> None:
@@ -325,7 +327,7 @@ class Worker:
     def _flush(self) -> None:
         """Hand all drafts to the sender, older attempts first."""
         self._tell_losses()
-        for attempt in sorted(self._drafts, key=_age):
+        for attempt in sorted(self._drafts, key=age):
             draft = self._drafts.pop(attempt)
             if not draft.empty and self._numbering is not None:
                 self._setting.sender.put(draft.parcel(self._numbering, self._clock.unix_ns()))
@@ -370,6 +372,7 @@ class Worker:
             self._held_back = orders
             return
         self._held_back = None
+        self._traces.ask(orders.traces, self._ranks)
         was_urgent = self._relay.urgent
         self._relay.apply(orders)
         self._saved.advise(orders.resume)
@@ -393,8 +396,3 @@ class Worker:
                 for attempt, ranks in shown.items()
             ]
         )
-
-
-def _age(attempt: str) -> tuple[str, int]:
-    launch, _, k = attempt.rpartition(".")
-    return launch, int(k)

@@ -44,6 +44,9 @@ class Actions(Protocol):
     def proven(self, checkpoint: str) -> None:
         """Keep this capture, which proved good; "" if none did."""
 
+    def trace(self, request: str, steps: int) -> None:
+        """Trace the next steps, once for each request; "" withdraws the order."""
+
     def refusal(self, directive: Directive) -> str:
         """Why the job cannot do this, "" if it can. Asked before it holds."""
 
@@ -135,6 +138,7 @@ class Follower:
             self._recorder.drop("directives")
             return None
         self._actions.proven(directive.proven)
+        self._actions.trace(directive.trace, directive.trace_steps)
         return directive
 
     def _consider(self, directive: Directive, step: int) -> None:

@@ -17,6 +17,7 @@ from rankwatch.layout import Directive
 from rankwatch.loop.directive import STOP, Follower, Rollback, end_process
 from rankwatch.loop.loop_exit import LoopExit
 from rankwatch.loop.state import MemoryTier, TrainingState
+from rankwatch.loop.tracer import Tracer
 from rankwatch.meter import StepMeter
 from rankwatch.notices import LOOK_EVERY_NS, NoticeReader
 from rankwatch.recorder import Recorder
@@ -82,14 +83,18 @@ class Loop:
         self.in_step = False
         self.stopped = False
         """An order has ended this loop."""
-        self.exit = LoopExit(recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short)
+        self._tracer = Tracer(recorder, meter, now)
+        self.trace = self._tracer.order
+        self.exit = LoopExit(
+            recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short, self._tracer.leave
+        )
         self._launch = launch
         self._recorder = recorder
         self._meter = meter
         self._faults = faults
         self._now = now
         self._follower = Follower(recorder, launch, self, now=now, sleep=sleep, end_process=end_process)
-        self._allowed = ["pause", "resume"]
+        self._allowed = ["pause", "resume", "trace"]
         self._can: list[str] = []
         self._halved = ""
         self._drawn: int | None = None
@@ -112,7 +117,7 @@ class Loop:
         self._slot = self._recorder.directive.words
 
     def allow(self, *actions: str) -> None:
-        """Declare which actions the job supports, besides pause and resume."""
+        """Declare which actions the job supports, besides pause, resume and trace."""
         self._allowed += [action for action in actions if action not in self._allowed]
         self.declare()
 
@@ -174,6 +179,8 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)
         self.in_step = True
+        if self._tracer.active:
+            self._tracer.step_begins(step)
         return step
 
     def asked_to_stop(self) -> bool:
@@ -218,6 +225,8 @@ class Loop:
 
     def end(self) -> None:
         """End the step and write its record."""
+        if self._tracer.active:
+            self._tracer.step_ends()
         self.in_step = False
         meter = self._meter
         self.next_step = meter.step + 1

@@ -23,6 +23,7 @@ class LoopExit:
         faults: Faults,
         tell_lost: Callable[[], None],
         cut_short: Callable[[], None],
+        left: Callable[[], None],
     ) -> None:
         """The loop has not begun.
 
@@ -32,12 +33,14 @@ class LoopExit:
             faults: counts errors of the SDK.
             tell_lost: records what was dropped, before the loop's last event.
             cut_short: records what was not finite in the running step, before an exception that ends the process.
+            left: called when the loop is left; does not raise.
         """
         self._recorder = recorder
         self._meter = meter
         self._faults = faults
         self._tell_lost = tell_lost
         self._cut_short = cut_short
+        self._left = left
         self._reason = ""
         self._broken_by: dict[str, Any] = {}
         self.runs = False
@@ -62,6 +65,7 @@ class LoopExit:
             self._reason = reason
             self.runs = False
             self._recorder.words[layout.STATE] = layout.LEFT
+            self._left()
             if reason != "break":
                 self.tell()
 

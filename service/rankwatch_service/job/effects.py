@@ -20,6 +20,7 @@ from rankwatch_service.names import series_of
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.routing import Notification
+from rankwatch_service.policy.traces import TraceAnswer
 
 VALUE_BYTES: Final = 9
 """A value, and whether it is present."""
@@ -80,6 +81,7 @@ class Effects:
     """Of the values in `frames`."""
     frames_left_out: int = 0
     """Frames that are not charted, because `frames` had no room for them."""
+    traces: list[TraceAnswer] = field(default_factory=list)
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
     deleted_jobs: list[str] = field(default_factory=list)
@@ -111,5 +113,6 @@ class Effects:
         self.attempts = {key: change for key, change in self.attempts.items() if key[0] != job}
         self.feed = [one for one in self.feed if one.job != job]
         self.devices = [one for one in self.devices if one[0] != job]
+        self.traces = [one for one in self.traces if one.job != job]
         self.frames = [one for one in self.frames if one[0] not in series_of(job)]
         self.deleted_jobs.append(job)

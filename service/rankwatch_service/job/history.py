@@ -15,6 +15,7 @@ from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
+from rankwatch_service.policy.traces import TraceAnswer, trace_answer
 
 CHANGES_MAX: Final = 32
 """Newest changes kept."""
@@ -125,6 +126,13 @@ class JobHistory:
             self.counts["location_refused"] += 1
             what = f"host {occurrence.host} does not load {checkpoint}: {reason}"
         self.note(what, occurrence.step, occurrence.time_s)
+
+    def traced(self, job: str, occurrence: Occurrence) -> list[TraceAnswer]:
+        """What a rank answered to a trace, if it says so; steps that were recorded are a change."""
+        answer = trace_answer(job, occurrence, unix_ns(occurrence.time_s))
+        if answer is not None and answer.summary:
+            self.note(f"rank {answer.rank} was traced", occurrence.step, occurrence.time_s)
+        return [] if answer is None else [answer]
 
     def _outside(self, shard: Shard, roots: Collection[str] | None) -> str:
         """Why the location of a shard must not be loaded; "" if it may."""

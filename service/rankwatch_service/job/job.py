@@ -202,8 +202,7 @@ class JobStream:
 
     def refuse(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report messages that were refused: `kind` and `fields` as in `rankwatch_detectors.refusals`."""
-        refused = Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)
-        self._observe([refused], now_s, effects)
+        self._observe([Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)], now_s, effects)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
@@ -262,9 +261,8 @@ class JobStream:
         if frame.late:
             return
         self._summary.frame(frame, now_s)
-        if frame.family != "steps":
-            return
-        self._store(self.history.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
+        if frame.family == "steps":
+            self._store(self.history.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
 
     def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
         if occurrence.kind == "checkpoint_saved":
@@ -274,6 +272,8 @@ class JobStream:
             self._store(self.history.gone(occurrence), now_s, effects)
         elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded"):
             self.history.take(occurrence)
+        elif occurrence.kind == "trace":
+            effects.traces += self.history.traced(self.job, occurrence)
         elif occurrence.kind == "stack_dump":
             self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
 

@@ -17,7 +17,7 @@ from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import launch_of
-from rankwatch_service.orders import commands
+from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.order import (
     BEFORE_DO,
     KILL_NS_MAX,
@@ -254,26 +254,27 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
         # Of commands requested at the same time, stacks come first: a relaunch would end the processes that have them.
         .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
-    return [row for row in connection.execute(query).mappings() if _due(row, now_unix_ns)]
+    complete = traces.answered(connection)
+    return [row for row in connection.execute(query).mappings() if row["id"] in complete or _due(row, now_unix_ns)]
 
 
 def _due(command: RowMapping, now_unix_ns: int) -> bool:
     waits_for_approval = command["approval_required"] and command["state"] == "requested"
-    # Neither ever has an order of its own: a resume ends that of the pause, and stacks need none.
-    waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME)
+    # None of them ever has an order of its own: a resume ends that of the pause, and the others need none.
+    waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME, Action.TRACE)
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 
 def _others_wanted(connection: Connection, job: str, command_id: str) -> set[str]:
     """Actions of the job's open commands besides this one.
 
-    Without stacks, which need no order, and commands that still wait for approval.
+    Without stacks and traces, which need no order, and commands that still wait for approval.
     """
     others = select(Command.action).where(
         Command.job == job,
         Command.id != command_id,
         Command.state.in_(commands.OPEN),
-        Command.action != STACKS,
+        Command.action.not_in((STACKS, Action.TRACE)),
         ~(Command.approval_required & (Command.state == "requested")),
     )
     return set(connection.execute(others).scalars())
@@ -349,6 +350,8 @@ def _outcome_without_order(
 ) -> CommandOutcome | None:
     """The outcome of a command that needs no order or cannot have one; None: an order may begin."""
     job, action = command["job"], command["action"]
+    if action == Action.TRACE:
+        return traces.outcome(connection, command, now_unix_ns)
     if now_unix_ns > command["expires_unix_ns"]:
         nobody = command["approval_required"] and command["approved_by"] is None
         return CommandOutcome("expired", "nobody approved it in time" if nobody else "it could not begin in time")

@@ -12,6 +12,17 @@ EXPIRES_S: Final = 60.0
 APPROVAL_S: Final = 900.0
 """The same limit for a command that a person must approve first."""
 
+TRACE_S: Final = 300.0
+"""How long the ranks have to answer a trace, unless its requester says otherwise: 3 steps of 100 s."""
+
+TRACE_STEPS: Final = 3
+"""Steps of a trace unless its requester says otherwise: more than one, because the first may differ."""
+
+TRACE_STEPS_MAX: Final = 10
+"""Most steps of a trace; a rank records some 100,000 spans in a step of a large model."""
+
+TRACE_RANKS_MAX: Final = 8
+"""Most ranks of a trace: a named one and peers of it. All others wait for them while they start and stop."""
 
 FROM_SCRATCH: Final = "from_scratch"
 """The parameter of a relaunch that shall begin without a checkpoint, as the script says. Only people set it."""
@@ -30,7 +41,7 @@ class CommandRequest:
     """One of `policy.Action`, or `stack_dumps.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
-    "from_scratch": bool}; stacks: {"ranks": [ranks]}."""
+    "from_scratch": bool}; stacks: {"ranks": [ranks]}; trace: {"ranks": [ranks], "steps": count}."""
     reason: str
     """Why, for people."""
     requested_by: str

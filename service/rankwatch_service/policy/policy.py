@@ -41,10 +41,11 @@ class Action(StrEnum):
     ROLLBACK = "rollback"
     STOP = "stop"
     RELAUNCH = "relaunch"
+    TRACE = "trace"
 
 
-POLICY_ACTIONS: Final = tuple(action for action in Action if action is not Action.RESUME)
-"""Actions that a rule may take. Only people resume a paused job."""
+POLICY_ACTIONS: Final = tuple(action for action in Action if action not in (Action.RESUME, Action.TRACE))
+"""Actions that a rule may take. Only people resume a paused job, and only they trace one: that waits for devices."""
 
 COSTLY: Final = (Action.ROLLBACK, Action.RELAUNCH, Action.STOP)
 """Actions that take back steps of all ranks, or end them."""

@@ -33,7 +33,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     AgentView,
     Attempt,
     Checkpoint,
-    Command,  # with its orders
+    Command,  # with its orders and traces
     HostRecord,
     Incident,  # with its transitions and feedback
     JobDevice,

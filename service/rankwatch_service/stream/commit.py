@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.orders import traces
 from rankwatch_service.orders.commands import record_request, settle
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import audit_trail, job_removal
@@ -130,6 +131,7 @@ def commit(
     _jobs(connection, effects, now_unix_ns)
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)
+    traces.store(connection, effects.traces)
     for job, entry in effects.checkpoints:
         row = checkpoint_row(job, entry)
         connection.execute(upsert(connection, Checkpoint, row), row)

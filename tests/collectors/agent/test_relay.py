@@ -62,7 +62,7 @@ def test_an_order_is_written_whole_and_once(relay: Relay, rank: LocalRank) -> No
     assert directive._asdict() == {
         "order": "o1", "attempt": "l.0", "phase": "hold", "action": "rollback", "step": 7, "lease_s": 4.0,
         "checkpoint": "c", "location": "/c", "checkpoint_step": 3, "k": 1,
-        "mode": "", "proven": "",
+        "mode": "", "proven": "", "trace": "", "trace_steps": 0,
     }  # fmt: skip
 
 
@@ -181,16 +181,16 @@ def keep(relay: Relay, checkpoint: str, *views: wire.OrderView) -> None:
 def test_the_capture_to_keep_is_written_once_and_asks_for_nothing(relay: Relay, rank: LocalRank) -> None:
     for _ in range(3):
         keep(relay, "memory:l.0:300")
-    assert (rank.reader.directives.proven, writes(rank)) == ("memory:l.0:300", 1)
+    assert (rank.reader.directives.standing.proven, writes(rank)) == ("memory:l.0:300", 1)
     assert slot(rank) is None
     keep(relay, "")
-    assert (rank.reader.directives.proven, writes(rank)) == ("", 2)
+    assert (rank.reader.directives.standing.proven, writes(rank)) == ("", 2)
 
 
 @pytest.mark.parametrize("checkpoint", ["memory:k.0:300", "local:l.0:300", "memory:l:300", ""])
 def test_what_no_process_of_this_launch_can_have_is_not_told(relay: Relay, rank: LocalRank, checkpoint: str) -> None:
     keep(relay, checkpoint)
-    assert (rank.reader.directives.proven, writes(rank)) == ("", 0)
+    assert (rank.reader.directives.standing.proven, writes(rank)) == ("", 0)
 
 
 def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep_is_told_afterwards(
@@ -198,20 +198,20 @@ def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep
 ) -> None:
     keep(relay, "memory:l.0:300")
     keep(relay, "memory:l.0:400", HOLD)
-    assert (slot(rank), rank.reader.directives.proven) == (("o1", "hold"), "memory:l.0:300")
+    assert (slot(rank), rank.reader.directives.standing.proven) == (("o1", "hold"), "memory:l.0:300")
     keep(relay, "memory:l.0:400", HOLD)
     assert writes(rank) == 2
     keep(relay, "memory:l.0:400", msgspec.structs.replace(HOLD, phase="closed"))
-    assert (slot(rank), rank.reader.directives.proven) == (None, "memory:l.0:400")
+    assert (slot(rank), rank.reader.directives.standing.proven) == (None, "memory:l.0:400")
 
 
 def test_a_restarted_worker_knows_from_the_slot_what_was_told(rank: LocalRank, tmp_path: Path) -> None:
     keep(Relay([rank], tmp_path / "resume.json", "gpt", anything), "memory:l.0:300")
     ranks = LocalRanks(tmp_path, "gpt")
     (found,) = ranks.scan()
-    assert found.proven == "memory:l.0:300"
+    assert found.standing.proven == "memory:l.0:300"
     keep(Relay(ranks, tmp_path / "resume.json", "gpt", anything), "memory:l.0:300", HOLD)
-    assert (writes(rank), rank.reader.directives.proven) == (2, "memory:l.0:300")
+    assert (writes(rank), rank.reader.directives.standing.proven) == (2, "memory:l.0:300")
     ranks.close()
 
 

@@ -1,4 +1,4 @@
-"""What agents of a job need to know now: open orders, stack requests, the proven checkpoint, the relaunch advice."""
+"""What agents of a job need to know now: open orders, stacks, traces, the proven checkpoint, the relaunch advice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.stack_dumps import STACKS
 from rankwatch_service.names import launch_of
+from rankwatch_service.orders import traces
 from rankwatch_service.orders.driver import current_orders
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, newest_good
@@ -69,6 +70,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
         resume=ResumeAdvice(job, advice.id, advice.location, advice.step) if advice else ResumeAdvice(job),
         stacks=tuple(StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ()))) for row in stacks),
         proven=proven.id if proven else "",
+        traces=traces.requests(connection, job, now_unix_ns),
     )
 
 

@@ -18,11 +18,11 @@ from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.orders import commands
+from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
-from rankwatch_service.policy.command import FROM_SCRATCH, CommandRequest
+from rankwatch_service.policy.command import FROM_SCRATCH, TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import (
@@ -53,6 +53,7 @@ AGENT_SILENT_NS: Final = 20 * S
 PARAMS: Final[dict[str, set[str]]] = {
     Action.ROLLBACK: {"checkpoint", "mode"},
     Action.RELAUNCH: {"culprits", FROM_SCRATCH},
+    Action.TRACE: {"ranks", "steps"},
 }
 """Parameters of each action; the other actions have none."""
 
@@ -68,11 +69,13 @@ class NewCommand(BaseModel):
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
     """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
     (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}, {"from_scratch": true}
-    (begin without a checkpoint, as the script says; without it a relaunch needs a good checkpoint on disk)."""
+    (begin without a checkpoint, as the script says; without it a relaunch needs a good checkpoint on disk). For trace:
+    {"ranks": [ranks]} (default: the rank that an open straggler or slowdown names and a healthy one, else rank 0),
+    {"steps": 1 to 10} (default: 3)."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
-    """Seconds after which it expires if it has not begun."""
+    """Seconds after which it expires if it has not begun; a trace, if its ranks have not answered (default: 300)."""
     break_glass: StrictBool = False
     """Do not wait for the approval of a second person where the policy asks for one. Requires a reason, which the
     job's receivers are notified of."""
@@ -136,10 +139,22 @@ class Try(BaseModel):
     detail: str
 
 
+class Trace(BaseModel):
+    """What one rank recorded for a trace."""
+
+    rank: int
+    error: str
+    """Why there is no summary, or what is wrong with it; empty: it is whole."""
+    summary: dict[str, Any]
+    """Fields of `policy.traces.TraceSummary`; empty: none."""
+    at_unix_ns: int
+
+
 class CommandDetail(Command):
-    """A command with its orders."""
+    """A command with its orders, or with what its ranks recorded."""
 
     orders: list[Try]
+    traces: list[Trace]
 
 
 class Empty(BaseModel):
@@ -152,12 +167,13 @@ class Empty(BaseModel):
 def request_command(
     job: str, body: NewCommand, context: Ctx, idempotency: IdempotencyDep, identity: Commander
 ) -> Response:
-    """Request a command. It is carried out on all ranks at the same step, or on none.
+    """Request a command. It is carried out on all ranks at the same step, or on none; a trace on the ranks it names.
 
-    A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it, or
-    there is no checkpoint to roll back to or to relaunch from. If the policy has `two_people`, rollback, relaunch and
-    stop of a job with more than `approval_ranks` ranks wait until another person approves them, or are requested with
-    `break_glass`; one that would wait beside another of the same action is refused (409).
+    A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it,
+    there is no checkpoint to roll back to or to relaunch from, or the job is being traced. If the policy has
+    `two_people`, rollback, relaunch and stop of a job with more than `approval_ranks` ranks wait until another person
+    approves them, or are requested with `break_glass`; one that would wait beside another of the same action is refused
+    (409).
     """
 
     def work(connection: Connection) -> Command:
@@ -165,7 +181,7 @@ def request_command(
         attempt = current_attempt(connection, job, now)
         if attempt is None:
             raise not_found("job", job)
-        params = _params(connection, job, body)
+        params = _params(connection, job, attempt, body)
         if obstacle := _obstacle(connection, job, attempt, body, now):
             raise ProblemError(409, obstacle)
         world_size = _world_size(connection, job, attempt)
@@ -182,12 +198,12 @@ def request_command(
             requested_by=identity.actor,
             requester=identity.person,
             requested_unix_ns=now,
-            incident_id=body.incident and full_id(connection, Incident, body.incident, identity),
+            incident_id=_incident(connection, job, body, identity),
             idempotency_key=f"{identity.id}:{idempotency.key}" if idempotency.key else None,
             world_size=world_size,
             approval_required=costly and not body.break_glass,
             break_glass=costly and body.break_glass,
-            expires_s=body.expires_s,
+            expires_s=body.expires_s or (TRACE_S if body.action is Action.TRACE else None),
         )
         links = page_links(context.settings.public_url, job, request.incident_id)
         whose = project_of(connection, job)
@@ -226,7 +242,7 @@ def list_commands(
 
 @router.get("/commands/{command_id}")
 def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDetail:
-    """One command with its orders."""
+    """One command with its orders, and of a trace what its ranks recorded."""
     with read(context.engine) as connection:
         row = find_command(connection, command_id, identity)
         tries = (
@@ -235,7 +251,8 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
             .order_by(func.length(OrderRow.id), OrderRow.id)
         )
         orders = [Try.model_validate(one) for one in connection.execute(tries).mappings()]
-    return CommandDetail(**row, orders=orders)
+        answers = [Trace.model_validate(one) for one in traces.answers_of(connection, row["id"])]
+    return CommandDetail(**row, orders=orders, traces=answers)
 
 
 @router.post("/commands/{command_id}/cancel", response_model=Command)
@@ -267,8 +284,16 @@ def find_command(connection: Connection, command_id: str, identity: Identity) ->
     return row
 
 
-def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any]:
-    """The parameters of a new command.
+def _incident(connection: Connection, job: str, body: NewCommand, identity: Identity) -> str | None:
+    """The incident that a command responds to; of a trace without ranks the one that names them."""
+    if body.incident:
+        return full_id(connection, Incident, body.incident, identity)
+    slow = traces.slowness(connection, job) if body.action is Action.TRACE and "ranks" not in body.params else None
+    return slow.id if slow else None
+
+
+def _params(connection: Connection, job: str, attempt: str, body: NewCommand) -> dict[str, Any]:
+    """The parameters of a new command, for a trace with its defaults.
 
     Raises:
         ProblemError: one is unknown or malformed, or names a checkpoint that cannot be loaded.
@@ -288,6 +313,11 @@ def _params(connection: Connection, job: str, body: NewCommand) -> dict[str, Any
         raise ProblemError(422, f"params.culprits must be a list of up to {RANKS_MAX} ranks")
     if not isinstance(body.params.get(FROM_SCRATCH, False), bool):
         raise ProblemError(422, "params.from_scratch must be true or false")
+    if body.action is Action.TRACE:
+        try:
+            return traces.parameters(connection, read_training(connection, job, attempt), body.params)
+        except ValueError as error:
+            raise ProblemError(422, str(error)) from None
     return body.params
 
 
@@ -306,6 +336,8 @@ def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, 
     if training.hosts and body.action not in training.can:
         supported = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
         return f"the job does not support {body.action}; it supports: {supported}"
+    if body.action is Action.TRACE and (other := traces.open_trace(connection, job)) is not None:
+        return f"job {job} is being traced already: {short(other)}"
     if body.action is Action.RELAUNCH and not body.params.get(FROM_SCRATCH):
         return _nothing_to_resume(checkpoints(connection, job))
     return ""

@@ -9,10 +9,11 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.trace_tables import show_traces
 
 Columns = Mapping[str, Callable[[dict[str, Any]], output.Cell]]
 
-app = typer.Typer(help="List commands; approve, refuse or cancel one.", invoke_without_command=True)
+app = typer.Typer(help="List commands; approve, refuse or cancel one, or show a trace.", invoke_without_command=True)
 
 COLUMNS: Final[Columns] = {
     "id": lambda one: output.short_id(one["id"]),
@@ -59,6 +60,12 @@ def list_commands(
         output.show(found, as_json, WAITING, "no command waits for an approval")
     else:
         output.show(found, as_json, COLUMNS, "no commands")
+
+
+@app.command("trace")
+def trace(command: COMMAND, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """Show what the ranks recorded for a trace."""
+    show_traces(connect(url, token).get(f"/api/v1/commands/{command}"), as_json)
 
 
 @app.command("approve")

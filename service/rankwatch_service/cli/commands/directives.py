@@ -1,4 +1,4 @@
-"""`rankwatch pause|resume|checkpoint|rollback|relaunch|stop JOB`: commands to a job."""
+"""`rankwatch pause|resume|checkpoint|rollback|relaunch|stop|trace JOB`: commands to a job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
+from rankwatch_service.cli.trace_tables import show_traces
+from rankwatch_service.policy.command import TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX
 from rankwatch_service.policy.rollback import RollbackMode
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import Client
 
 FINAL_STATES: Final = frozenset({"applied", "refused", "expired", "failed", "cancelled"})
+
+LATE_S: Final = 5.0
+"""How long after its deadline a trace is waited for, so that the service says which ranks did not answer."""
 
 POLL_S: Final = 0.2
 """How often `--wait` reads the state of the command."""
@@ -42,6 +47,15 @@ FROM_SCRATCH = Annotated[
     bool,
     typer.Option("--from-scratch", help="Begin without a checkpoint, as the script says, which may be at step 0."),
 ]
+RANKS = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Ranks to trace, with commas between them. Default: the rank that an open straggler or slowdown names and "
+        "a healthy one, else rank 0.",
+    ),
+]
+STEPS = Annotated[int, typer.Option(min=1, max=TRACE_STEPS_MAX, help="Whole steps to record.")]
 MODE = Annotated[
     RollbackMode | None,
     typer.Option(
@@ -122,6 +136,29 @@ def _rollback(
     request(connect(url, token), job, body, wait_s if wait else None, as_json)
 
 
+def _trace(
+    job: NAME,
+    ranks: RANKS = None,
+    steps: STEPS = TRACE_STEPS,
+    reason: REASON = "",
+    wait_s: WAIT_S = TRACE_S,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    params: dict[str, Any] = {"steps": steps} | ({} if ranks is None else {"ranks": _ranks(ranks)})
+    client = connect(url, token)
+    command = client.post(f"{job_path(job)}/commands", _body("trace", reason, params) | {"expires_s": wait_s})
+    show_traces(_ended(client, command, wait_s + LATE_S), as_json)
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        return [int(rank) for rank in text.split(",")]
+    except ValueError:
+        raise CliError(Status.USAGE, f"--ranks is a list of numbers like 0,3, not {text!r}") from None
+
+
 def _body(
     action: str, reason: str, params: Mapping[str, Any] | None = None, *, break_glass: bool = False
 ) -> dict[str, Any]:
@@ -140,6 +177,12 @@ ACTIONS: Final = (
         "End the processes of a job; its launcher starts them again. Training goes on from the newest good"
         " checkpoint; a job without one is relaunched only with --from-scratch.",
         _relaunch,
+    ),
+    DirectiveCommand(
+        "trace",
+        "Record some steps of some ranks with torch's profiler, and show where their time went. They wait for their "
+        "devices meanwhile.",
+        _trace,
     ),
     DirectiveCommand("stop", "End the training loop of a job, on all ranks at the same step.", _stop),
 )

@@ -8,7 +8,7 @@ batch; `api` writes commands, orders, tokens, settings and audit; `notify` write
 
 from rankwatch_service.store.models.access import Agent, Audit, IdempotentReply, PolicyRule, Setting, Token
 from rankwatch_service.store.models.base import Base
-from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order
+from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order, RankTrace
 from rankwatch_service.store.models.incidents import (
     Delivery,
     Feed,
@@ -64,6 +64,7 @@ __all__ = [
     "Order",
     "Outbox",
     "PolicyRule",
+    "RankTrace",
     "Receiver",
     "RestingJob",
     "SeriesChunk",

@@ -77,6 +77,19 @@ class Order(Base):
     """A rank answered that it cannot do this; another mode or tier may be tried."""
 
 
+class RankTrace(Base):
+    """What one rank answered to a command `trace`."""
+
+    __tablename__ = "rank_trace"
+    command_id: Mapped[str] = mapped_column(ForeignKey("command.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    error: Mapped[str]
+    """Why there is no summary, or what is wrong with it; empty: it is whole."""
+    summary: Mapped[dict[str, Any]]
+    """Fields of `policy.traces.TraceSummary`; empty: none."""
+    at_unix_ns: Mapped[int]
+
+
 class AgentView(Base):
     """The newest progress blocks of one host's ranks, posted while an order is open, and the agent's heartbeat."""
 

@@ -9,6 +9,7 @@ import { feedbackCard, feedbackKeys } from "../components/feedback.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
 import { aroundIncident } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
+import { traceFold } from "../components/traces.js";
 import { ask, card, endedWithJob, guarded, incidentPill, keys, mayDo, severityPill, shell, statePill, tile, toast, viewer, whenChanged } from "../components/shell.js";
 
 const CHANGES_SHOWN = 5;
@@ -222,7 +223,7 @@ function lastGood(checkpoint) {
 
 function done(one) {
   const step = one.applied_step === null ? "" : ` at step ${number(one.applied_step)}`;
-  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")));
+  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")), traceFold(one));
 }
 
 function notificationList(notifications) {

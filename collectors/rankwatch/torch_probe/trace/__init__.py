@@ -1,0 +1,1 @@
+"""Traces: torch's profiler over a few steps, and what it recorded as a summary."""

@@ -1,0 +1,146 @@
+"""What a summary says of recorded spans: kinds, streams, idle time, collectives by group, and its limits."""
+
+import json
+
+import pytest
+
+from rankwatch import layout
+from rankwatch.torch_probe.trace.summary import (
+    COLLECTIVES_MAX,
+    STREAMS_MAX,
+    TOP,
+    TraceSpan,
+    kind_of,
+    sized,
+    summed_up,
+)
+
+MS = 1_000_000
+
+
+def kernel(name: str, begin_ms: float, end_ms: float, stream: int = 7, by: int = 0) -> TraceSpan:
+    return TraceSpan(name, int(begin_ms * MS), int(end_ms * MS), on_device=True, lane=stream, launched_by=by)
+
+
+def op(name: str, begin_ms: float, end_ms: float, number: int = 0, **more: object) -> TraceSpan:
+    return TraceSpan(name, int(begin_ms * MS), int(end_ms * MS), number=number, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "matmul"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
+        ("aten::addmm", "matmul"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", "attention"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_sm80", "attention"),
+        ("cutlass_tensorop_s16816fprop_optimized_bf16_128x128", "convolution"),
+        ("aten::mkldnn_convolution", "convolution"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+        ("gloo:all_reduce", "collective"),
+        ("Memcpy HtoD (Pageable -> Device)", "memory copy"),
+        ("void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>>", "optimizer"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>", "elementwise"),
+        ("triton_poi_fused_add_mul_0", "elementwise"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
+        ("aten::native_layer_norm", "reduction"),
+        ("aten::normal_", "elementwise"),
+        ("cudaLaunchKernel", "other"),
+    ],
+)
+def test_the_kind_of_a_kernel_is_known_by_its_name(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_kernels_count_by_kind_and_stream_and_the_rest_of_the_time_the_device_was_idle():
+    spans = [
+        op("aten::addmm", 0, 90, number=1),
+        kernel("sm80_gemm", 10, 30, by=1),
+        kernel("sm80_gemm", 40, 60),
+        kernel("ncclDevKernel_AllReduce_Sum_f32", 50, 80, stream=20),
+    ]
+    summary = summed_up(spans, (0, 100 * MS))
+    assert summary["on_device"]
+    assert summary["kinds"] == pytest.approx({"matmul": 0.040, "collective": 0.030})
+    assert summary["idle_ratio"] == pytest.approx(0.4)  # 10 to 30 and 40 to 80 of 100
+    rows = [(row["stream"], row["count"], round(row["time_s"], 6)) for row in summary["streams"]]
+    assert rows == [(7, 2, 0.040), (20, 1, 0.030)]
+    assert [(row["name"], row["count"]) for row in summary["top"]] == [
+        ("sm80_gemm", 2),
+        ("ncclDevKernel_AllReduce_Sum_f32", 1),
+    ]
+
+
+def test_without_a_device_operations_count_by_the_time_that_is_their_own():
+    spans = [
+        op("aten::linear", 0, 100),
+        op("aten::addmm", 10, 90),
+        op("aten::relu", 100, 120),
+        op("aten::relu", 0, 5, lane=2),
+    ]
+    summary = summed_up(spans, (0, 200 * MS))
+    assert (summary["on_device"], summary["idle_ratio"], summary["streams"]) == (False, None, [])
+    assert summary["kinds"] == pytest.approx({"matmul": 0.100, "elementwise": 0.025})
+    assert summary["top"][0] == {"name": "aten::addmm", "kind": "matmul", "count": 1, "time_s": pytest.approx(0.080)}
+
+
+def test_what_an_optimizer_calls_and_launches_is_of_the_optimizer():
+    called = [op("Optimizer.step#Adam.step", 0, 50), op("aten::add_", 10, 40, number=5)]
+    assert summed_up(called, (0, 100 * MS))["kinds"] == pytest.approx({"optimizer": 0.050})
+    launched = [*called, kernel("vectorized_elementwise_kernel", 60, 70, by=5)]
+    assert summed_up(launched, (0, 100 * MS))["kinds"] == pytest.approx({"optimizer": 0.010})
+
+
+def test_collectives_of_nccl_are_told_by_the_group_that_torch_names_and_timed_by_their_kernels():
+    about = {"Collective name": '"allreduce"', "dtype": '"BFloat16"', "In msg nelems": "1000", "Out msg nelems": "1000"}
+    data = about | {"Process Group Name": '"3"', "Process Group Description": '"mesh_dp"'}
+    tensor = about | {"Process Group Name": '"4"', "Process Group Description": '"undefined"'}
+    spans = [
+        op("record_param_comms", 0, 1, number=1, about=data),
+        op("record_param_comms", 2, 3, number=2, about=data),
+        op("record_param_comms", 4, 5, number=3, about=tensor),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16", 1, 11, by=1),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16", 12, 32, by=2),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16", 33, 34, by=3),
+    ]
+    found = summed_up(spans, (0, 100 * MS))["collectives"]
+    assert found == [
+        {"group": "mesh_dp", "name": "allreduce", "count": 2, "bytes": 4000, "time_s": pytest.approx(0.030)},
+        {"group": "4", "name": "allreduce", "count": 1, "bytes": 2000, "time_s": pytest.approx(0.001)},
+    ]
+
+
+def test_collectives_of_gloo_are_told_by_the_group_of_the_flight_recorder():
+    flight = [
+        sized("gloo:all_reduce", ["0", "default_pg"], [[8]], ["Float"]),
+        sized("gloo:all_reduce", ["1", "undefined"], [[2]], ["Long"]),
+        sized("gloo:all_reduce", ["0", "default_pg"], [[8]], ["Float"]),
+    ]
+    spans = [
+        op("gloo:all_reduce", 5, 15, is_async=True, shapes=[[2]], dtype="long int"),
+        op("gloo:all_reduce", 0, 10, is_async=True, shapes=[[8]], dtype="float"),
+        op("gloo:all_reduce", 20, 40, is_async=True, shapes=[[8]], dtype="float"),
+        op("gloo:broadcast", 50, 51, is_async=True, shapes=[[3]], dtype="float"),
+    ]
+    summary = summed_up(spans, (0, 100 * MS), flight)
+    rows = [(row["group"], row["name"], row["count"], row["bytes"]) for row in summary["collectives"]]
+    assert rows == [("default_pg", "all_reduce", 2, 64), ("1", "all_reduce", 1, 16), ("", "broadcast", 1, 12)]
+    assert summary["kinds"] == pytest.approx({"collective": 0.041})
+
+
+def test_a_summary_is_bounded_whatever_was_recorded():
+    spans = [kernel(f"{number}" * 300, number, number + 1, stream=number) for number in range(100)]
+    for number in range(100):
+        about = {"Process Group Name": f"{number}" * 300, "Collective name": "x" * 300}
+        spans.append(op("record_param_comms", number, number + 0.5, number=number, about=about))
+    summary = summed_up(spans, (0, 100 * MS))
+    assert len(summary["streams"]) == STREAMS_MAX
+    assert len(summary["collectives"]) == COLLECTIVES_MAX
+    assert len(summary["top"]) == TOP
+    assert summary["left_out"] == 100 - STREAMS_MAX + 100 - COLLECTIVES_MAX
+    assert len(json.dumps(summary)) < layout.TRACE_BYTES_MAX / 4
+
+
+def test_nothing_recorded_is_a_summary_too():
+    summary = summed_up([], (0, 0))
+    assert (summary["kinds"], summary["spans"]) == ({}, 0)

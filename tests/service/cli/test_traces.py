@@ -1,0 +1,95 @@
+"""`rankwatch trace` and `rankwatch commands trace` at a terminal."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from rankwatch.wire import View
+from rankwatch_service.orders import traces
+from rankwatch_service.orders.running_attempt import ReceivedView, store_views
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Attempt, Job
+from tests.support.service.served_api import served_api
+from tests.support.service.terminal import Terminal
+from tests.support.values.traces import trace_answer
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
+    return Terminal(capsys, monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory) -> Iterator[Any]:
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        api.url = url
+        store_views(api.engine, [ReceivedView(View("j", "l.0", "h", "b", 0, ()))], 2**62)
+        with write(api.engine) as connection:
+            times = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 1}
+            columns = {"state": "running", "world_size": 1, "ranks_reporting": 1, "step": 5, "step_time_s": 0.1}
+            connection.execute(insert(Job).values(name="j", attempt="l.0", loss=None, **columns, **times))
+            topology = {"ranks": [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}], "can": ["trace"]}
+            connection.execute(
+                insert(Attempt).values(
+                    job="j", attempt="l.0", number=1, started_unix_ns=1, ended_unix_ns=None, world_size=1,
+                    first_step=0, last_step=5, topology=topology | {"replicated": True},
+                )
+            )  # fmt: skip
+        yield api
+
+
+@pytest.fixture
+def to(api) -> tuple[str, ...]:
+    return ("--url", api.url, "--token", api.admin)
+
+
+@pytest.fixture
+def answering(api) -> Iterator[Any]:
+    """A rank that answers the next trace; with an error, if it is given one."""
+    over = threading.Event()
+    threads = []
+
+    def answering(error: str = "") -> None:
+        def answer() -> None:
+            while not over.wait(0.05):
+                for command in api.get("/api/v1/commands", params={"job": "j", "state": "sent"}).json()["items"]:
+                    with write(api.engine) as connection:
+                        traces.store(connection, [trace_answer(command["id"], 0, error)])
+
+        threads.append(threading.Thread(target=answer))
+        threads[0].start()
+
+    yield answering
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_trace_is_shown_as_tables_and_can_be_shown_again(terminal, api, to, answering):
+    answering()
+    status, out, err = terminal.run("trace", "j", "--steps", "2", *to)
+    assert (status, "trace j: applied" in err) == (0, True)
+    for text in ("41 to 43", "500.000 ms", "12.5%", "matmul", "66.7%", "mesh_dp", "12.58 MB", "sm80_gemm"):
+        assert text in out
+    newest = api.get("/api/v1/commands").json()["items"][0]
+    assert newest["params"] == {"ranks": [0], "steps": 2}
+    status, again, _ = terminal.run("commands", "trace", newest["short_id"], *to)
+    assert (status, again) == (0, out)
+    status, out, _ = terminal.run("commands", "trace", newest["short_id"], "--json", *to)
+    assert (status, json.loads(out)["summary"]["spans"]) == (0, 1_000)
+
+
+def test_a_trace_that_nobody_recorded_says_why_and_fails(terminal, to, answering):
+    answering("a profiler of the script's own runs")
+    status, out, err = terminal.run("trace", "j", "--ranks", "0", *to)
+    assert (status, out) == (1, "")
+    assert "trace j: failed: rank 0: a profiler of the script's own runs" in err
+
+
+def test_ranks_that_are_no_numbers_are_a_wrong_use(terminal, to):
+    status, _, err = terminal.run("trace", "j", "--ranks", "0,x", *to)
+    assert (status, "--ranks is a list of numbers like 0,3, not '0,x'" in err) == (2, True)
